@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -202,11 +202,8 @@ class Mine:
         self, mined: MinedDataset
     ) -> tuple[MinedDataset, list[str]]:
         """The mined rules with the counts that the file is to have, and notes on them."""
-        import torch
-
         from funcppo.core.deadline import Deadline
         from funcppo.kg.logic.joins import RowBudget
-        from funcppo.kg.mining.counts import select_rules
         from funcppo.kg.run.rule_files import count_mined_rules
 
         result = mined.result
@@ -222,27 +219,11 @@ class Mine:
             deadline=Deadline(at=at),
         )
         with WorkDisplay("counting under object identity") as display:
-            counted = count_mined_rules(
-                mined.dataset,
-                mined.statistics,
+            return count_mined_rules(
+                mined,
                 budget,
                 partial(display.report, "counting under object identity"),
             )
-        mined = mined._replace(
-            dataset=counted.dataset,
-            statistics=counted.statistics,
-            result=replace(
-                result,
-                rules=select_rules(
-                    result.rules,
-                    torch.from_numpy(counted.is_kept).to(
-                        result.rules.support.device
-                    ),
-                ),
-                interrupt=counted.interrupt,
-            ),
-        )
-        return mined, list(counted.notes)
 
     def _write(
         self, dataset: Dataset, cfg: MiningConfig, mined: MinedDataset

@@ -11,12 +11,12 @@ import pytest
 from funcppo.core.settings import write_config
 from funcppo.kg.graph.loaders import load
 from funcppo.kg.logic import proof as proof_
-from funcppo.kg.run.choices import start_run
 from funcppo.kg.run.config import RunConfig
 from funcppo.kg.run.run import save_checkpoint
 from funcppo.kg.search.config import ProverTaskConfig
 from tests import prolog
 from tests.cli.runner import contains, json_of, prove
+from tests.kg.run.runs import new_run
 
 WORLD = """
 path(X, Y) :- path(X, Z), edge(Z, Y).
@@ -445,7 +445,7 @@ def test_a_trained_run_shows_the_most_probable_proof_of_its_policy(
         score="best-proof",
         prover=ProverTaskConfig(embed_dim=4, hidden_dim=4),
     )
-    run = start_run(config)
+    run = new_run(config)
     write_config(run.run_config, tmp_path)
     save_checkpoint(run, tmp_path)
     status, result = json_of(

@@ -22,7 +22,6 @@ from funcppo.kg.graph import loaders
 from funcppo.kg.logic.triple_index import HEAD, TAIL
 from funcppo.kg.ranking import explain, rank_metrics, ranking
 from funcppo.kg.ranking.ranking import RankingProtocol
-from funcppo.kg.run.choices import start_run
 from funcppo.kg.run.config import RunConfig
 from funcppo.kg.run.subject import Subject, dataset_subject
 from funcppo.kg.scores import link_embedding
@@ -34,6 +33,7 @@ from funcppo.kg.scores.question_config import (
 from funcppo.kg.scores.score import parse
 from funcppo.kg.search.config import ProverTaskConfig
 from funcppo.kg.search.task import build_task
+from tests.kg.run.runs import new_run
 
 NOISY_OR = "noisy-or@3"
 
@@ -370,7 +370,7 @@ CONFIG = RunConfig(
 
 @pytest.fixture(scope="module")
 def run():
-    run = start_run(CONFIG)
+    run = new_run(CONFIG)
     assert run.run_config.learner == "questions"
     return run
 
@@ -421,7 +421,7 @@ def test_answers_of_many_entities_are_proved(tmp_path, monkeypatch):
     monkeypatch.setattr(loaders, "load", lambda *args, **kwargs: graph)
     options = replace(CONFIG.questions, max_questions=None)
     config = replace(CONFIG, questions=options)
-    run = start_run(config)
+    run = new_run(config)
     assert run.run_config.learner == "questions"
     atoms = torch.from_numpy(graph.test.copy())
     assert atoms.dtype == torch.int32

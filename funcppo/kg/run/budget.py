@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from funcppo.config import PPOConfig
 from funcppo.core.deadline import NO_DEADLINE, Clock, Deadline
@@ -32,11 +32,16 @@ from funcppo.kg.scores.question_config import (
     BellmanFordConfig,
     EmbeddingConfig,
     ListwiseConfig,
+    QuestionConfig,
     batch_size,
 )
 from funcppo.kg.scores.questions import PolicyConfig, QuestionWorld
 from funcppo.kg.search.task import PhaseCallback, ProverTask, ignore_phase
 from funcppo.runtime import memory
+
+Group = TypeVar(
+    "Group", QuestionConfig, ListwiseConfig, EmbeddingConfig, BellmanFordConfig
+)
 
 # of a firing, with what is computed from it, twice
 BYTES_PER_FIRING = 200
@@ -74,6 +79,7 @@ class RunTime:
       seconds: in all; infinity for no bound.
       on_phase: receives what is being done.
       phases: seconds of each phase that has ended, in order.
+      phase_start: when the last phase ended, on the clock.
       peak_bytes: the most memory of the process, or of the GPU, by the end of each phase.
       choices: what valid decided, in order.
       notes: what was chosen by other means or left out.
@@ -111,14 +117,17 @@ class RunTime:
         self.notes: list[Note] = []
         self._clock = clock
         self._device = device
-        self._start = self._last = clock()
+        self._start = self.phase_start = clock()
 
-    def until(self, share: float) -> Deadline:
+    def until(self, share: float, *, is_set: bool = False) -> Deadline:
         """The moment when a phase should end; one that begins late has the same part of what is left, at least.
 
         Args:
           share: of the phase, one of the above.
+          is_set: the user has set the work of the phase, which no time ends.
         """
+        if is_set:
+            return NO_DEADLINE
         before = max(s for s in (0.0, *self.SHARES) if s < share)
         part = (share - before) / (1.0 - before)
         in_time = Deadline(
@@ -128,20 +137,19 @@ class RunTime:
         late = end.share(part)
         return max(in_time, late, key=lambda deadline: deadline.at)
 
-    def end_phase(self, name: str, *, is_set: bool = False) -> float:
-        """Record and return the seconds since the last phase ended.
+    def end_phase(self, name: str, *, is_set: bool = False) -> None:
+        """Record the seconds since the last phase ended.
 
         Args:
           is_set: the user has set the work of the phase, which therefore does not count.
         """
         now = self._clock()
-        seconds = now - self._last
+        seconds = now - self.phase_start
         self.phases[name] = self.phases.get(name, 0.0) + seconds
         self.peak_bytes[name] = memory.peak_bytes(self._device)
-        self._last = now
+        self.phase_start = now
         if is_set:
             self._start += seconds
-        return seconds
 
     def note_cut(self, text: str) -> None:
         """Note what was left out for time or memory."""
@@ -225,34 +233,37 @@ def _with_time_bounds(run_config: RunConfig, spare_bytes: float) -> RunConfig:
         spare = math.floor(max(spare, 0.0))
     of_firings = min(factor, 1 + spare)
     of_valid = max(work_factor(run_config.device), of_firings)
-    questions, listwise = run_config.questions, run_config.listwise
-    embedding, network = run_config.embedding, run_config.bellman_ford
-    is_network_tried = questions.bellman_ford
-    if is_network_tried is None:
-        is_network_tried = "auto" if factor > 1 else False
     return replace(
         run_config,
-        questions=replace(
-            questions,
-            seconds=questions.seconds or factor * LISTING_SECONDS,
-            max_firings=questions.max_firings or int(MAX_FIRINGS * of_firings),
-            max_valid_firings=questions.max_valid_firings
-            or int(MAX_VALID_FIRINGS * of_valid),
-            bellman_ford=is_network_tried,
+        questions=_fill(
+            run_config.questions,
+            seconds=factor * LISTING_SECONDS,
+            max_firings=int(MAX_FIRINGS * of_firings),
+            max_valid_firings=int(MAX_VALID_FIRINGS * of_valid),
+            bellman_ford="auto" if factor > 1 else False,
         ),
-        listwise=replace(
-            listwise,
-            max_steps=listwise.max_steps or int(factor * MAX_LISTWISE_STEPS),
+        listwise=_fill(
+            run_config.listwise, max_steps=int(factor * MAX_LISTWISE_STEPS)
         ),
-        embedding=replace(
-            embedding, seconds=embedding.seconds or factor * EMBEDDING_SECONDS
+        embedding=_fill(
+            run_config.embedding, seconds=factor * EMBEDDING_SECONDS
         ),
-        bellman_ford=replace(
-            network,
-            n_steps=network.n_steps or int(factor * N_NETWORK_STEPS),
-            seconds=network.seconds or factor * NETWORK_SECONDS,
+        bellman_ford=_fill(
+            run_config.bellman_ford,
+            n_steps=int(factor * N_NETWORK_STEPS),
+            seconds=factor * NETWORK_SECONDS,
         ),
     )
+
+
+def _fill(cfg: Group, **values: object) -> Group:
+    """Settings with values in the place of those that are None."""
+    open_ = {
+        name: value
+        for name, value in values.items()
+        if getattr(cfg, name) is None
+    }
+    return replace(cfg, **open_)
 
 
 def memory_share(limit: int, n_triples: int, device: str) -> float:
@@ -497,8 +508,3 @@ def plan_bellman_ford(
     # With fewer than 200 there is little to gain.
     is_enough = most >= min(200, wanted)
     return n_steps * is_enough, n_steps * per_step + of_priors
-
-
-def deadline_of(run_time: RunTime, share: float, *, is_set: bool) -> Deadline:
-    """When a phase should end; never if the user has set its work."""
-    return NO_DEADLINE if is_set else run_time.until(share)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import product
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -21,7 +21,6 @@ from torch import Tensor
 
 from funcppo.core.deadline import NO_DEADLINE, Deadline
 from funcppo.core.host import map_in_threads
-from funcppo.kg.graph import loaders
 from funcppo.kg.graph.dataset import Dataset
 from funcppo.kg.logic import (
     derive,
@@ -75,7 +74,6 @@ from funcppo.kg.scores.question_config import (
     N_NETWORK_STEPS,
     NETWORK_SECONDS,
     ListwiseConfig,
-    QuestionConfig,
     batch_size,
 )
 from funcppo.kg.scores.questions import Params
@@ -172,12 +170,12 @@ def choose(
       stops_at_loss: a stage is not begun after one whose simpler way was kept.
     """
     for stage in stages:
-        began = time.monotonic()
+        began = run_time.phase_start
         tried = [best._replace(label=stage.simpler), *stage.candidates(best)]
         best = stage.accept.pick(tried)
         run_time.end_phase(stage.name, is_set=stage.is_set)
         if len(tried) > 1 and None not in (one.quality for one in tried):
-            seconds = time.monotonic() - began
+            seconds = run_time.phase_start - began
             run_time.choices.append(_make_row(stage, tried, best, seconds))
         if stops_at_loss and best is tried[0]:
             break
@@ -705,6 +703,7 @@ class _SearchTooLong(Exception):
 
 def start_run(
     run_config: RunConfig,
+    dataset: Dataset,
     run_time: RunTime | None = None,
     memory_limit: int | None = None,
 ) -> Run:
@@ -716,6 +715,7 @@ def start_run(
 
     Args:
       run_config: the settings; those that are open are chosen.
+      dataset: triples and rules, as the settings name them.
       run_time: None begins it, with the seconds of the settings.
       memory_limit: in bytes; None for no limit.
 
@@ -723,11 +723,6 @@ def start_run(
       ValueError: bad data or settings, too little memory, or a query of valid or test that cannot be ranked.
     """
     run_time = run_time or RunTime(run_config.seconds)
-    run_time.on_phase("reading data")
-    dataset = loaders.load(
-        run_config.dataset, run_config.rules, cfg=run_config.data
-    )
-    run_time.end_phase("reading")
     run_config, notes = budget.plan_settings(
         run_config, len(dataset.facts), memory_limit
     )
@@ -991,10 +986,8 @@ def _start_from_questions(
     run_time.note(f"each training question is asked {left_out}")
 
     options = replace(options, max_questions=n_questions)
-    stages = _QuestionStages(
-        run=replace(run, run_config=replace(config, questions=options)),
-        run_time=run_time,
-    )
+    run = replace(run, run_config=replace(config, questions=options))
+    stages = _QuestionStages(run, run_time)
     fitted = stages.choose(fit.with_weights_of(setup, uses_bellman_ford=False))
     return _plan_ppo(stages, fitted)
 
@@ -1045,23 +1038,21 @@ def _plan_ppo(stages: _QuestionStages, fitted: Fitted) -> Run:
     return at_start(run, fitted.setup, fitted.params)
 
 
-@dataclass(kw_only=True)
 class _QuestionStages:
-    """What a run that learns from questions may weigh beside the confidences of its rules."""
+    """What a run that learns from questions may weigh beside the confidences of its rules.
 
-    run: Run
-    run_time: RunTime
-    metric_seconds: float = 0.0  # of the last validation
+    Attributes:
+      options: which evidence is weighed, where it is set.
+      listwise: settings of a fit.
+      metric_seconds: what the last validation took.
+    """
 
-    @property
-    def options(self) -> QuestionConfig:
-        """Which evidence is weighed, where it is set."""
-        return self.run.run_config.questions
-
-    @property
-    def listwise(self) -> ListwiseConfig:
-        """The settings of a fit."""
-        return self.run.run_config.listwise
+    def __init__(self, run: Run, run_time: RunTime) -> None:
+        """Take the run, with its settings and the evidence of valid."""
+        self.run, self.run_time = run, run_time
+        self.options = run.run_config.questions
+        self.listwise = run.run_config.listwise
+        self.metric_seconds = 0.0
 
     def choose(self, setup: QuestionSetup) -> Fitted:
         """The weights that PPO starts from, of questions that are listed."""
@@ -1168,11 +1159,8 @@ class _QuestionStages:
         )
         is_embedded = setup.policy.aggregation.uses_embedding
         is_set = cfg.max_gradients is not None
-        deadline = budget.deadline_of(
-            run_time,
-            RunTime.EMBEDDING if is_embedded else RunTime.FIT,
-            is_set=is_set,
-        ).share(share)
+        until = RunTime.EMBEDDING if is_embedded else RunTime.FIT
+        deadline = run_time.until(until, is_set=is_set).share(share)
         n_epochs, degrees, notes = budget.plan_fit(
             cfg,
             setup.policy,
@@ -1329,9 +1317,7 @@ class _QuestionStages:
         config, run_time = self.run.run_config, self.run_time
         cfg = config.embedding
         is_set = self.options.embedding is True
-        deadline = budget.deadline_of(
-            run_time, RunTime.EMBEDDING, is_set=is_set
-        )
+        deadline = run_time.until(RunTime.EMBEDDING, is_set=is_set)
         if not is_set:
             most = min(deadline.seconds_left, cfg.seconds or EMBEDDING_SECONDS)
             n_epochs = budget.plan_embedding(
@@ -1418,9 +1404,7 @@ class _QuestionStages:
         n_questions = len(fit.question_world(setup).question)
         n_asked = min(n_questions, fit.MAX_NETWORK_QUESTIONS)
         n_priors = n_asked + (valid.n_questions if valid else 0)
-        deadline = budget.deadline_of(
-            run_time, RunTime.EMBEDDING, is_set=is_set
-        )
+        deadline = run_time.until(RunTime.EMBEDDING, is_set=is_set)
         seconds = math.inf
         if not is_set:
             most = cfg.seconds or NETWORK_SECONDS

@@ -357,84 +357,80 @@ def _cache_key(dataset: Dataset, cfg: MiningConfig) -> str:
     return digest.hexdigest()[:16]
 
 
-class IdentityCounts(NamedTuple):
-    """Rules with their counts under object identity."""
-
-    dataset: Dataset  # its rules are those that predict something
-    statistics: RuleStatistics  # a row for each rule
-    is_kept: np.ndarray  # bool [R], which of the rules these are
-    notes: tuple[str, ...]  # what was left out or not counted, a line each
-    interrupt: KeyboardInterrupt | None  # what ended the count early
-
-
 def count_mined_rules(
-    dataset: Dataset,
-    statistics: RuleStatistics,
+    mined: MinedDataset,
     budget: RowBudget,
     report: Callable[[int, int], object] = lambda done, total: None,
-) -> IdentityCounts:
+) -> tuple[MinedDataset, list[str]]:
     """Count what rules predict, and how much of it is right, under object identity.
 
     Rules of few predictions come first. Those that the budget does not suffice for keep their counts without object
-    identity; those that are right nowhere under it are left out. Notes count both.
+    identity; those that are right nowhere under it are left out.
 
     Args:
-      dataset: known facts, and the rules.
-      statistics: counts of the rules without object identity.
       budget: bounds the rows and the time of the joins.
       report: called after each rule, with the number of counted rules and of all.
+
+    Returns:
+      The rules that are kept, with an interrupt of the count if there was one; and a note on those that were left out,
+      and on those that were not counted.
     """
+    dataset, statistics, result = mined
     order = np.argsort(statistics.body_pairs, kind="stable")
     # Each prediction takes some 100 bytes while its rule is counted.
-    order = order[statistics.body_pairs[order] <= 7_000_000]
+    order = order[statistics.body_pairs[order] <= 7_000_000].tolist()
     support = statistics.support.copy()
     predictions = statistics.body_pairs.copy()
-    is_counted = np.zeros(len(support), bool)
-    interrupt = None
+    n_all, n_counted, interrupt = len(support), 0, None
     try:
         facts, sizes = kb.from_dataset(dataset)
-        for n_counted, applied in enumerate(
-            fixpoint.iter_consequences(
-                facts,
-                sizes,
-                rule_ids=order.tolist(),
-                object_identity=True,
-                budget=budget,
-            ),
-            1,
+        for applied in fixpoint.iter_consequences(
+            facts, sizes, rule_ids=order, object_identity=True, budget=budget
         ):
-            rule = order[n_counted - 1]
+            rule = order[n_counted]
             support[rule] = int((applied.fact >= 0).sum())
             predictions[rule] = len(applied.atoms)
-            is_counted[rule] = True
-            report(n_counted, len(support))
+            n_counted += 1
+            report(n_counted, n_all)
     except RowBudgetExceeded:
         pass  # the notes say what is not counted
     except KeyboardInterrupt as error:
         interrupt = error
 
     kept = support > 0
-    n_left_out, n_uncounted = int((~kept).sum()), int((~is_counted).sum())
-    limits = (
-        "an interrupt" if interrupt else "the limits of time, rows or memory"
+    notes = _identity_notes(
+        int((~kept).sum()), n_all - n_counted, interrupt is not None
     )
-    notes = {
-        f"{n_left_out:,} rules are right nowhere under object identity and were left out": n_left_out,
-        f"{n_uncounted:,} rules have counts without object identity: {limits} kept them from being counted with it": (
-            n_uncounted
-        ),
-    }
     counted = statistics._replace(support=support, body_pairs=predictions)
-    return IdentityCounts(
-        replace(
-            dataset,
-            rules=dataset.rules[kept],
-            rule_weights=counted.weight[kept],
-            rule_counts=None,
-            rule_estimates=None,
-        ),
-        RuleStatistics(*(column[kept] for column in counted)),
-        kept,
-        tuple(note for note, n_rules in notes.items() if n_rules),
-        interrupt,
+    is_kept = torch.from_numpy(kept).to(result.rules.support.device)
+    rules = counts.select_rules(result.rules, is_kept)
+    dataset = replace(
+        dataset,
+        rules=dataset.rules[kept],
+        rule_weights=counted.weight[kept],
+        rule_counts=None,
+        rule_estimates=None,
     )
+    return MinedDataset(
+        dataset,
+        RuleStatistics(*(column[kept] for column in counted)),
+        replace(result, rules=rules, interrupt=interrupt),
+    ), notes
+
+
+def _identity_notes(
+    n_left_out: int, n_uncounted: int, is_interrupted: bool
+) -> list[str]:
+    """Notes on rules that were left out, and on those that were not counted."""
+    notes: list[str] = []
+    if n_left_out:
+        notes.append(
+            f"{n_left_out:,} rules are right nowhere under object identity and were left out"
+        )
+    if n_uncounted:
+        limit = "the limits of time, rows or memory"
+        limit = "an interrupt" if is_interrupted else limit
+        notes.append(
+            f"{n_uncounted:,} rules have counts without object identity: {limit} kept them from being counted with it"
+        )
+    return notes

@@ -2,7 +2,7 @@
 
 `train_run` makes a run from its settings to its last update, without a terminal. What it does step by step:
 
-run = start_run(run_config)                   # (choices) or open_run(folder) for one that exists (run)
+run = start_run(run_config, dataset)          # (choices) or open_run(folder) for one that exists (run)
 run = with_training_data(run)                 # (run)
 step, record = prepare_train_step(run)
 for run, metrics in train(run, folder, step, should_stop, monitor):
@@ -711,22 +711,17 @@ def begin(
       ValueError: a setting does not fit, or the facts support no rule.
     """
     _check_shards(config)
-    mined = None
-    if config.rules is None:
-        dataset = loaders.load(config.dataset, cfg=config.data)
-        if not len(dataset.rules):
-            rule_files.check_memory(dataset, memory_limit, config.device)
-            planned, _ = budget.plan_settings(
-                config, len(dataset.facts), memory_limit
-            )
-            mine = partial(
-                _mine, dataset, planned, run_time, announce, cache_dir
-            )
-            mined = mine(choices.mining_configs(dataset, mining_seconds))
-            config = replace(config, rules=str(mined.path))
-    run_time.end_phase("mining")
+    dataset, mined = _read_data(config, run_time), None
+    if config.rules is None and not len(dataset.rules):
+        rule_files.check_memory(dataset, memory_limit, config.device)
+        planned, _ = budget.plan_settings(
+            config, len(dataset.facts), memory_limit
+        )
+        mine = partial(_mine, dataset, planned, run_time, announce, cache_dir)
+        mined, dataset = mine(choices.mining_configs(dataset, mining_seconds))
+        config = replace(config, rules=str(mined.path))
 
-    run = choices.start_run(config, run_time, memory_limit)
+    run = choices.start_run(config, dataset, run_time, memory_limit)
     run = _with_details(run, _remove_stale_parts(out))
     if mined is not None:
         stored = str((out / MINED_RULES_FILE).absolute())
@@ -736,6 +731,14 @@ def begin(
     return run
 
 
+def _read_data(config: RunConfig, run_time: RunTime) -> Dataset:
+    """The data set that settings name."""
+    run_time.on_phase("reading data")
+    dataset = loaders.load(config.dataset, config.rules, cfg=config.data)
+    run_time.end_phase("reading")
+    return dataset
+
+
 def _mine(
     dataset: Dataset,
     planned: RunConfig,
@@ -743,8 +746,8 @@ def _mine(
     announce: Callable[[str], object],
     cache_dir: Path | None,
     configs: Mapping[str, MiningConfig],
-) -> RuleFile:
-    """The file of the rules that are mined by some settings, of those that can be held and rank valid best.
+) -> tuple[RuleFile, Dataset]:
+    """The file of the rules that are mined by some settings and rank valid best, and the data set with them.
 
     Args:
       planned: settings of the run that fit its memory.
@@ -775,12 +778,13 @@ def _mine(
         with_rules = loaders.with_rule_file(dataset, found.path)
         mined[name] = rule_files.keep_holdable(found, with_rules, most)
         datasets[name] = loaders.with_rule_file(dataset, mined[name].path)
+    run_time.end_phase("mining")
     deadline = run_time.until(run_time.CHOICE).share(0.5)
     chosen = choices.choose_rules(datasets, planned.prover, run_time, deadline)
     file = mined[chosen]
     run_time.notes.append(Note("rules", file.message))
     run_time.notes += [Note("detail", note) for note in file.notes]
-    return file
+    return file, datasets[chosen]
 
 
 def resume(
@@ -942,7 +946,8 @@ def train_run(
     check_new_folder(folder)
     check_loggers(log)
     run_time = RunTime(run_config.seconds, on_phase=on_phase)
-    run = choices.start_run(run_config, run_time, memory_limit)
+    dataset = _read_data(run_config, run_time)
+    run = choices.start_run(run_config, dataset, run_time, memory_limit)
     folder.mkdir(parents=True, exist_ok=True)
     _write_start(run, folder, None)
 

@@ -4,15 +4,21 @@ import pytest
 
 from funcppo.core.settings import write_config
 from funcppo.kg.run.budget import RunTime
-from funcppo.kg.run.choices import start_run
 from funcppo.kg.run.train import rank_results, train_run
-from tests.kg.run.runs import CONFIG, QUESTIONS, on_graph, seating, trained
+from tests.kg.run.runs import (
+    CONFIG,
+    QUESTIONS,
+    new_run,
+    on_graph,
+    seating,
+    trained,
+)
 
 
 @pytest.fixture(scope="session")
 def started():
     """A run that learns from proofs, before its first update."""
-    return start_run(CONFIG)
+    return new_run(CONFIG)
 
 
 @pytest.fixture
@@ -24,7 +30,7 @@ def run(started):
 def uninterrupted(tmp_path_factory):
     """The folder of the run that learns from proofs, trained to its end."""
     folder = tmp_path_factory.mktemp("run")
-    run = start_run(CONFIG)
+    run = new_run(CONFIG)
     write_config(run.run_config, folder)
     trained(run, folder)
     return folder

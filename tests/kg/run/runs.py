@@ -9,6 +9,7 @@ from funcppo.config import PPOConfig
 from funcppo.kg.graph import loaders
 from funcppo.kg.graph.rules import format_rule
 from funcppo.kg.run import train
+from funcppo.kg.run.choices import start_run
 from funcppo.kg.run.config import RunConfig
 from funcppo.kg.scores.question_config import (
     BellmanFordConfig,
@@ -48,6 +49,12 @@ QUESTIONS = RunConfig(
         n_envs=32, n_steps=2, n_epochs=1, n_minibatches=2, learning_rate=0.01
     ),
 )
+
+
+def new_run(config, **arguments):
+    """A new run on the data set that its settings name."""
+    dataset = loaders.load(config.dataset, config.rules, cfg=config.data)
+    return start_run(config, dataset, **arguments)
 
 
 def trained(run, folder, stop_at=None):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 
@@ -14,11 +13,6 @@ from funcppo.core.deadline import Deadline
 from funcppo.kg.graph.loaders import from_triples
 from funcppo.kg.logic import fixpoint
 from funcppo.kg.logic.joins import RowBudgetExceeded
-from funcppo.kg.mining.config import (
-    MAX_TINY_FACTS,
-    ROWS_PER_SECOND,
-    MiningConfig,
-)
 from funcppo.kg.ranking import ranking
 from funcppo.kg.ranking.ranking import RankingProtocol, ranked_sides
 from funcppo.kg.run import choices, evaluate, fit
@@ -35,7 +29,6 @@ from funcppo.kg.run.choices import (
     choose,
     choose_settings,
     describe_choice,
-    start_run,
 )
 from funcppo.kg.run.fit import Quality
 from funcppo.kg.run.run import (
@@ -51,7 +44,6 @@ from funcppo.kg.scores.question_config import (
     QuestionConfig,
 )
 from funcppo.kg.scores.score import parse
-from funcppo.kg.search import task as task_module
 from funcppo.kg.search.config import ProverTaskConfig
 from funcppo.kg.search.task import COUNTRIES_REGIONS, build_task
 from tests.kg.run.runs import (
@@ -59,6 +51,7 @@ from tests.kg.run.runs import (
     QUESTIONS,
     colours,
     elders,
+    new_run,
     on_graph,
     random_graph,
     seating,
@@ -211,15 +204,6 @@ def test_what_is_set_is_kept():
     assert {trial.height for trial in held.trials} >= {1, 2}
 
 
-def test_a_score_with_other_facts_has_the_settings_of_the_score_without():
-    variant, plain = (
-        choose_settings(random_graph(), OPEN, name)
-        for name in ("noisy-or-other-facts", "noisy-or")
-    )
-    assert variant.best == plain.best._replace(score=variant.best.score)
-    assert [t.mrr for t in variant.trials] == [t.mrr for t in plain.trials]
-
-
 def test_without_valid_queries_the_defaults_are_said():
     _, notes = notes_of(random_graph(n_valid=0), OPEN)
     assert notes == ["no valid split: height 1, smoothing 5, noisy-or@3"]
@@ -270,40 +254,6 @@ def test_each_stage_shows_how_much_of_it_is_done():
     assert shown["choosing settings: height 2: T_P"] == [(0, None)]
 
 
-def test_estimates_stand_where_exact_counts_take_too_many_rows(monkeypatch):
-    cfg = replace(OPEN, max_height=1, object_identity=False)
-    exact = choose_settings(random_graph(), cfg).rule_counts
-    unknown = np.full_like(exact, -1)
-    graph = replace(
-        random_graph(), rule_counts=unknown, rule_estimates=exact + 1
-    )
-    assert np.array_equal(choose_settings(graph, cfg).rule_counts, exact)
-    monkeypatch.setattr(task_module, "MAX_COUNT_ROWS", 1)
-    settings, notes = notes_of(graph, cfg)
-    assert np.array_equal(settings.rule_counts, exact + 1)
-    assert any(note.startswith("estimated counts of") for note in notes)
-    task = build_task(graph, replace(cfg, smoothing=None))
-    assert task.kb.support.tolist() == (exact + 1)[:, 0].tolist()
-
-
-@pytest.mark.parametrize("object_identity", [True, False])
-def test_without_estimates_all_rows_are_counted(monkeypatch, object_identity):
-    """Estimates are of rules without object identity; a file may hold none, or not those of all rules."""
-    cfg = replace(
-        OPEN, max_height=1, smoothing=None, object_identity=object_identity
-    )
-    expected = build_task(random_graph(), cfg).kb.support
-    monkeypatch.setattr(task_module, "MAX_COUNT_ROWS", 1)
-    unknown = np.full((len(random_graph().rules), 3), -1)
-    few = unknown.copy()
-    few[0] = 1
-    for estimates in (unknown, few):
-        graph = replace(
-            random_graph(), rule_counts=unknown, rule_estimates=estimates
-        )
-        assert torch.equal(build_task(graph, cfg).kb.support, expected)
-
-
 # -- mining settings of tiny dense graphs
 
 # `likes` is the inverse of `knows`; `meets` says nothing.
@@ -341,22 +291,6 @@ def test_the_first_rules_are_kept_unless_others_rank_valid_better():
         )
 
 
-def test_only_a_tiny_dense_graph_with_a_valid_split_has_two_candidates():
-    dense = [(a, "knows", b) for a in "abcd" for b in "abcd"]
-    valid = [("a", "likes", "b")]
-    tiny = choices.mining_configs(from_triples(dense, valid), 7.0)
-    own, usual = tiny.values()
-    assert own == MiningConfig(
-        max_length=2, min_support=3, votes_per_fact=3, seconds=7.0
-    )
-    assert usual == MiningConfig(seconds=3.5, max_rows=20 * ROWS_PER_SECOND)
-    unsplit = choices.mining_configs(from_triples(dense), 7.0)
-    assert list(unsplit.values()) == [own]
-    facts = [(f"x{i}", "r", f"y{i}") for i in range(MAX_TINY_FACTS + 1)]
-    small = choices.mining_configs(from_triples(facts, valid), 7.0)
-    assert list(small.values()) == [MiningConfig(votes_per_fact=3, seconds=7.0)]
-
-
 # -- new runs that learn from proofs
 
 
@@ -376,7 +310,7 @@ def test_queries_that_cannot_be_ranked_are_refused_before_training(tmp_path):
         (folder / f"{name}.txt").write_text(f"{good}paris\tin\tlyon\n")
         message = f"^countries_of_cities: {name}: expected an answer among the 5 candidates, got query 1"
         with pytest.raises(ValueError, match=message):
-            start_run(run_config)
+            new_run(run_config)
 
 
 OPEN_RUN = replace(
@@ -390,7 +324,7 @@ OPEN_RUN = replace(
 
 
 def test_a_new_run_holds_what_was_chosen_and_its_table():
-    run = start_run(OPEN_RUN)
+    run = new_run(OPEN_RUN)
     prover = run.run_config.prover
     assert prover.max_height == run.task.max_height == 2
     assert prover.smoothing != "auto"
@@ -417,7 +351,7 @@ def test_a_new_run_holds_what_was_chosen_and_its_table():
 def test_a_height_whose_search_is_too_long_is_not_tried(bound, monkeypatch):
     """By the rough count before the search, and by the count of what a search computes."""
     monkeypatch.setattr(choices, bound, 1)
-    run = start_run(OPEN_RUN)
+    run = new_run(OPEN_RUN)
     assert run.task.max_height == 1
     start = "policy: height 2 not tried: a search for "
     assert any(note.startswith(start) for note in run.notes)
@@ -429,10 +363,10 @@ def test_above_height_1_auto_learns_from_proofs_and_questions_are_refused(
     prover = replace(QUESTIONS.prover, max_height=2, object_identity=False)
     high = replace(QUESTIONS, prover=prover)
     high = on_graph(high, seating(n_tables=10), tmp_path)
-    run = start_run(high)
+    run = new_run(high)
     assert run.run_config.learner == "proofs" and run.questions is None
     with pytest.raises(ValueError, match="expected height 1, got 2"):
-        start_run(replace(high, learner="questions"))
+        new_run(replace(high, learner="questions"))
 
 
 # -- new runs that learn from questions
@@ -489,7 +423,7 @@ def test_a_new_run_starts_from_the_fit_that_ranks_valid_best(asking):
 def test_all_of_valid_is_ranked_unless_a_number_is_set(tmp_path):
     config = on_graph(QUESTIONS, seating(n_tables=10), tmp_path)
     for n_queries in (None, 5):
-        run = start_run(replace(config, n_validation_queries=n_queries))
+        run = new_run(replace(config, n_validation_queries=n_queries))
         n_ranked = len(validation_queries(run))
         assert n_ranked == (n_queries or len(run.task.dataset.valid))
 
@@ -499,13 +433,13 @@ def test_training_starts_with_the_power_of_the_odds_that_ranks_valid_best(
 ):
     still = replace(QUESTIONS, listwise=ListwiseConfig(learning_rate=0.0))
     still = on_graph(still, visits(), tmp_path / "graph")
-    run = start_run(still)
+    run = new_run(still)
     power = run.run_config.questions.odds_power
     row = row_of(run, "power of the odds")
     assert row.chosen == f"{power:g}"
     assert row.tried[row.chosen] == max(row.tried.values())
 
-    set_ = start_run(replace(still, questions=QuestionConfig(odds_power=3.0)))
+    set_ = new_run(replace(still, questions=QuestionConfig(odds_power=3.0)))
     assert set_.run_config.questions.odds_power == 3.0
     assert not any(row.stage.startswith("power") for row in set_.choices)
     save_checkpoint(set_, tmp_path)
@@ -522,7 +456,7 @@ def test_walks_are_weighed_where_valid_says_so(is_better, tmp_path):
     options = replace(QUESTIONS.questions, embedding=False)
     config = replace(QUESTIONS, questions=options)
     config = on_graph(config, graph, tmp_path / "graph")
-    run = start_run(config)
+    run = new_run(config)
     assert run.run_config.questions.walks is is_better
     assert row_of(run, "walks").is_kept == is_better
     setup = run.questions
@@ -532,7 +466,7 @@ def test_walks_are_weighed_where_valid_says_so(is_better, tmp_path):
     assert len(listed.walk) == is_better * len(listed.rule)
 
     # Without the choice all is the same: bits of the weights, the evidence and what PPO starts from.
-    other = start_run(replace(config, questions=run.run_config.questions))
+    other = new_run(replace(config, questions=run.run_config.questions))
     assert_equal_trees(run.state, other.state)
     assert_equal_trees(listed, other.questions.world.evidence)
     assert_opened_run_scores_the_same(run, tmp_path)
@@ -546,7 +480,7 @@ def test_walks_are_not_tried_without_a_path_rule_or_a_valid_split(tmp_path):
     )
     graph = replace(graph, valid=graph.valid[:0])
     for config in (no_path, on_graph(QUESTIONS, graph, tmp_path / "valid")):
-        run = start_run(config)
+        run = new_run(config)
         assert run.run_config.questions.walks is False
         assert not any(row.stage == "walks" for row in run.choices)
         assert not len(run.questions.world.evidence.walk)
@@ -558,7 +492,7 @@ def test_link_embeddings_are_weighed_where_valid_says_so(is_better, tmp_path):
         rank=8, n_folds=4, n_epochs=40, batch_size=32, learning_rate=0.05
     )
     config = replace(QUESTIONS, embedding=cfg)
-    run = start_run(on_graph(config, colours(is_better), tmp_path / "graph"))
+    run = new_run(on_graph(config, colours(is_better), tmp_path / "graph"))
     weight = run.state.start_params.score.prior_weight
     assert run.run_config.questions.embedding is is_better
     assert row_of(run, "link embeddings").is_kept == is_better
@@ -586,7 +520,7 @@ def test_a_bellman_ford_network_is_weighed_where_valid_says_so(
     config = replace(
         QUESTIONS, questions=options, bellman_ford=cfg, prover=prover
     )
-    run = start_run(on_graph(config, elders(is_better), tmp_path / "graph"))
+    run = new_run(on_graph(config, elders(is_better), tmp_path / "graph"))
     weight = run.state.start_params.score.network_prior_weight
     assert run.run_config.questions.bellman_ford is is_better
     assert row_of(run, "Bellman-Ford network").is_kept == is_better
@@ -615,7 +549,7 @@ def test_what_has_no_time_is_not_tried(tmp_path):
         embedding=replace(QUESTIONS.embedding, seconds=1e-6),
         bellman_ford=replace(QUESTIONS.bellman_ford, seconds=1e-9),
     )
-    run = start_run(on_graph(config, seating(n_tables=10), tmp_path))
+    run = new_run(on_graph(config, seating(n_tables=10), tmp_path))
     chosen = run.run_config.questions
     assert (chosen.embedding, chosen.bellman_ford) == (False, False)
     for text in ("link embeddings are", "a Bellman-Ford network is"):
@@ -632,7 +566,7 @@ def test_what_is_set_is_weighed_without_a_valid_split(tmp_path):
     config = on_graph(config, no_valid, tmp_path)
     for rate, weight in ((0.1, 0.5), (0.0, 0.0)):
         listwise = replace(config.listwise, learning_rate=rate)
-        run = start_run(replace(config, listwise=listwise))
+        run = new_run(replace(config, listwise=listwise))
         score = run.state.start_params.score
         assert score.network_prior_weight.eq(weight).all()
         assert bool(score.prior_weight.any()) == bool(rate)
@@ -652,15 +586,15 @@ def test_without_a_question_to_learn_from(learner, tmp_path):
     config = on_graph(config, graph, tmp_path)
     if learner == "questions":
         with pytest.raises(ValueError, match="learner: no rule derives"):
-            start_run(config)
+            new_run(config)
         return
-    run = start_run(config)
+    run = new_run(config)
     assert run.run_config.learner == "proofs"
     assert any("learner proofs: no question" in note for note in run.notes)
 
 
 def test_a_run_with_little_memory_says_what_is_smaller():
-    run = start_run(CONFIG, memory_limit=2_000_000_000)
+    run = new_run(CONFIG, memory_limit=2_000_000_000)
     assert run.run_config.prover.memory_share < 1.0
     assert any(note.startswith("memory: 2.00 GB") for note in run.notes)
     assert math.isclose(run.run_config.prover.memory_share, 0.45)

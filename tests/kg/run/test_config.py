@@ -14,24 +14,6 @@ from funcppo.kg.search.config import ProverTaskConfig
 
 
 @pytest.mark.parametrize(
-    "name",
-    [
-        "steps",
-        "n_validations",
-        "n_validation_queries",
-        "early_stop_validations",
-        "max_nonfinite_updates",
-    ],
-)
-def test_counts_are_at_least_1(name):
-    assert getattr(RunConfig(dataset="countries_s1", **{name: 1}), name) == 1
-    with pytest.raises(
-        ValueError, match=f"^{name}: expected 1 or more, got 0$"
-    ):
-        RunConfig(dataset="countries_s1", **{name: 0})
-
-
-@pytest.mark.parametrize(
     "config",
     [
         RunConfig(dataset="countries_s1"),
@@ -61,19 +43,6 @@ def test_a_config_is_read_as_it_was_written(config, tmp_path):
     assert json.loads((tmp_path / CONFIG_FILE).read_text())["format"] == 2
 
 
-def test_the_file_lists_every_setting_under_its_name(tmp_path):
-    write_config(RunConfig(dataset="countries_s1", n_validations=3), tmp_path)
-    raw = json.loads((tmp_path / CONFIG_FILE).read_text())
-    assert (
-        raw["n_validations"] == 3 and raw["prover"]["fact_selection"] == "auto"
-    )
-    assert raw["ppo"]["learning_rate_schedule"] == {
-        "kind": "linear",
-        "warmup_updates": 0,
-        "end_factor": 0.0,
-    }
-
-
 BASE = RunConfig(dataset="d", seed=3)
 
 
@@ -98,13 +67,8 @@ def test_settings_of_a_file_replace_some_of_others(tmp_path):
             "ppo: {lerning_rate: 1}",
             "ppo.lerning_rate: expected the name of a setting, got an unknown one (did you mean ppo.learning_rate?)",
         ),
-        (
-            "split_ratios: 0.8",
-            "split_ratios: expected the name of a setting, got an unknown one (did you mean data.split_ratios?)",
-        ),
         ("steps: many", "steps: expected an integer, got 'many'"),
         ("- steps", "expected settings such as `steps: 2000`, got ['steps']"),
-        ("steps: [1", "expected YAML of settings, got while parsing"),
         ("format: 9", "expected format version 2, got 9"),
     ],
 )
@@ -117,11 +81,6 @@ def test_a_bad_file_of_settings_is_an_error_that_names_it(
         read_settings(path, BASE)
     assert str(error.value).startswith(f"{path}: {message}")
     assert "\n" not in str(error.value)
-
-
-def test_a_missing_file_of_settings_is_named(tmp_path):
-    with pytest.raises(ValueError, match=r"^--config .*: No such file"):
-        read_settings(tmp_path / "none.yaml", BASE)
 
 
 def _in_group(group, fields):
@@ -142,26 +101,10 @@ def _without(key):
             "config.json: expected the settings of a run, got a file without 'ppo'",
         ),
         (
-            _without("dataset"),
-            "config.json: .*missing .*'dataset'",
-        ),
-        (
-            lambda raw: raw | {"colour": 1},
-            "config.json: colour: expected the name of a setting, got an unknown one",
-        ),
-        (
             _in_group("ppo", {"gama": 1.0}),
             r"config.json: ppo.gama: .* unknown one \(did you mean ppo.gamma\?\)",
         ),
         (lambda raw: [raw], "config.json: expected a JSON object, got"),
-        (
-            _in_group("data", {"columns": "1,2"}),
-            "config.json: data.columns: expected three names or three numbers",
-        ),
-        (
-            _in_group("ppo", {"n_envs": 16.0}),
-            "config.json: ppo.n_envs: expected an integer, got 16.0",
-        ),
         (
             _in_group("ppo", {"adam": {"b1": 2}}),
             "config.json: ppo.adam.b1: expected 0 to below 1, got 2",
@@ -174,10 +117,6 @@ def _without(key):
             lambda raw: raw | {"ppo": 3},
             "config.json: ppo: expected an object, got 3",
         ),
-        (
-            lambda raw: raw | {"device": "tpu"},
-            "config.json: device: expected cpu, cuda or cuda:N, got 'tpu'",
-        ),
     ],
 )
 def test_a_bad_file_is_an_error_that_says_what_is_wrong(
@@ -187,14 +126,6 @@ def test_a_bad_file_is_an_error_that_says_what_is_wrong(
     raw = json.loads((tmp_path / CONFIG_FILE).read_text())
     (tmp_path / CONFIG_FILE).write_text(json.dumps(change(raw)))
     with pytest.raises(ValueError, match=message):
-        read_config(tmp_path)
-
-
-def test_a_folder_without_a_run_is_refused(tmp_path):
-    with pytest.raises(
-        ValueError,
-        match=f"`funcppo train` wrote, got one without {CONFIG_FILE}",
-    ):
         read_config(tmp_path)
 
 

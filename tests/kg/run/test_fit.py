@@ -127,7 +127,7 @@ def test_the_bounds_end_the_list_and_the_number_of_questions_repeats_it(
     task, monkeypatch
 ):
     monkeypatch.setattr(derive, "PILOT_QUESTIONS", 16)
-    monkeypatch.setattr(derive, "MAX_CHUNK_FIRINGS", 200)
+    monkeypatch.setattr(derive, "MAX_CHUNK_GROUNDINGS", 200)
     setup = fit.set_up(task, PLAIN)
     shown = []
     bounded, n, note = list_questions(
@@ -193,21 +193,6 @@ def test_a_batch_that_is_computed_in_parts_has_the_same_gradient(setup, start):
     ]
     for parts in gradients[1:]:
         tree.map(torch.testing.assert_close, parts, gradients[0])
-
-
-def test_a_deadline_ends_the_fit_within_an_epoch(setup, start):
-    cfg = ListwiseConfig(batch_size=8)
-    (late,) = iter_epochs(setup.policy, setup.world, start, cfg, 0, OVER)
-    whole = next(iter_epochs(setup.policy, setup.world, start, cfg, 0))
-    moved, further = (
-        max(
-            float((x - y).abs().max())
-            for x, y in zip(tree.leaves(p), tree.leaves(start), strict=True)
-            if x.numel()
-        )
-        for p in (late, whole)
-    )
-    assert 0 < moved < further
 
 
 def test_the_prior_is_the_policy_that_ppo_starts_from(setup, start):
@@ -317,17 +302,6 @@ def test_each_derived_question_is_in_one_batch_of_the_first_epoch(
     assert rates[n_first:] == pytest.approx(
         [0.1 * (1 - i / len(steps)) for i in range(n_first, len(steps))]
     )
-
-
-def test_fewer_questions_than_a_batch_make_no_first_epoch(setup, start):
-    cfg = ListwiseConfig(learning_rate=0.1, n_epochs=2)
-    fits = [
-        [*iter_epochs(setup.policy, setup.world, start, cfg, 0, first=first)]
-        for first in (None, (9999, 1.0))
-    ]
-    for one, other in zip(*fits, strict=True):
-        pairs = zip(tree.leaves(one), tree.leaves(other), strict=True)
-        assert all(torch.equal(a, b) for a, b in pairs)
 
 
 # -- link embeddings
@@ -461,21 +435,6 @@ def test_facts_that_a_network_has_not_seen_rank_first(chains):
 
 
 # -- the time of priors
-
-
-def test_embeddings_without_time_are_left_out(colours):
-    def plan(seconds, **options):
-        cfg = replace(EMBEDDING, **options)
-        return budget.plan_embedding(colours, cfg, "cpu", seconds)
-
-    assert plan(1e6) == 25
-    n_epochs = [plan(10.0**-i) for i in range(7)]
-    assert n_epochs == sorted(n_epochs, reverse=True) and n_epochs[-1] == 0
-    assert all(n == 0 or n >= 8 for n in n_epochs)
-    assert plan(1e-9, n_epochs=1) == 1  # who asks for few gets them
-    # The work grows with rank and models.
-    seconds = next(s for s in (2.0**-i for i in range(30)) if 8 <= plan(s) < 25)
-    assert plan(seconds, rank=800) < plan(seconds)
 
 
 def test_steps_without_time_are_left_out(chains):

@@ -7,14 +7,12 @@ import os
 import signal
 import time
 import urllib.request
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from funcppo.kg.run.telemetry import Telemetry
 from funcppo.kg.run.train import Peers
-from funcppo.nets import networks
 from funcppo.runtime.distributed import Processes
 from tests.cli.processes import run_processes, waiting_ends_with
 from tests.cli.runner import SMALL
@@ -125,19 +123,6 @@ def test_a_run_is_equal_for_every_number_of_processes(tmp_path, learner):
     assert [x.status for x in ended] == [0, 0], ended
     assert (ended[1].out, ended[1].err) == ("", "")
     assert contents(run) == expected
-
-
-def test_agents_are_compared_by_their_settings_alone():
-    """Processes that torchrun starts have the functions of an agent at other addresses."""
-    told = []
-    group = SimpleNamespace(check_equal=told.append)
-    agent = networks.mlp_agent(networks.MLPConfig(n_obs=4, n_actions=2))
-    wider = networks.mlp_agent(networks.MLPConfig(n_obs=5, n_actions=2))
-    for update_agent in (agent, wider, None):
-        cfg = SimpleNamespace(update_agent=update_agent)
-        Peers.check_agent(SimpleNamespace(group=group), cfg)
-    assert told[0] != told[1] != told[2]
-    assert " at 0x" not in json.dumps(told)
 
 
 def test_shards_that_cannot_be_shared_equally_are_refused(tmp_path):

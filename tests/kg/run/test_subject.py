@@ -8,7 +8,6 @@ import torch
 from funcppo.kg.answers import Answerer
 from funcppo.kg.graph import loaders
 from funcppo.kg.logic.triple_index import TAIL
-from funcppo.kg.ranking import ranking
 from funcppo.kg.run.choices import choose_settings
 from funcppo.kg.run.subject import (
     dataset_subject,
@@ -80,19 +79,6 @@ def test_a_run_has_its_own_score_by_default(run):
         run_subject(run, "evidence")
 
 
-def test_a_run_that_stopped_early_is_not_called_unfinished(run):
-    config = replace(run.run_config, early_stop_validations=1)
-    state = run.state._replace(
-        best_valid_metric=torch.tensor(1.0),
-        train_state=run.state.train_state._replace(update=torch.tensor(2)),
-    )
-    stopped = replace(run, run_config=config, state=state, pending_row=None)
-    assert run_subject(stopped).notes == []
-    assert run_subject(replace(run, state=state)).notes == [
-        "the run stands at update 2 of 4"
-    ]
-
-
 def test_other_facts_are_counted_once_for_many_queries(run, monkeypatch):
     """Of a data set, and of a run with another rule score; a score that reads none counts none."""
     calls = []
@@ -119,12 +105,6 @@ def test_other_facts_are_counted_once_for_many_queries(run, monkeypatch):
     assert dataset_subject(dataset, cfg, "noisy-or").task.other_facts is None
 
 
-def test_a_score_of_all_entities_ranks_no_answers(run):
-    subject = run_subject(run, "greedy")
-    with pytest.raises(ValueError, match="--score greedy: expected"):
-        Answerer(subject)
-
-
 def test_existence_sets_the_height():
     graph = graph_of_height_2()
     assert dataset_subject(graph, OPEN, "exists@2").task.max_height == 2
@@ -132,35 +112,6 @@ def test_existence_sets_the_height():
     assert dataset_subject(graph, cfg, "exists@1").task.max_height == 2
     with pytest.raises(ValueError, match="exists@3: expected --height 3 or"):
         dataset_subject(graph, cfg, "exists@3")
-
-
-@pytest.mark.parametrize("is_foreseen", [False, True])
-def test_what_is_too_much_to_hold_is_derived_by_query(monkeypatch, is_foreseen):
-    """Whether the counts of the rules tell, or T_P that was computed in vain."""
-    dataset = loaders.load("countries_s1")
-    if not is_foreseen:
-        monkeypatch.setattr(prover_task, "_n_heads_at_least", lambda *_: 0)
-    cfg = ProverTaskConfig(
-        max_height=1, smoothing=5.0, object_identity=False, max_atoms=1111
-    )
-    held = dataset_subject(
-        dataset, replace(cfg, max_atoms=10**6), "max-confidence"
-    )
-    subject = dataset_subject(dataset, cfg, "max-confidence")
-    assert held.task.answers_plan is None
-    assert subject.task.answers_plan is not None
-    assert "each query " in subject.task.notes[-1]
-    counts = [
-        ranking.rank_split(
-            part.task,
-            dataset.test,
-            part.score,
-            ranking.RankingProtocol(),
-        ).counts
-        for part in (held, subject)
-    ]
-    for want, got in zip(*counts):
-        assert torch.equal(want, got)
 
 
 @pytest.mark.parametrize(
@@ -195,12 +146,3 @@ def test_a_run_ranks_by_what_ranks_valid_better(
             f"answers are ranked by the rule score {rule_score}, auc_pr 0.4010 on valid, rather than by the trained "
             "policy (score best-proof), 0.4000 (--score best-proof takes that one)"
         ]
-
-
-def test_a_policy_that_was_not_validated_is_not_the_default(run):
-    state = run.state._replace(best_valid_metric=torch.tensor(-1.0))
-    run = replace(run, state=state, rule_metric=0.0)
-    assert run.default_score_reason == "policy-not-validated"
-    subject = run_subject(run)
-    assert subject.score.name == run.run_config.rule_score
-    assert "not validated" in subject.notes[0]

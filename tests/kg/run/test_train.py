@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache
 from statistics import stdev
 from types import SimpleNamespace
 
@@ -15,8 +15,6 @@ from funcppo import (
     checkpoint,
     compiled_step,
     logs,
-    minibatch,
-    shards,
     train_step,
 )
 from funcppo.config import PPOConfig
@@ -27,12 +25,10 @@ from funcppo.kg.graph import loaders
 from funcppo.kg.ranking import rank_metrics
 from funcppo.kg.run import evaluate, fit, train
 from funcppo.kg.run.budget import RunTime
-from funcppo.kg.run.choices import start_run
-from funcppo.kg.run.config import CHECKPOINT_FILE, RunConfig
+from funcppo.kg.run.config import CHECKPOINT_FILE
 from funcppo.kg.run.fit import Quality
 from funcppo.kg.run.run import (
     open_run,
-    proof_learner,
     resume_run,
     save_checkpoint,
     saved_update,
@@ -40,15 +36,14 @@ from funcppo.kg.run.run import (
 )
 from funcppo.kg.run.train import rank_results, validate, with_capacity
 from funcppo.kg.scores.score import parse
-from funcppo.kg.search import network as net
 from funcppo.kg.search import task as prover_task
 from funcppo.kg.search.config import ProverTaskConfig
 from funcppo.runtime import compile as compilation
 from funcppo.runtime.compile import StrategyRecord
 from funcppo.runtime.monitor import Monitor
 from funcppo.train_step import EAGER_PARTS
-from tests.kg.run.runs import CONFIG, N_UPDATES, QUESTIONS, trained
-from tests.learning import assert_trees_equal, compiled
+from tests.kg.run.runs import CONFIG, N_UPDATES, QUESTIONS, new_run, trained
+from tests.learning import assert_trees_equal
 
 
 def assert_equal_runs(folder, uninterrupted):
@@ -100,7 +95,7 @@ def test_a_resumed_run_lists_the_same_questions_and_ends_in_the_same_bits(
         walks=walks,
         bellman_ford=network,
     )
-    run = start_run(replace(QUESTIONS, dataset=graph, questions=options))
+    run = new_run(replace(QUESTIONS, dataset=graph, questions=options))
     world = run.questions.world
     assert bool(world.evidence.embedding_score.any()) == embedding
     assert bool(world.evidence.walk.any()) == walks
@@ -406,61 +401,7 @@ def test_rules_answer_on_few_valid_triples_if_they_gain_beyond_chance(
         open_run(tmp_path)
 
 
-def test_a_run_with_infinite_rewards_stops_and_keeps_its_last_good_checkpoint(
-    monkeypatch, tmp_path
-):
-    """Targets are infinite from update 2 on; two bad updates in a row are allowed."""
-    n_calls = 0
-
-    def poisoned(*args):
-        nonlocal n_calls
-        n_calls += 1
-        batch, metrics = EAGER_PARTS.build_batch(*args)
-        factor = 1.0 if n_calls < 2 else float("inf")
-        return batch._replace(value_target=batch.value_target * factor), metrics
-
-    config = replace(CONFIG, max_nonfinite_updates=2, n_validations=4)
-    run = start_run(config)
-    monkeypatch.setattr(
-        train, "EAGER_PARTS", replace(EAGER_PARTS, build_batch=poisoned)
-    )
-    message = r"not finite in each of the 2 updates up to 3; .*checkpoint\.npz holds update 1"
-    with pytest.raises(train.DivergenceError, match=message):
-        trained(run, tmp_path)
-    arrays = checkpoint.read(tmp_path / CHECKPOINT_FILE)[0]
-    assert int(arrays["train_state.update"]) == 1
-    assert all(
-        np.isfinite(array).all()
-        for array in arrays.values()
-        if array.dtype.kind == "f"
-    )
-    rows = logs.read(tmp_path / METRICS_FILE)
-    assert rows.pop(0)["update"] == 0
-    assert [row["n_nonfinite_minibatches"] for row in rows] == [0, 2, 2]
-    assert [row["n_applied_minibatches"] for row in rows] == [2, 0, 0]
-
-
 # -- how the training step is executed
-
-
-@pytest.mark.parametrize(
-    ("device_type", "seconds", "n_updates", "repays", "numbers"),
-    [
-        ("cuda", 35.9, 2_500, False, "35.9 s of updates, repaid from 36 s on"),
-        ("cuda", 36.0, 1, True, "36 s of updates, repaid from 36 s on"),
-        ("cuda", None, 2_499, False, "39,984 rollout steps and minibatches"),
-        ("cuda", None, 2_500, True, "minibatches, repaid from 40,000 on"),
-        ("cpu", 1e6, 2_499, False, "39,984 rollout steps and minibatches"),
-        ("cpu", 1.0, 2_500, True, "minibatches, repaid from 40,000 on"),
-    ],
-)
-def test_a_gpu_decides_by_seconds_and_a_cpu_by_steps(
-    device_type, seconds, n_updates, repays, numbers
-):
-    """By hand: an update has 8 rollout steps and 2 * 4 minibatches."""
-    ppo = replace(RunConfig(dataset="").ppo, n_updates=n_updates)
-    decision = compiled_step.decide_to_compile(ppo, device_type, seconds)
-    assert decision[0] == repays and numbers in decision[1]
 
 
 @pytest.mark.parametrize(
@@ -506,13 +447,6 @@ def test_a_run_on_a_gpu_is_compiled_if_its_updates_take_long_enough(
     assert asked == [selected]
     assert record.uncompiled_seconds == (total and pytest.approx(total))
     assert_trees_equal(captured.state, run.state.train_state, rtol=0, atol=0)
-
-
-def test_the_number_of_updates_is_rounded_up_to_whole_rollouts(run):
-    assert [
-        proof_learner(replace(CONFIG, steps=steps), run.task).ppo.n_updates
-        for steps in (1, 16, 17)
-    ] == [1, 1, 2]
 
 
 # -- a whole run
@@ -617,12 +551,6 @@ def trained_problem(ppo: PPOConfig = PPO, **settings):
     return cfg, world, first, state
 
 
-def limited_to(cfg, capacity: int):
-    return replace(
-        cfg, update_agent=net.agent(replace(cfg.agent.cfg, capacity=capacity))
-    )
-
-
 @pytest.mark.parametrize(
     ("n_microbatches", "n_shards"), [(1, 1), (2, 1), (1, 2)]
 )
@@ -647,72 +575,6 @@ def test_an_update_with_a_capacity_equals_the_update_without(
     )
     assert "dropped_fraction" not in logs.to_scalars(metrics)
     assert logs.to_scalars(limited_metrics)["dropped_fraction"] == 0.0
-
-
-def test_a_minibatch_with_a_capacity_compiles_fullgraph_and_equals_eager():
-    """1e-6: params move by 1e-3."""
-    cfg, world, first, state = trained_problem()
-    cfg = with_capacity(cfg, world, first)
-    got = train_step.collect(cfg, world, state)
-    args = (
-        cfg,
-        world,
-        state.params,
-        got.batch,
-        got.scalars,
-        got.update_state,
-        tree.map(lambda x: x[0], got.minibatches),
-    )
-    step = compiled(shards.minibatch_step, backend="aot_eager")
-    want = shards.minibatch_step(*args)
-    assert_trees_equal(step(*args), want, rtol=1e-4, atol=1e-6)
-
-
-def test_the_loss_is_over_the_rows_within_capacity_and_the_others_are_counted():
-    """Capacity for half of the successors; the gradient is that of a batch of these rows alone. 1e-6: float32 sums."""
-    cfg, world, _, state = trained_problem(replace(PPO, advantage_ddof=None))
-    got = train_step.collect(cfg, world, state)
-    mask, rows = got.batch.obs.action_mask, got.minibatches.rows[0]
-    small = limited_to(cfg, int(mask[rows, :-1].sum()) // 2)
-    within_capacity = ~net.exceeds_capacity(small.update_agent.cfg, mask[rows])
-    assert 0.2 < within_capacity.double().mean() < 0.8
-    gradient = partial(
-        minibatch.accumulate_gradients,
-        world=world,
-        params=state.params,
-        batch=got.batch,
-        scalars=got.scalars,
-    )
-    grads, metrics = gradient(small, rows=rows)
-    want, expected = gradient(cfg, rows=rows[within_capacity])
-    assert float(metrics.dropped_fraction) == pytest.approx(
-        1.0 - float(within_capacity.double().mean())
-    )
-    assert_trees_equal(grads, want, rtol=1e-4, atol=1e-6)
-    assert_trees_equal(
-        metrics._replace(dropped_fraction=()), expected, rtol=1e-4, atol=1e-6
-    )
-
-    # Without any row within capacity the gradient is zero.
-    full = got.batch.obs._replace(action_mask=torch.ones_like(mask))
-    grads, metrics = gradient(
-        limited_to(cfg, 3), rows=rows, batch=got.batch._replace(obs=full)
-    )
-    assert float(metrics.dropped_fraction) == 1.0
-    assert float(tree.global_norm(grads)) == 0.0
-
-
-def test_no_capacity_is_set_if_successors_have_no_goals_or_fill_most_slots():
-    for settings in ({"max_height": 1}, {"max_successors": 4}):
-        task = prover_task.build_task(
-            loaders.load("countries_s1"), replace(SETTINGS, **settings)
-        )
-        cfg = prover_task.build_config(task, PPO)
-        world = prover_task.training_world(task)
-        is_oracle = cfg.env.cfg.fact_selection == "oracle"
-        assert is_oracle == ("max_height" in settings)
-        first = train_step.init(cfg, world, random.key(1))
-        assert with_capacity(cfg, world, first) is cfg
 
 
 def test_the_capacity_is_the_measured_mean_with_a_margin(monkeypatch):
