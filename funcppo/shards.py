@@ -219,8 +219,14 @@ def mean_over_shards(
         lambda x: x / len(shards), sum_in_order(fractions)
     )
     # Dynamo of PyTorch 2.11 cannot return a tuple that `_replace` made.
-    means = metrics[: -len(fractions[0])]
     metrics = LossMetrics(
-        *means, dropped_fraction=dropped, nonfinite_fraction=nonfinite
+        loss=metrics.loss,
+        policy_loss=metrics.policy_loss,
+        value_loss=metrics.value_loss,
+        entropy=metrics.entropy,
+        approx_kl=metrics.approx_kl,
+        clip_fraction=metrics.clip_fraction,
+        dropped_fraction=dropped,
+        nonfinite_fraction=nonfinite,
     )
     return flat_grads, metrics

@@ -21,6 +21,7 @@ from tests.learning import (
     WORLD,
     assert_trees_equal,
     cartpole_config,
+    compiled,
     double,
     one_thread,
     pendulum_config,
@@ -251,3 +252,19 @@ def test_a_process_that_holds_too_many_shards_is_refused():
     state = init(cfg, WORLD, random.key(0))
     with pytest.raises(ValueError, match=r"state: expected 4 shards .* got 8"):
         train_step(cfg, WORLD, state)
+
+
+def test_a_minibatch_step_of_shards_is_one_graph_and_equals_eager():
+    """Float32 sums may be computed in another order: 1e-6."""
+    cfg = sharded(n_shards=2)
+    state = init(cfg, WORLD, random.key(0))
+    got = collect(cfg, WORLD, state)
+    first = tree.map(lambda x: x[0], got.minibatches)
+    rest = (state.params, got.batch, got.scalars, got.update_state, first)
+    step = compiled(shards.minibatch_step, backend="aot_eager")
+    assert_trees_equal(
+        step(cfg, WORLD, *rest),
+        shards.minibatch_step(cfg, WORLD, *rest),
+        rtol=1e-5,
+        atol=1e-6,
+    )
