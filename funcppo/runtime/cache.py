@@ -315,11 +315,12 @@ class CompiledFunction(Generic[Result]):
                 raise UncachedError(f"{reason}: {error_line(error)}") from error
         if tensors_read:
             raise tensors_read[0]
-        _save_code(path, code, globals_read)
+        self._note_uncached(_save_code(path, code, globals_read))
         return code
 
     def _note_uncached(self, reason: str) -> None:
-        uncached_reasons.setdefault(self._name, reason)
+        if reason:
+            uncached_reasons.setdefault(self._name, reason)
 
 
 def _raise_recompile_limit() -> None:
@@ -344,7 +345,7 @@ def _load_code(path: Path, function: Any) -> Callable[..., Any] | None:
         # no processes for kernels that are on disk: the end of this one would wait for them
         with path.open("rb") as file, config.patch(compile_threads=1):
             code: Any = torch.compiler.load_compiled_function(file)
-    except FileNotFoundError:
+    except (FileNotFoundError, UncachedError):
         return None
     except Exception as error:
         message = f"compiled again, because it cannot be read: {error}"
@@ -353,10 +354,17 @@ def _load_code(path: Path, function: Any) -> Callable[..., Any] | None:
     return code
 
 
-def _save_code(path: Path, code: Any, globals_read: dict[str, str]) -> None:
-    """Write code and what it depends on; each file is put in place whole, so that no process reads a part of it."""
+def _save_code(path: Path, code: Any, globals_read: dict[str, str]) -> str:
+    """Write code and what it depends on; each file is put in place whole, so that no process reads a part of it.
+
+    Returns:
+      Why the sources of the code cannot be trusted, so that it is not written; empty if they can.
+    """
     names = [name for name, x in [*sys.modules.items()] if _is_source(name, x)]
-    sources = {name: _source_digest(name) for name in names}
+    try:
+        sources = {name: _source_digest(name) for name in names}
+    except UncachedError as error:
+        return str(error)
     text = json.dumps({"globals": globals_read, "sources": sources}).encode()
     try:
         code.save_compiled_function(str(path))
@@ -366,6 +374,7 @@ def _save_code(path: Path, code: Any, globals_read: dict[str, str]) -> None:
     except Exception as error:
         message = f"not kept for later processes: {error}"
         warnings.warn(f"{path}: {message}", stacklevel=2)
+    return ""
 
 
 # ---- Keys: what calls must have in common to share code.
@@ -554,7 +563,7 @@ def _read_source(file: Path) -> bytes:
 
 def _is_source(name: str, module: Any) -> bool:
     """Whether a loaded module is of a source that `_package_digest` leaves out, and that no compiler generated."""
-    file = module.__dict__.get("__file__") or ""
+    file = getattr(module, "__dict__", {}).get("__file__") or ""
     left_out = (
         *(str(PACKAGE_FOLDER), *sysconfig.get_paths().values()),
         f"{os.environ.get(FOLDER_VARIABLE)}/",
