@@ -520,7 +520,7 @@ def _relation_queries(answerer: Answerer, name: str) -> list[WrittenQuery]:
     """
     from funcppo.kg.answers import OpenQuery, format_query
     from funcppo.kg.graph.text import unknown_name_message
-    from funcppo.kg.logic.triple_index import TAIL
+    from funcppo.kg.logic.kb import TAIL
 
     dataset = answerer.dataset
     relations = dict(zip(dataset.predicates, dataset.arities))

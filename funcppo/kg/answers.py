@@ -33,14 +33,14 @@ from funcppo.kg.graph.rules import (
     proof_names,
     read_query,
 )
-from funcppo.kg.logic import derive, proof, triple_index
+from funcppo.kg.logic import derive, proof
 from funcppo.kg.logic import kb as kbase
 from funcppo.kg.logic.derive import make_label
 from funcppo.kg.logic.joins import RowBudgetExceeded
+from funcppo.kg.logic.kb import HEAD, SIDE_NAMES, TAIL, TripleIndex
 from funcppo.kg.logic.proof import Proof
 from funcppo.kg.logic.prove import Program
 from funcppo.kg.logic.row_index import unique_values
-from funcppo.kg.logic.triple_index import HEAD, SIDE_NAMES, TAIL, TripleIndex
 from funcppo.kg.ranking import explain, rank_metrics, ranking, scoring
 from funcppo.kg.ranking.explain import Explanation
 from funcppo.kg.run.fit import make_weights
@@ -321,16 +321,16 @@ class Answerer:
         n_constants = task.sizes.n_constants
         known = torch.from_numpy(known_triples(task.dataset))
         known = known.to(task.entity_pool.device)
-        self.known = triple_index.build_triple_index(known, n_constants)
+        self.known = kbase.build_triple_index(known, n_constants)
         self._derivable: TripleIndex | None = None
         if task.answers_plan is None:
-            self._derivable = triple_index.build_triple_index(
+            self._derivable = kbase.build_triple_index(
                 task.least_model.atoms, n_constants
             )
 
         # Relations of which a known triple, or the head of a rule, links an entity to itself.
         heads = torch.from_numpy(task.dataset.rules[:, 0]).to(known)
-        atoms = triple_index.binary_atoms(torch.cat([known, heads]).long())
+        atoms = kbase.binary_atoms(torch.cat([known, heads]).long())
         loops = atoms[atoms[:, HEAD] == atoms[:, TAIL], 0]
         self._has_loops = torch.isin(
             torch.arange(task.sizes.n_predicates + 1, device=known.device),
@@ -532,7 +532,7 @@ class Answerer:
         query, embedding = ranked.query, self.subject.embedding
         assert embedding is not None, "it gives the prior"
         atom = self._query_atoms([query], query.side)
-        known = triple_index.list_answers(self.known, atom, query.side)
+        known = kbase.list_answers(self.known, atom, query.side)
         entity = unique_values(self.subject.task.entity_pool.long())
         is_listed = torch.isin(entity, torch.cat([ranked.entity, known.entity]))
         if not with_self and not self._has_loops[query.predicate]:
@@ -574,15 +574,15 @@ class Answerer:
         """The answers of distinct, ascending queries about one side."""
         atoms = self._query_atoms(queries, side)
         query, atom, n_self = self._list(atoms, side, with_known, with_self)
-        is_known = triple_index.contains(self.known, atom, side)
+        is_known = kbase.contains_triple(self.known, atom, side)
         is_derivable = ~is_known
         if is_known.any():
             is_derivable = is_derivable.masked_scatter(
                 is_known, self._is_derivable(atom[is_known], side)
             )
         score = rank_metrics.quantise(self._log_odds(atom, side))
-        known = triple_index.answer_range(self.known, atoms, side)
-        n_known = (known.stop - known.start).tolist()
+        start, stop = kbase.answer_range(self.known, atoms, side)
+        n_known = (stop - start).tolist()
 
         # By query, then the best score first, then by entity.
         order = torch.argsort(score, descending=True, stable=True)
@@ -629,7 +629,7 @@ class Answerer:
         indices = [self._derivable_by(atoms, side)]
         if with_known:
             indices.append(self.known)
-        listed = [triple_index.list_answers(x, atoms, side) for x in indices]
+        listed = [kbase.list_answers(x, atoms, side) for x in indices]
         code = torch.cat([x.query_row * base + x.entity for x in listed])
         code = unique_values(code)
         query, entity = code // base, code % base
@@ -640,7 +640,7 @@ class Answerer:
         is_self = is_self & ~self._has_loops[atom[:, 0]] & (not with_self)
         is_listed = ~is_self
         if not with_known:
-            known = triple_index.contains(self.known, atom, side)
+            known = kbase.contains_triple(self.known, atom, side)
             is_listed = is_listed & ~known
         n_self = torch.bincount(query[is_self], minlength=len(atoms))
         return query[is_listed], atom[is_listed], n_self.tolist()
@@ -657,7 +657,7 @@ class Answerer:
             (side,),
             object_identity=task.least_model.object_identity,
         )
-        return triple_index.build_triple_index(
+        return kbase.build_triple_index(
             derived.to(atoms.device), task.sizes.n_constants
         )
 

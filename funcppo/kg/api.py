@@ -50,8 +50,8 @@ from funcppo.kg.graph.text import similar_names_hint, unknown_name_message
 from funcppo.kg.graph.triples import DEFAULT_CONFIG, DataConfig
 from funcppo.kg.logic import proof as proofs
 from funcppo.kg.logic.fixpoint import Verdict
+from funcppo.kg.logic.kb import HEAD, TAIL
 from funcppo.kg.logic.proof import Proof
-from funcppo.kg.logic.triple_index import HEAD, TAIL
 from funcppo.kg.mining.config import MiningConfig
 from funcppo.kg.ranking import ranking
 from funcppo.kg.ranking.explain import prove_from_other_facts

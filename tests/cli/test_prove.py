@@ -16,6 +16,7 @@ from funcppo.kg.run.run import save_checkpoint
 from funcppo.kg.search.config import ProverTaskConfig
 from tests import prolog
 from tests.cli.runner import contains, json_of, prove
+from tests.kg.logic.proof_cases import read_proof
 from tests.kg.run.runs import new_run
 
 WORLD = """
@@ -375,7 +376,7 @@ def test_a_limit_that_was_reached_is_named(world, limit, query, capsys):
 def test_the_proof_in_the_json_holds_by_the_checker(world, capsys):
     _, result = json_of(capsys, prove, world, "path(a, a)")
     dataset = load(world)
-    found = proof_.from_json(json.dumps(result["proof"]))
+    found = read_proof(json.dumps(result["proof"]))
     facts = {tuple(fact) for fact in dataset.facts.tolist()}
     limits = dict(
         n_constants=dataset.n_constants,

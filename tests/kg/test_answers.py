@@ -19,7 +19,7 @@ from funcppo.kg.answers import (
     read_open_query,
 )
 from funcppo.kg.graph import loaders
-from funcppo.kg.logic.triple_index import HEAD, TAIL
+from funcppo.kg.logic.kb import HEAD, TAIL
 from funcppo.kg.ranking import explain, rank_metrics, ranking
 from funcppo.kg.ranking.ranking import RankingProtocol
 from funcppo.kg.run.config import RunConfig

@@ -66,7 +66,6 @@ from funcppo.kg.logic.joins import (
     RowBudgetExceeded,
     Rule,
     Table,
-    expand_ranges,
     find_rows,
     make_literal,
     ragged_arange,
@@ -75,6 +74,8 @@ from funcppo.kg.logic.joins import (
     sum_equal_rows,
 )
 from funcppo.kg.logic.kb import (
+    HEAD,
+    TAIL,
     AtomIndex,
     KBSizes,
     KnowledgeBase,
@@ -85,13 +86,13 @@ from funcppo.kg.logic.kb import (
 )
 from funcppo.kg.logic.resolve import Goals, Successors
 from funcppo.kg.logic.row_index import (
+    expand_ranges,
     int_list,
     runs,
     sort_keys,
     unique_rows,
     unique_values,
 )
-from funcppo.kg.logic.triple_index import HEAD, TAIL
 
 # What is unknown while a question is answered whose answer is a known fact: that fact, or all facts that link its
 # two entities.

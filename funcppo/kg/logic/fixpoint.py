@@ -59,9 +59,11 @@ from funcppo.kg.logic.joins import (
 )
 from funcppo.kg.logic.kb import (
     AtomIndex,
+    FilterIndex,
     KBSizes,
     KnowledgeBase,
     build,
+    build_triple_index,
     fact_id,
     find_atoms,
     index_sorted_atoms,
@@ -573,6 +575,33 @@ def matching_rows(
     return rows
 
 
+def build_filter_index(
+    sizes: KBSizes,
+    model: LeastModel,
+    true_atoms: I32[Tensor, "N W"],
+    pool: I64[Tensor, "E"],
+    unproved_facts: I32[Tensor, "n W"] | None = None,
+) -> FilterIndex:
+    """Build the indices of the true and of the derivable triples.
+
+    Args:
+      true_atoms: the known atoms, of all splits and of facts.txt.
+      pool: the entities to rank against, ascending.
+      unproved_facts: facts that are not derivable when they are asked, since no other facts prove them; None for none.
+    """
+    derivable = model.atoms
+    if unproved_facts is not None and len(unproved_facts):
+        row = find_atoms(model.atom_index, sizes, unproved_facts.long())
+        is_kept = torch.ones_like(model.height, dtype=torch.bool)
+        derivable = derivable[is_kept.index_fill(0, row[row >= 0], False)]
+    return FilterIndex(
+        true_triples=build_triple_index(true_atoms, sizes.n_constants, pool),
+        derivable_triples=build_triple_index(
+            derivable, sizes.n_constants, pool
+        ),
+    )
+
+
 # -- consequences of each rule
 
 
@@ -779,32 +808,51 @@ def count_rules(
     table = torch.full((sizes.n_rules, 3), -1, dtype=torch.int64)
     taken = table
     if known is not None and not object_identity:
-        table = known.cpu().clone()
+        table = known.cpu()
     if estimates is not None and not object_identity:
         taken = estimates.cpu()
     unknown = int_list((table[:, 0] < 0).nonzero().squeeze(1))
 
     rules = rules_from_kb(kb, unknown)
     relations = _relations_of(kb, rules)
+    counted: list[tuple[int, int, int]] = []
+    n_known = sizes.n_rules - len(rules)
     try:
-        for n_left, rule in zip(range(len(rules) - 1, -1, -1), rules):
-            inequalities = object_identity_constraints(
-                rule, sizes.n_constants, object_identity
+        for rule in rules:
+            counted.append(
+                _count_rule(kb, sizes, relations, rule, object_identity, budget)
             )
-            arguments = kb, sizes, relations, rule, inequalities, budget
-            columns, fact = _apply_rule(*arguments)
-            circular = _circular_heads(*arguments)
-            counts = int((fact >= 0).sum()), len(columns[0]), len(circular[0])
-            table[rule.id] = torch.tensor(counts)
-            progress(sizes.n_rules - n_left, sizes.n_rules)
+            progress(n_known + len(counted), sizes.n_rules)
     except RowBudgetExceeded:
-        is_missing = table[:, 0] < 0
-        if (taken[is_missing, 0] < 0).any():
+        missing = unknown[len(counted) :]
+        if (taken[missing, 0] < 0).any():
             raise
         if estimated_rules is not None:
-            estimated_rules.update(int_list(is_missing.nonzero().squeeze(1)))
-        table = torch.where(is_missing[:, None], taken, table)
+            estimated_rules.update(missing)
+
+    # Those that were not counted in the end have estimates.
+    rows = torch.tensor(counted, dtype=torch.int64).view(-1, 3)
+    rows = torch.cat([rows, taken[unknown[len(counted) :]]])
+    table = table.index_copy(0, torch.tensor(unknown, dtype=torch.int64), rows)
     return RuleCounts(*table.to(kb.support.device).unbind(1))
+
+
+def _count_rule(
+    kb: KnowledgeBase,
+    sizes: KBSizes,
+    relations: Relations,
+    rule: Rule,
+    object_identity: bool,
+    budget: RowBudget | None,
+) -> tuple[int, int, int]:
+    """The counts of one rule, as in `RuleCounts`."""
+    inequalities = object_identity_constraints(
+        rule, sizes.n_constants, object_identity
+    )
+    arguments = kb, sizes, relations, rule, inequalities, budget
+    columns, fact = _apply_rule(*arguments)
+    n_circular = len(_circular_heads(*arguments)[0])
+    return int((fact >= 0).sum()), len(columns[0]), n_circular
 
 
 def check_sampled_rows(

@@ -28,14 +28,18 @@ from funcppo.core.deadline import NO_DEADLINE, Deadline
 from funcppo.core.types import I32, I64
 from funcppo.kg.logic import row_index
 from funcppo.kg.logic.kb import KnowledgeBase
-from funcppo.kg.logic.row_index import Lookup, int_list, rule_tuples, runs
+from funcppo.kg.logic.row_index import (
+    Lookup,
+    RowPairs,
+    int_list,
+    rule_tuples,
+    runs,
+)
 
 # a view with at least one row for so many ids is indexed by id, without a search
 _MAX_IDS_PER_ROW = 16
 
 Columns = tuple[Tensor, ...]
-# rows, and for each of them a position that belongs to it
-RowPairs = tuple[I64[Tensor, "n"], I64[Tensor, "n"]]
 # pattern of terms, order of columns, indexed columns, bits of a term, whether rows are counted
 ViewKey = tuple[tuple[int, ...], tuple[int, ...], int, int, bool]
 
@@ -644,14 +648,6 @@ def _join(table: Table, step: JoinStep) -> Iterator[Table]:
             row.numel(),
             _multiply_counts(table.counts, row, view.counts, position),
         )
-
-
-def expand_ranges(start: I64[Tensor, "n"], count: I64[Tensor, "n"]) -> RowPairs:
-    """All pairs (row, start[row] + i) with i < count[row]."""
-    row = torch.repeat_interleave(count)
-    shift = start - torch.cumsum(count, 0) + count
-    number = torch.arange(len(row), device=start.device)
-    return row, number + shift.index_select(0, row)
 
 
 def ragged_arange(start: Tensor, count: Tensor) -> Iterator[RowPairs]:

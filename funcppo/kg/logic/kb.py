@@ -7,15 +7,19 @@ Facts are distinct and sorted, so a fact's id is its row. Two hash tables answer
 depends on the number of facts: `fact_index` by the whole atom, `argument_index` by (argument position, predicate,
 argument).
 
+A ranking query is a triple and a side: `HEAD` replaces its first argument, `TAIL` its second. `TripleIndex` tells for
+many queries at once which entities complete a query to a triple of the index (`list_answers`), and whether a triple is
+in the index (`contains_triple`). `FilterIndex` holds the two indices that filtered ranking needs.
+
 Entry points: `build` and `from_dataset` make a knowledge base; `contains`, `fact_id`, `lookup_facts` and `lookup_rules`
 read it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -33,8 +37,16 @@ from funcppo.kg.logic.row_index import (
     value_counts,
 )
 
+if TYPE_CHECKING:
+    from funcppo.kg.graph.dataset import Dataset
+
+HEAD, TAIL = 1, 2  # sides of a ranking query: the argument that is replaced
+SIDE_NAMES = {HEAD: "head", TAIL: "tail"}
+# Keys that a CPU looks up in one call, in half a second: a signal waits for its end.
+MAX_SEARCHED_AT_ONCE = 1 << 22
 _NO_LIMIT = 1 << row_index.ROW_COUNT_BITS  # more facts than there can be
 # names of what `index_facts` gives
+_FACT_TENSORS = ("facts", "argument_postings", "fact_offsets")
 _HASH_TABLES = ("fact_index", "argument_index")
 _KEY_PREFIX = "key_prefix_"
 # a predicate, and which of its arguments are bound
@@ -84,30 +96,6 @@ class AtomIndex(NamedTuple):
     keys: I64[Tensor, "N"]
 
 
-class IndexedAtoms(NamedTuple):
-    """The distinct atoms of a table."""
-
-    # their rows in the table, in lexicographic order of the atoms
-    rows: I64[Tensor, "n"]
-    atom_index: AtomIndex
-
-
-class FactLookup(NamedTuple):
-    """Facts that may match a goal."""
-
-    fact_id: I64[Tensor, "... F"]  # ascending
-    mask: Bool[Tensor, "... F"]  # which slots are filled
-    # number of matching facts; more than F do not fit
-    n_facts: I64[Tensor, "..."]
-
-
-class RuleLookup(NamedTuple):
-    """Rules whose head has the predicate of a goal."""
-
-    rule_id: I64[Tensor, "... H"]  # in file order
-    mask: Bool[Tensor, "... H"]  # which slots are filled
-
-
 def build(
     facts: np.ndarray,
     rules: np.ndarray,
@@ -119,7 +107,7 @@ def build(
 ) -> tuple[KnowledgeBase, KBSizes]:
     """Build the knowledge base of a fact table and a rule table.
 
-    `support` and `body_pairs` start at 0; `consequences.with_confidence` sets them.
+    `support` and `body_pairs` start at 0; `fixpoint.with_confidence` sets them.
 
     Args:
       facts: integers [N, W], ground, in any order; duplicates are merged.
@@ -139,11 +127,9 @@ def build(
 
     # Facts, sorted and distinct, with their indices.
     if tables is None:
-        fact_tables = _sort_and_index_facts(
-            facts, n_constants, n_predicates, device
-        )
+        kb = _sort_and_index_facts(facts, n_constants, n_predicates, device)
     else:
-        fact_tables = _from_arrays(tables, device)
+        kb = _from_arrays(tables, device)
 
     # Rules, grouped by head predicate.
     heads = from_numpy(np.ascontiguousarray(rules[:, 0, 0], dtype=np.int64)).to(
@@ -155,13 +141,7 @@ def build(
     )
     zeros = torch.zeros(len(rules), device=device)
 
-    kb = KnowledgeBase(
-        facts=fact_tables.facts,
-        key_prefixes=fact_tables.key_prefixes,
-        fact_index=fact_tables.fact_index,
-        argument_index=fact_tables.argument_index,
-        argument_postings=fact_tables.argument_postings,
-        fact_offsets=fact_tables.fact_offsets,
+    kb = kb._replace(
         rules=from_numpy(np.ascontiguousarray(rules, dtype=np.int32)).to(
             device
         ),
@@ -173,8 +153,8 @@ def build(
     sizes = KBSizes(
         n_constants=n_constants,
         n_predicates=n_predicates,
-        atom_width=fact_tables.facts.shape[1],
-        n_facts=fact_tables.facts.shape[0],
+        atom_width=kb.facts.shape[1],
+        n_facts=kb.facts.shape[0],
         n_rules=len(rules),
         max_rule_atoms=rules.shape[1],
         max_rules_per_predicate=int(
@@ -186,22 +166,7 @@ def build(
     return kb, sizes
 
 
-class FactsAndRules(Protocol):
-    """What a knowledge base is made of, such as a `data.Dataset`."""
-
-    @property
-    def facts(self) -> np.ndarray: ...
-    @property
-    def rules(self) -> np.ndarray: ...
-    @property
-    def n_constants(self) -> int: ...
-    @property
-    def n_predicates(self) -> int: ...
-    @property
-    def fact_tables(self) -> Mapping[str, np.ndarray] | None: ...
-
-
-def from_dataset(dataset: FactsAndRules) -> tuple[KnowledgeBase, KBSizes]:
+def from_dataset(dataset: Dataset) -> tuple[KnowledgeBase, KBSizes]:
     """Build the knowledge base of a data set on the CPU; see `build`."""
     return build(
         dataset.facts,
@@ -219,26 +184,16 @@ def index_facts(
 
     Arguments and errors are those of `build`.
     """
-    tables = _sort_and_index_facts(
+    kb = _sort_and_index_facts(
         np.asarray(facts), n_constants, n_predicates, "cpu"
     )
     # Tuples have a name for each of their parts.
-    prefixes = {
-        f"{_KEY_PREFIX}{i}": prefix
-        for i, prefix in enumerate(tables.key_prefixes)
-    }
-    hash_tables = {
-        f"{name}.{part}": tensor
-        for name in _HASH_TABLES
-        for part, tensor in getattr(tables, name)._asdict().items()
-    }
-    tensors = {
-        "facts": tables.facts,
-        "argument_postings": tables.argument_postings,
-        "fact_offsets": tables.fact_offsets,
-        **prefixes,
-        **hash_tables,
-    }
+    tensors = {name: getattr(kb, name) for name in _FACT_TENSORS}
+    for i, prefix in enumerate(kb.key_prefixes):
+        tensors |= {f"{_KEY_PREFIX}{i}": prefix}
+    for name in _HASH_TABLES:
+        for part, tensor in getattr(kb, name)._asdict().items():
+            tensors |= {f"{name}.{part}": tensor}
     return {name: tensor.numpy() for name, tensor in tensors.items()}
 
 
@@ -292,18 +247,17 @@ def find_atoms(
 
 def sort_and_index_atoms(
     table: I64[Tensor, "N W"], n_predicates: int, n_constants: int
-) -> IndexedAtoms:
+) -> tuple[I64[Tensor, "n"], AtomIndex]:
     """Sort the atoms of a table, drop duplicates and index them for `find_atoms`.
 
     Returns:
-      rows: the first row of each distinct atom, in lexicographic order of the atoms.
-      atom_index: the index of the atoms in that order.
+      The first row of each distinct atom, in lexicographic order of the atoms, and the index of these.
     """
     bits = _atom_bits(n_predicates, n_constants, table.shape[1])
     prefixes, key = row_index.encode_rows(table.unbind(1), bits)
     key, order = row_index.sort_keys(key)
     first = row_index.first_of_run(key)
-    return IndexedAtoms(order[first], AtomIndex(prefixes, key[first]))
+    return order[first], AtomIndex(prefixes, key[first])
 
 
 def index_sorted_atoms(
@@ -326,10 +280,10 @@ def remove_fact(
     if row < 0:
         return kb, sizes
     facts = torch.cat([kb.facts[:row], kb.facts[row + 1 :]])
-    tables = _index_sorted_facts(facts, sizes.n_predicates, sizes.n_constants)
-    return kb._replace(**tables._asdict()), replace(
-        sizes, n_facts=sizes.n_facts - 1
-    )
+    other = _index_sorted_facts(facts, sizes.n_predicates, sizes.n_constants)
+    # What follows from the rules alone stays.
+    other = KnowledgeBase(*other[:6], *kb[6:])
+    return other, replace(sizes, n_facts=sizes.n_facts - 1)
 
 
 def lookup_facts(
@@ -337,7 +291,7 @@ def lookup_facts(
     sizes: KBSizes,
     goal: I64[Tensor, "... W"],
     max_fanout: int,
-) -> FactLookup:
+) -> tuple[I64[Tensor, "... F"], Bool[Tensor, "... F"], I64[Tensor, "..."]]:
     """Look up the facts that may match a goal: those that agree in predicate and in the most selective argument.
 
     A goal without a constant argument is looked up by its predicate alone.
@@ -346,9 +300,8 @@ def lookup_facts(
       max_fanout: F, the number of facts that a row can hold.
 
     Returns:
-      fact_id: ids in ascending order.
-      mask: which of the F slots are filled.
-      n_facts: the number of facts in all. If it is more than F, the caller must flag it.
+      Ids in ascending order, which of the F slots are filled, and the number of facts in all. If it is more than F, the
+      caller must flag it.
     """
     in_range = (goal[..., 0] > 0) & (goal[..., 0] <= sizes.n_predicates)
     predicate = torch.where(in_range, goal[..., 0], 0)
@@ -383,7 +336,7 @@ def lookup_facts(
     fact = kb.argument_postings.index_select(0, row.reshape(-1)).reshape(
         row.shape
     )
-    return FactLookup(fact.to(torch.int64), mask, count)
+    return fact.to(torch.int64), mask, count
 
 
 def find_postings(
@@ -406,12 +359,11 @@ def find_postings(
 
 def lookup_rules(
     kb: KnowledgeBase, sizes: KBSizes, predicate: I64[Tensor, "..."]
-) -> RuleLookup:
+) -> tuple[I64[Tensor, "... H"], Bool[Tensor, "... H"]]:
     """Look up the rules whose head has a predicate.
 
     Returns:
-      rule_id: ids in file order.
-      mask: which of the H slots are filled, H being the most rules that share a predicate.
+      Ids in file order, and which of the H slots are filled, H being the most rules that share a predicate.
     """
     start = kb.rule_offsets[predicate]
     stop = kb.rule_offsets[predicate + 1]
@@ -419,7 +371,7 @@ def lookup_rules(
         sizes.max_rules_per_predicate, device=predicate.device
     )
     mask = row < stop[..., None]
-    return RuleLookup(kb.rule_ids_by_predicate[torch.where(mask, row, 0)], mask)
+    return kb.rule_ids_by_predicate[torch.where(mask, row, 0)], mask
 
 
 def rule_confidence(
@@ -476,36 +428,45 @@ def n_bytes(kb: KnowledgeBase) -> int:
     return sum(leaf.numel() * leaf.element_size() for leaf in tree.leaves(kb))
 
 
-class _FactTables(NamedTuple):
-    """The fields of a KnowledgeBase that follow from its facts."""
-
-    facts: Tensor
-    key_prefixes: tuple[Tensor, ...]
-    fact_index: HashTable
-    argument_index: HashTable
-    argument_postings: Tensor
-    fact_offsets: Tensor
-
-
 def _from_arrays(
     arrays: Mapping[str, np.ndarray], device: torch.device | str
-) -> _FactTables:
-    """The tables that `index_facts` gave; on a CPU they share the memory of the arrays."""
+) -> KnowledgeBase:
+    """The knowledge base without rules of what `index_facts` gave; on a CPU it shares the memory of the arrays."""
     tensors = {name: from_numpy(a).to(device) for name, a in arrays.items()}
     n_prefixes = sum(name.startswith(_KEY_PREFIX) for name in tensors)
     fact_index, argument_index = (
         HashTable(*(tensors[f"{name}.{part}"] for part in HashTable._fields))
         for name in _HASH_TABLES
     )
-    return _FactTables(
-        facts=tensors["facts"],
-        key_prefixes=tuple(
-            tensors[f"{_KEY_PREFIX}{i}"] for i in range(n_prefixes)
-        ),
+    prefixes = [tensors[f"{_KEY_PREFIX}{i}"] for i in range(n_prefixes)]
+    facts, postings, fact_offsets = (tensors[name] for name in _FACT_TENSORS)
+    return _without_rules(
+        facts, prefixes, fact_index, argument_index, postings, fact_offsets
+    )
+
+
+def _without_rules(
+    facts: Tensor,
+    key_prefixes: Sequence[Tensor],
+    fact_index: HashTable,
+    argument_index: HashTable,
+    argument_postings: Tensor,
+    fact_offsets: Tensor,
+) -> KnowledgeBase:
+    """The knowledge base of facts alone."""
+    none = torch.zeros(0, device=facts.device)
+    return KnowledgeBase(
+        facts=facts,
+        key_prefixes=tuple(key_prefixes),
         fact_index=fact_index,
         argument_index=argument_index,
-        argument_postings=tensors["argument_postings"],
-        fact_offsets=tensors["fact_offsets"],
+        argument_postings=argument_postings,
+        fact_offsets=fact_offsets,
+        rules=none,
+        rule_offsets=none,
+        rule_ids_by_predicate=none,
+        support=none,
+        body_pairs=none,
     )
 
 
@@ -514,18 +475,19 @@ def _sort_and_index_facts(
     n_constants: int,
     n_predicates: int,
     device: torch.device | str,
-) -> _FactTables:
-    """Index facts in any order, once each."""
+) -> KnowledgeBase:
+    """The knowledge base without rules of facts in any order, once each."""
     _validate_facts(facts, n_constants, n_predicates)
     table = from_numpy(np.ascontiguousarray(facts, dtype=np.int32)).to(device)
-    table = table[sort_and_index_atoms(table, n_predicates, n_constants).rows]
+    rows, _ = sort_and_index_atoms(table, n_predicates, n_constants)
+    table = table[rows]
     return _index_sorted_facts(table, n_predicates, n_constants)
 
 
 def _index_sorted_facts(
     facts: I32[Tensor, "N W"], n_predicates: int, n_constants: int
-) -> _FactTables:
-    """Index facts that are distinct and in lexicographic order."""
+) -> KnowledgeBase:
+    """The knowledge base without rules of facts that are distinct and in lexicographic order."""
     prefixes, keys = index_sorted_atoms(facts, n_predicates, n_constants)
     ids = torch.arange(len(facts), device=facts.device, dtype=torch.int32)
     entries = torch.stack([keys, ids], dim=1)
@@ -539,17 +501,11 @@ def _index_sorted_facts(
         facts[:, 0].contiguous(), predicates, out_int32=True
     )
 
-    argument_index, argument_postings = _index_arguments(
+    argument_index, postings = _index_arguments(
         facts, n_predicates, n_constants
     )
-
-    return _FactTables(
-        facts=facts,
-        key_prefixes=prefixes,
-        fact_index=fact_index,
-        argument_index=argument_index,
-        argument_postings=argument_postings,
-        fact_offsets=fact_offsets,
+    return _without_rules(
+        facts, prefixes, fact_index, argument_index, postings, fact_offsets
     )
 
 
@@ -699,3 +655,161 @@ def _max_lookup(
         if bound:
             widths.append(int(value_counts(column).max()))
     return min(widths)
+
+
+# -- triples by the two sides of a ranking query
+
+
+class TripleIndex(NamedTuple):
+    """Distinct triples as ascending integer keys, one table of keys for each side.
+
+    The key of a triple for a side is (predicate, given argument, replaced argument) in base C + 1, so that all answers
+    to one query are neighbours.
+    """
+
+    base: I64[Tensor, ""]  # C + 1
+    head_query_keys: I64[Tensor, "N"]  # keys (predicate, tail, head)
+    tail_query_keys: I64[Tensor, "N"]  # keys (predicate, head, tail)
+
+
+class FilterIndex(NamedTuple):
+    """The triples that candidates are looked up in, the same for every query of a data set."""
+
+    # the known triples, of all splits and of facts.txt, which are filtered from the candidates
+    true_triples: TripleIndex
+    # the triples that T_P derives, without facts that no other facts prove if they are asked
+    derivable_triples: TripleIndex
+
+
+class Answers(NamedTuple):
+    """The answers to a batch of queries, in ascending order of query and entity."""
+
+    query_row: I64[Tensor, "L"]  # row of the query in the batch
+    triple_key: I64[Tensor, "L"]  # key of the answering triple
+    entity: I64[Tensor, "L"]  # its replaced argument
+
+
+def build_triple_index(
+    atoms: I64[Tensor, "N W"],
+    n_constants: int,
+    pool: I64[Tensor, "E"] | None = None,
+) -> TripleIndex:
+    """Build the index of the binary atoms of a table of ground atoms.
+
+    Args:
+      atoms: in any order, repetitions allowed. Atoms of other than two arguments answer no ranking query and are left
+        out.
+      pool: index on each side only triples whose replaced argument is one of these entities, which ascend; None indexes
+        all.
+
+    Raises:
+      ValueError: the keys of so many predicates and constants exceed 63 bits.
+    """
+    atoms = atoms.to(torch.int64)
+    base = n_constants + 1
+    n_predicates = int(atoms[:, 0].max()) if len(atoms) else 0
+    if (n_predicates + 1) * base * base >= 1 << row_index.KEY_BITS:
+        raise ValueError(
+            f"expected triples whose keys fit {row_index.KEY_BITS} bits, "
+            f"got {n_predicates} predicates and {n_constants} constants"
+        )
+
+    triples = binary_atoms(atoms)
+    return TripleIndex(
+        base=torch.tensor(base, device=atoms.device),
+        head_query_keys=_sorted_keys(triples, base, HEAD, pool),
+        tail_query_keys=_sorted_keys(triples, base, TAIL, pool),
+    )
+
+
+def contains_triple(
+    index: TripleIndex, atoms: I64[Tensor, "... W"], side: int
+) -> Bool[Tensor, "..."]:
+    """Whether each atom is in the index of a side: a triple whose replaced argument is in the index's pool."""
+    return contains_key(
+        index, _query_key(index, atoms, side) + atoms[..., side], side
+    )
+
+
+def contains_key(
+    index: TripleIndex, triple_key: I64[Tensor, "..."], side: int
+) -> Bool[Tensor, "..."]:
+    """Whether each key of a triple is in the index of a side."""
+    keys = _side_keys(index, side)
+    if triple_key.is_cuda or triple_key.numel() <= MAX_SEARCHED_AT_ONCE:
+        return _is_among(keys, triple_key)
+    parts = torch.split(triple_key.flatten(), MAX_SEARCHED_AT_ONCE)
+    found = [_is_among(keys, part) for part in parts]
+    return torch.cat(found).view(triple_key.shape)
+
+
+def _is_among(
+    keys: I64[Tensor, "N"], wanted: I64[Tensor, "..."]
+) -> Bool[Tensor, "..."]:
+    """Whether each value is one of some ascending ones."""
+    first = torch.searchsorted(keys, wanted)
+    return first < torch.searchsorted(keys, wanted, right=True)
+
+
+def answer_range(
+    index: TripleIndex, queries: I64[Tensor, "Q W"], side: int
+) -> tuple[I64[Tensor, "Q"], I64[Tensor, "Q"]]:
+    """Where the answers to each query start and stop in the keys of a side."""
+    keys = _side_keys(index, side)
+    query_key = _query_key(index, queries, side)
+    start = torch.searchsorted(keys, query_key)
+    return start, torch.searchsorted(keys, query_key + index.base)
+
+
+def list_answers(
+    index: TripleIndex, queries: I64[Tensor, "Q W"], side: int
+) -> Answers:
+    """List every triple of the index that answers a query."""
+    start, stop = answer_range(index, queries, side)
+    query_row, position = row_index.expand_ranges(start, stop - start)
+    triple_key = _side_keys(index, side)[position]
+    return Answers(query_row, triple_key, triple_key % index.base)
+
+
+def binary_atoms(atoms: Tensor) -> Tensor:
+    """The atoms of exactly two arguments."""
+    if atoms.shape[1] <= TAIL:
+        return atoms.new_zeros((0, TAIL + 1))
+    return atoms[is_binary(atoms)]
+
+
+def is_binary(atoms: Tensor) -> Tensor:
+    """Whether each atom has exactly two arguments."""
+    if atoms.shape[1] <= TAIL:
+        return torch.zeros_like(atoms[:, 0], dtype=torch.bool)
+    has_second_argument = atoms[:, TAIL] > 0
+    has_no_third_argument = (atoms[:, TAIL + 1 :] == 0).all(1)
+    return has_second_argument & has_no_third_argument
+
+
+def _sorted_keys(
+    triples: Tensor, base: int, side: int, pool: Tensor | None
+) -> Tensor:
+    """The ascending, distinct keys of triples for a side, of those whose replaced argument is in the pool."""
+    given, replaced = triples[:, _given_argument(side)], triples[:, side]
+    keys = (triples[:, 0] * base + given) * base + replaced
+    if pool is not None:
+        keys = keys[row_index.binary_search(pool, replaced.contiguous()).found]
+    return row_index.unique_values(keys)
+
+
+def _given_argument(side: int) -> int:
+    """The argument that a query of a side keeps."""
+    return TAIL if side == HEAD else HEAD
+
+
+def _side_keys(index: TripleIndex, side: int) -> Tensor:
+    """The keys of a side."""
+    return index.head_query_keys if side == HEAD else index.tail_query_keys
+
+
+def _query_key(index: TripleIndex, queries: Tensor, side: int) -> Tensor:
+    """The key of each query with 0 as its replaced argument: all answers lie within `base` above it."""
+    predicate = queries[..., 0].to(torch.int64)
+    given = queries[..., _given_argument(side)]
+    return (predicate * index.base + given) * index.base

@@ -11,15 +11,17 @@ with the prover or with the module that builds proofs (`logic/prove.py`).
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, TypeGuard, cast
 
 Atom = tuple[int, ...]
+# Functions that turn an atom into text, and the id of a rule, a predicate or a term into its text or name.
+AtomFormatter = Callable[[Atom], str]
+RuleFormatter = Callable[[int], str]
+NameFormatter = Callable[[int], str]
 # version of the JSON form; 1, without tables of names, had no version
 JSON_FORMAT = 2
-_MAX_NUMBER = 1e300  # excludes NaN and the infinities, which `json` reads
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,30 +43,6 @@ class Proof:
     """A proof of `nodes[0].goal`."""
 
     nodes: tuple[Node, ...]  # the root first
-
-
-class AtomFormatter(Protocol):
-    """Function that turns an atom into text."""
-
-    def __call__(self, atom: Atom, /) -> str:
-        """The text of an atom."""
-        ...
-
-
-class RuleFormatter(Protocol):
-    """Function that turns the id of a rule into the rule's text."""
-
-    def __call__(self, rule: int, /) -> str:
-        """The text of the rule with this id."""
-        ...
-
-
-class NameFormatter(Protocol):
-    """Function that turns the id of a predicate, or that of a constant or variable, into its name."""
-
-    def __call__(self, number: int, /) -> str:
-        """The name of this id."""
-        ...
 
 
 # -- checking
@@ -99,11 +77,9 @@ def check_proof(
     errors = _position_errors(proof)
     if errors:
         return errors
-    layout = _order_nodes(proof)
-    if layout.unsupported:
-        return [
-            f"node {i}: supports itself or nothing" for i in layout.unsupported
-        ]
+    heights, users, unsupported = _order_nodes(proof)
+    if unsupported:
+        return [f"node {i}: supports itself or nothing" for i in unsupported]
 
     excluded_fact = proof.nodes[0].goal if leave_one_out else None
     for position, node in enumerate(proof.nodes):
@@ -111,7 +87,7 @@ def check_proof(
         if node.rule is None:
             node_errors += _fact_errors(node, facts, excluded_fact)
         else:
-            height = layout.heights[position]
+            height = heights[position]
             node_errors += _rule_errors(
                 proof, node, node.rule, rules, n_constants
             )
@@ -130,7 +106,7 @@ def check_proof(
 
         # a path is as long as the node is deep: format it for an error only
         for error in node_errors:
-            errors.append(f"{_format_path(position, layout.users)}: {error}")
+            errors.append(f"{_format_path(position, users)}: {error}")
     return errors
 
 
@@ -149,17 +125,15 @@ def _position_errors(proof: Proof) -> list[str]:
     return errors
 
 
-class _Layout(NamedTuple):
-    """How the nodes of a proof hang together."""
+def _order_nodes(
+    proof: Proof,
+) -> tuple[list[int], list[tuple[int, int]], list[int]]:
+    """Traverse the nodes in topological order from the root (Kahn's algorithm).
 
-    heights: list[int]  # of each node, the greatest at which it is used
-    # of each node, a parent at the greatest height and the place among its children
-    users: list[tuple[int, int]]
-    unsupported: list[int]  # nodes that support themselves or not the root
-
-
-def _order_nodes(proof: Proof) -> _Layout:
-    """Traverse the nodes in topological order from the root (Kahn's algorithm)."""
+    Returns:
+      The greatest height at which each node is used, a parent at that height and the place among its children, and the
+      nodes that support themselves or not the root.
+    """
     nodes = proof.nodes
     n_open_parents = [0] * len(nodes)
     for node in nodes:
@@ -180,7 +154,7 @@ def _order_nodes(proof: Proof) -> _Layout:
 
     positions = set(range(len(nodes)))
     unsupported = sorted(positions - set(order))
-    return _Layout(heights, users, unsupported)
+    return heights, users, unsupported
 
 
 def _format_path(position: int, users: Sequence[tuple[int, int]]) -> str:
@@ -331,7 +305,7 @@ def to_json(
     format_predicate: NameFormatter,
     format_term: NameFormatter,
 ) -> str:
-    """Format a proof as one JSON object, which is complete by itself; `from_json` reads it.
+    """Format a proof as one JSON object, which is complete by itself.
 
     Args:
       format_atom: turns an atom into text, for people.
@@ -414,104 +388,3 @@ def _quote_dot(label: str) -> str:
     escaped = escaped.replace('"', '\\"')
     escaped = escaped.replace("\n", "\\n")
     return f'"{escaped}"'
-
-
-# -- reading JSON
-
-
-def from_json(text: str) -> Proof:
-    """Read the proof that `to_json` wrote.
-
-    The form alone is checked; whether the proof holds is the task of `check_proof`.
-
-    Args:
-      text: one JSON object; texts and names are ignored.
-
-    Returns:
-      The proof.
-
-    Raises:
-      ValueError: one line, naming the node that is malformed.
-    """
-    try:
-        document: object = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"proof: expected JSON, got: {error}") from None
-
-    version = _fields(document).get("format", 1)
-    if version not in range(1, JSON_FORMAT + 1):
-        raise ValueError(
-            f"proof: expected a format from 1 to {JSON_FORMAT}, got {version}"
-        )
-    rows = _fields(document).get("nodes")
-    if not isinstance(rows, list):
-        raise ValueError('proof: expected an object with a list of "nodes"')
-    nodes: list[Node] = []
-    for i, row in enumerate(cast("list[object]", rows)):
-        nodes.append(_parse_node(i, row))
-    return Proof(nodes=tuple(nodes))
-
-
-def _parse_node(position: int, row: object) -> Node:
-    """The node of one entry of the list of nodes."""
-    # The fields, of any JSON type.
-    fields = _fields(row)
-    goal = fields.get("goal")
-    rule = fields.get("rule")
-    substitution = fields.get("substitution")
-    probability = fields.get("probability")
-    children = fields.get("children")
-
-    if (
-        not (_is_integer_list(goal) and goal)
-        or not (rule is None or _is_integer(rule))
-        or not _is_substitution(substitution)
-        or not (probability is None or _is_finite_number(probability))
-        or not _is_integer_list(children)
-    ):
-        raise ValueError(
-            f"proof: node {position}: expected integers in goal, rule, substitution and children, "
-            "and a number or null as probability"
-        )
-    return Node(
-        goal=tuple(goal),
-        rule=rule,
-        substitution=tuple(
-            (variable, constant) for variable, constant in substitution
-        ),
-        probability=None if probability is None else float(probability),
-        children=tuple(children),
-    )
-
-
-def _fields(value: object) -> dict[str, object]:
-    """The fields of a JSON object; none for any other value."""
-    return cast("dict[str, object]", value) if isinstance(value, dict) else {}
-
-
-def _is_integer(value: object) -> TypeGuard[int]:
-    """Whether a JSON value is an integer; true and false are none."""
-    return type(value) is int
-
-
-def _is_integer_list(value: object) -> TypeGuard[list[int]]:
-    """Whether a JSON value is a list of integers."""
-    if not isinstance(value, list):
-        return False
-    items = cast("list[object]", value)
-    return all(_is_integer(item) for item in items)
-
-
-def _is_substitution(value: object) -> TypeGuard[list[list[int]]]:
-    """Whether a JSON value is a list of pairs of integers."""
-    if not isinstance(value, list):
-        return False
-    pairs = cast("list[object]", value)
-    return all(_is_integer_list(pair) and len(pair) == 2 for pair in pairs)
-
-
-def _is_finite_number(value: object) -> TypeGuard[float]:
-    """Whether a JSON value is a number that a float holds."""
-    if not isinstance(value, (int, float)) or isinstance(value, bool):
-        return False
-    return abs(value) < _MAX_NUMBER

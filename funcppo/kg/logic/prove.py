@@ -47,9 +47,11 @@ from funcppo.kg.logic.joins import (
     substitute_terms,
 )
 from funcppo.kg.logic.kb import (
+    TAIL,
     KBSizes,
     KnowledgeBase,
     contains,
+    is_binary,
     remove_fact,
     sort_and_index_atoms,
 )
@@ -60,7 +62,6 @@ from funcppo.kg.logic.row_index import (
     rule_tuples,
     unique_rows_with_inverse,
 )
-from funcppo.kg.logic.triple_index import TAIL, is_binary
 
 Clause = tuple[Atom, ...]  # head first; a fact is a clause without a body
 # The clause that resolves the leftmost goal: its kind, its id, and the probability of this choice under the policy;

@@ -29,25 +29,16 @@ class Substitution(NamedTuple):
     term: I32[Tensor, "... J"]  # what replaces the variable
 
 
-class Unification(NamedTuple):
-    """The result of unifying pairs of atoms."""
-
-    unifies: Bool[Tensor, "..."]
-    # the most general unifier; meaningless where the atoms do not unify
-    substitution: Substitution
-
-
 def unify(
     a: I32[Tensor, "... W"], b: I32[Tensor, "... W"], n_constants: int
-) -> Unification:
+) -> tuple[Bool[Tensor, "..."], Substitution]:
     """Compute the most general unifier of two atoms.
 
     Arguments are solved left to right, each equation rewritten by the bindings before it. Where both sides are
     variables, the variable of `a` is replaced by that of `b`.
 
     Returns:
-      unifies: whether there is a unifier.
-      substitution: the most general one.
+      Whether there is a unifier, and the most general one, meaningless where there is none.
 
     Source: Martelli & Montanari 1982, "An efficient unification algorithm", rules (c) and (d), for flat terms.
     """
@@ -74,9 +65,8 @@ def unify(
         )
         variables.append(variable)
         terms.append(term)
-    return Unification(
-        unifies,
-        Substitution(torch.stack(variables, -1), torch.stack(terms, -1)),
+    return unifies, Substitution(
+        torch.stack(variables, -1), torch.stack(terms, -1)
     )
 
 
@@ -159,18 +149,6 @@ class _Clauses(NamedTuple):
     overflow: Bool[Tensor, "B"]
 
 
-class _GoalRows(NamedTuple):
-    """Goal lists before compaction."""
-
-    atoms: I32[Tensor, "B S G W"]
-    height: I32[Tensor, "B S G"]
-
-
-class _CompactedGoals(NamedTuple):
-    goals: Goals
-    exceeds_capacity: Bool[Tensor, "B S"]  # the list is longer than A goals
-
-
 def make_resolve_config(
     kb: KnowledgeBase, sizes: KBSizes, max_height: int
 ) -> ResolveConfig:
@@ -229,43 +207,31 @@ def resolve(
     """
     matching = _match_clauses(cfg, kb, goals, root)
     clauses = _compact_clauses(cfg.max_successors, matching)
-    if not cfg.build_resolvents:
-        return _without_resolvents(goals, clauses)
+    mask, overflow = clauses.mask, clauses.overflow
+    if cfg.build_resolvents:
+        atoms, height = _build_resolvents(cfg, kb, goals, clauses)
+        is_root = (atoms == root[:, None, None]).all(-1)
+        is_fact = kbase.contains(kb, cfg.sizes, atoms.long()) & ~is_root
+        is_open = (atoms[..., 0] > 0) & ~is_fact & mask[..., None]
+        successors = _compact_goals(cfg, atoms, height, is_open)
+        is_too_long = is_open.sum(-1) > cfg.max_goals
+        overflow = overflow | (mask & is_too_long).any(-1)
+        mask = mask & ~is_too_long
+    else:
+        no_atoms = goals.atoms.new_zeros(
+            (*clauses.clause.shape, 0, goals.atoms.shape[-1])
+        )
+        successors = Goals(no_atoms, no_atoms[..., 0])
 
-    rows = _build_resolvents(cfg, kb, goals, clauses)
-    is_open = (rows.atoms[..., 0] > 0) & ~_is_known_fact(
-        cfg, kb, rows.atoms, root
-    )
-    compacted = _compact_goals(cfg, rows, is_open & clauses.mask[..., None])
-    dropped = clauses.mask & compacted.exceeds_capacity
+    # Each successor names its clause.
+    rule = torch.where(clauses.is_rule & clauses.mask, clauses.clause, -1)
+    fact = torch.where(~clauses.is_rule & clauses.mask, clauses.clause, -1)
     return Successors(
-        goals=compacted.goals,
-        rule=torch.where(clauses.is_rule & clauses.mask, clauses.clause, -1).to(
-            torch.int32
-        ),
-        fact=torch.where(
-            ~clauses.is_rule & clauses.mask, clauses.clause, -1
-        ).to(torch.int32),
-        mask=clauses.mask & ~compacted.exceeds_capacity,
-        overflow=clauses.overflow | dropped.any(-1),
-    )
-
-
-def _without_resolvents(goals: Goals, clauses: _Clauses) -> Successors:
-    """Successors that name their clause and hold no goals."""
-    no_atoms = goals.atoms.new_zeros(
-        (*clauses.clause.shape, 0, goals.atoms.shape[-1])
-    )
-    return Successors(
-        goals=Goals(no_atoms, no_atoms[..., 0]),
-        rule=torch.where(clauses.is_rule & clauses.mask, clauses.clause, -1).to(
-            torch.int32
-        ),
-        fact=torch.where(
-            ~clauses.is_rule & clauses.mask, clauses.clause, -1
-        ).to(torch.int32),
-        mask=clauses.mask,
-        overflow=clauses.overflow,
+        goals=successors,
+        rule=rule.to(torch.int32),
+        fact=fact.to(torch.int32),
+        mask=mask,
+        overflow=overflow,
     )
 
 
@@ -277,43 +243,38 @@ def _match_clauses(
     goal = goals.atoms[:, 0]
 
     # Candidates by predicate, and for facts by the most selective argument.
-    rules = kbase.lookup_rules(kb, sizes, goal[:, 0].long())
-    facts = kbase.lookup_facts(kb, sizes, goal.long(), cfg.max_fanout)
-    rule_filled = rules.mask & (goals.height[:, :1] < cfg.max_height)
+    rule_id, has_rule = kbase.lookup_rules(kb, sizes, goal[:, 0].long())
+    fact_id, has_fact, n_facts = kbase.lookup_facts(
+        kb, sizes, goal.long(), cfg.max_fanout
+    )
+    rule_filled = has_rule & (goals.height[:, :1] < cfg.max_height)
 
     # Unify the goal with every candidate's head or atom.
+    heads = goal[:, None, :].expand(-1, 0, -1)
     if sizes.n_rules:
-        heads = _standardize_apart(cfg, kb.rules[:, 0])[rules.rule_id]
-    else:
-        heads = goal[:, None, :].expand(-1, 0, -1)
+        heads = _standardize_apart(cfg, kb.rules[:, 0])[rule_id]
+    atoms = torch.zeros_like(goal)[:, None].expand(-1, fact_id.shape[1], -1)
     if sizes.n_facts:
-        atoms = kb.facts[facts.fact_id]
-    else:
-        atoms = torch.zeros_like(goal)[:, None].expand(
-            -1, facts.fact_id.shape[1], -1
-        )
+        atoms = kb.facts[fact_id]
     unifies, _ = unify(
         torch.cat([heads, atoms], 1), goal[:, None], sizes.n_constants
     )
 
     # The root is no fact of its own proof; rows without a goal match nothing.
     is_root = (atoms == root[:, None]).all(-1)
-    filled = torch.cat([rule_filled, facts.mask & ~is_root], 1) & (
+    filled = torch.cat([rule_filled, has_fact & ~is_root], 1) & (
         goal[:, :1] > 0
     )
     is_rule = (
-        torch.arange(filled.shape[1], device=goal.device)
-        < rules.rule_id.shape[1]
+        torch.arange(filled.shape[1], device=goal.device) < rule_id.shape[1]
     )
 
     # The only fact that a ground root could match is itself, so it never misses one.
     is_ground = (goal[:, 1:] <= sizes.n_constants).all(-1)
     is_ground_root = is_ground & (goal == root).all(-1)
-    overflow = (
-        (facts.n_facts > cfg.max_fanout) & (goal[:, 0] > 0) & ~is_ground_root
-    )
+    overflow = (n_facts > cfg.max_fanout) & (goal[:, 0] > 0) & ~is_ground_root
     return _Clauses(
-        clause=torch.cat([rules.rule_id, facts.fact_id], 1),
+        clause=torch.cat([rule_id, fact_id], 1),
         is_rule=is_rule.expand_as(filled),
         mask=unifies & filled,
         overflow=overflow,
@@ -355,8 +316,8 @@ def _standardize_apart(cfg: ResolveConfig, atoms: Tensor) -> Tensor:
 
 def _build_resolvents(
     cfg: ResolveConfig, kb: KnowledgeBase, goals: Goals, clauses: _Clauses
-) -> _GoalRows:
-    """Body and remaining goals, M - 1 + A - 1 of them, under the unifier of the leftmost goal and the clause."""
+) -> tuple[I32[Tensor, "B S G W"], I32[Tensor, "B S G"]]:
+    """Atoms and heights of body and remaining goals, M - 1 + A - 1 of them, under the unifier of goal and clause."""
     sizes = cfg.sizes
     clause, is_rule = clauses.clause, clauses.is_rule
     B, S = clause.shape
@@ -395,25 +356,17 @@ def _build_resolvents(
 
     body_height = (goals.height[:, None, :1] + 1).expand(-1, S, body.shape[2])
     tail_height = goals.height[:, None, 1:].expand(-1, S, -1)
-    return _GoalRows(atoms, torch.cat([body_height, tail_height], 2))
-
-
-def _is_known_fact(
-    cfg: ResolveConfig, kb: KnowledgeBase, atoms: Tensor, root: Tensor
-) -> Tensor:
-    """Which atoms [B, S, G, W] are facts other than the root."""
-    is_root = (atoms == root[:, None, None]).all(-1)
-    return kbase.contains(kb, cfg.sizes, atoms.long()) & ~is_root
+    return atoms, torch.cat([body_height, tail_height], 2)
 
 
 def _compact_goals(
-    cfg: ResolveConfig, rows: _GoalRows, is_open: Tensor
-) -> _CompactedGoals:
+    cfg: ResolveConfig, atoms: Tensor, height: Tensor, is_open: Tensor
+) -> Goals:
     """Move the open goals left into A slots and rename their variables canonically."""
-    B, S, _, W = rows.atoms.shape
+    B, S, _, W = atoms.shape
     A = cfg.max_goals
     slot = _compaction_slots(is_open, A)
-    with_height = torch.cat([rows.atoms, rows.height[..., None]], -1)
+    with_height = torch.cat([atoms, height[..., None]], -1)
     empty = torch.zeros(
         (B, S, A + 1, W + 1), dtype=with_height.dtype, device=with_height.device
     )
@@ -425,4 +378,4 @@ def _compact_goals(
         packed[..., 1:W].reshape(B, S, A * (W - 1)), cfg.sizes.n_constants
     )
     atoms = torch.cat([packed[..., :1], terms.view(B, S, A, W - 1)], -1)
-    return _CompactedGoals(Goals(atoms, packed[..., W]), is_open.sum(-1) > A)
+    return Goals(atoms, packed[..., W])

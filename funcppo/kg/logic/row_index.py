@@ -418,3 +418,15 @@ def unique_columns(
     key, order = sort_keys(key)
     first = order[first_of_run(key)]
     return tuple(column.index_select(0, first) for column in columns)
+
+
+# rows, and for each of them a position that belongs to it
+RowPairs = tuple[I64[Tensor, "n"], I64[Tensor, "n"]]
+
+
+def expand_ranges(start: I64[Tensor, "n"], count: I64[Tensor, "n"]) -> RowPairs:
+    """All pairs (row, start[row] + i) with i < count[row]."""
+    row = torch.repeat_interleave(count)
+    shift = start - torch.cumsum(count, 0) + count
+    number = torch.arange(len(row), device=start.device)
+    return row, number + shift.index_select(0, row)

@@ -39,7 +39,7 @@ from torch import Tensor
 
 from funcppo.core.types import F32, F64, I32, I64, Bool
 from funcppo.kg.logic import row_index
-from funcppo.kg.logic.joins import expand_ranges
+from funcppo.kg.logic.row_index import expand_ranges
 from funcppo.kg.mining.counts import Budget
 
 # approximate number of rows that are computed at once

@@ -30,7 +30,7 @@ from torch.nn.functional import pad
 
 from funcppo.core.types import F32, F64, I64
 from funcppo.kg.logic import row_index
-from funcppo.kg.logic.joins import expand_ranges
+from funcppo.kg.logic.row_index import expand_ranges
 from funcppo.kg.mining import paths
 from funcppo.kg.mining.counts import (
     MAX_RULE_ATOMS,

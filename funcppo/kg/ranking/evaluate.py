@@ -29,8 +29,8 @@ from funcppo.core.record_log import Record, RecordLog, Settings
 from funcppo.core.settings import INT32_MAX
 from funcppo.kg.graph.rules import format_atom, proof_names
 from funcppo.kg.logic import proof
+from funcppo.kg.logic.kb import SIDE_NAMES
 from funcppo.kg.logic.proof import Proof
-from funcppo.kg.logic.triple_index import SIDE_NAMES
 from funcppo.kg.ranking import explain, rank_metrics, ranking, scoring
 from funcppo.kg.ranking.rank_metrics import ZERO_SCORE, Metrics, RankCounts
 from funcppo.kg.ranking.ranking import Ranking, RankingProtocol

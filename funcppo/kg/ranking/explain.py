@@ -32,14 +32,14 @@ from funcppo.kg.graph.rules import (
     proof_names,
 )
 from funcppo.kg.graph.text import format_name
-from funcppo.kg.logic import derive, fixpoint, proof, prove, triple_index
+from funcppo.kg.logic import derive, fixpoint, proof, prove
+from funcppo.kg.logic import kb as kbase
 from funcppo.kg.logic.derive import Questions
 from funcppo.kg.logic.joins import RowBudget
-from funcppo.kg.logic.kb import KnowledgeBase
+from funcppo.kg.logic.kb import HEAD, SIDE_NAMES, TAIL, KnowledgeBase
 from funcppo.kg.logic.proof import Atom, Proof
 from funcppo.kg.logic.prove import Choice, Program, QueryResult
 from funcppo.kg.logic.row_index import unique_rows_with_inverse
-from funcppo.kg.logic.triple_index import HEAD, SIDE_NAMES, TAIL
 from funcppo.kg.ranking import scoring
 from funcppo.kg.scores import evidence
 from funcppo.kg.scores.evidence import EvidenceConfig
@@ -384,7 +384,7 @@ def explain_answer(
         task.sizes,
         score.facts,
         Questions(*columns),
-        triple_index.build_triple_index(known, task.sizes.n_constants),
+        kbase.build_triple_index(known, task.sizes.n_constants),
         EvidenceConfig(
             left_out=score.left_out,
             object_identity=task.least_model.object_identity,

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from funcppo.core.files import Json
 from funcppo.core.types import F32, F64, I64, Bool
-from funcppo.kg.logic.triple_index import SIDE_NAMES
+from funcppo.kg.logic.kb import SIDE_NAMES
 
 # nested names and numbers, as they are written to JSON
 Metrics = Json

@@ -32,9 +32,8 @@ from torch import Tensor
 from funcppo.core import random
 from funcppo.core.types import F64, I32, I64, Bool
 from funcppo.kg.logic import kb as kbase
-from funcppo.kg.logic import row_index, triple_index
-from funcppo.kg.logic.kb import KBSizes
-from funcppo.kg.logic.triple_index import HEAD, TAIL, FilterIndex, TripleIndex
+from funcppo.kg.logic import row_index
+from funcppo.kg.logic.kb import HEAD, TAIL, FilterIndex, KBSizes, TripleIndex
 from funcppo.kg.ranking import rank_metrics, scoring
 from funcppo.kg.ranking.rank_metrics import Metrics, RankCounts
 from funcppo.kg.scores.evidence import FactIndex
@@ -574,7 +573,7 @@ def list_candidates(
     if protocol.n_negatives is None:
         entity = pool.expand(len(queries), -1)
         atom = _corrupt(queries, side, entity)
-        is_true = triple_index.contains(true_triples, atom, side)
+        is_true = kbase.contains_triple(true_triples, atom, side)
         is_other = ~is_true & (entity != queries[:, side, None])
     else:
         key = random.key(protocol.seed, queries.device)
@@ -596,7 +595,7 @@ def list_candidates(
     is_listed = torch.nn.functional.pad(is_other, (1, 0), value=True)
     atom = _corrupt(queries, side, entity)
     if not protocol.score_unprovable:
-        is_listed = is_listed & triple_index.contains(
+        is_listed = is_listed & kbase.contains_triple(
             filter_index.derivable_triples, atom, side
         )
 
@@ -606,7 +605,7 @@ def list_candidates(
         atom=atom[is_listed],
         is_answer=column == 0,
         n_candidates=is_other.sum(1) + 1,
-        answer_provable=triple_index.contains(
+        answer_provable=kbase.contains_triple(
             filter_index.derivable_triples,
             queries,
             side,
@@ -622,9 +621,9 @@ def _list_provable(
 ) -> CandidateTable:
     """List the candidates whose triple is derivable: the only ones that need a score, since the others score 0."""
     true_triples, derivable_triples = filter_index
-    answers = triple_index.list_answers(derivable_triples, queries, side)
+    answers = kbase.list_answers(derivable_triples, queries, side)
     is_answer = answers.entity == queries[answers.query_row, side]
-    is_true = triple_index.contains_key(true_triples, answers.triple_key, side)
+    is_true = kbase.contains_key(true_triples, answers.triple_key, side)
     kept = is_answer | ~is_true
     query_row = answers.query_row[kept]
     return CandidateTable(
@@ -632,7 +631,7 @@ def _list_provable(
         atom=_replace_argument(queries[query_row], side, answers.entity[kept]),
         is_answer=is_answer[kept],
         n_candidates=_count_candidates(true_triples, queries, side, pool_size),
-        answer_provable=triple_index.contains(derivable_triples, queries, side),
+        answer_provable=kbase.contains_triple(derivable_triples, queries, side),
     )
 
 
@@ -649,8 +648,8 @@ def _count_candidates(
       side: `HEAD` or `TAIL`.
       pool_size: number of entities of the pool, which holds every answer.
     """
-    start, stop = triple_index.answer_range(true_triples, queries, side)
-    answer_is_true = triple_index.contains(true_triples, queries, side)
+    start, stop = kbase.answer_range(true_triples, queries, side)
+    answer_is_true = kbase.contains_triple(true_triples, queries, side)
     return pool_size - (stop - start) + answer_is_true.to(torch.int64)
 
 
@@ -793,10 +792,10 @@ def _excluded_entities(
     Returns:
       [X], query_row * (E + 1) + position in the pool for each of them, ascending.
     """
-    answers = triple_index.list_answers(true_triples, queries, side)
+    answers = kbase.list_answers(true_triples, queries, side)
 
     # The answer of a query that is no known triple is not listed among the true ones.
-    is_listed = triple_index.contains(true_triples, queries, side)
+    is_listed = kbase.contains_triple(true_triples, queries, side)
     unlisted = (~is_listed).nonzero()[:, 0]
     query_row = torch.cat([answers.query_row, unlisted])
     entity = torch.cat([answers.entity, queries[unlisted, side]])

@@ -27,7 +27,7 @@ from funcppo.core.files import Json
 from funcppo.core.record_log import Record
 from funcppo.kg.graph.rules import proof_names
 from funcppo.kg.logic.derive import LeftOut, make_label
-from funcppo.kg.logic.triple_index import SIDE_NAMES
+from funcppo.kg.logic.kb import SIDE_NAMES
 from funcppo.kg.ranking import evaluate, ranking, recount
 from funcppo.kg.ranking.evaluate import Evaluator
 from funcppo.kg.ranking.explain import Explanation

@@ -23,8 +23,8 @@ from funcppo.kg.logic import (
     derive,
     fixpoint,
     joins,
-    triple_index,
 )
+from funcppo.kg.logic import kb as kbase
 from funcppo.kg.logic.derive import (
     DerivabilityIndex,
     GroundingWork,
@@ -34,9 +34,8 @@ from funcppo.kg.logic.derive import (
     select_questions,
 )
 from funcppo.kg.logic.fixpoint import Derivations
-from funcppo.kg.logic.kb import KBSizes
+from funcppo.kg.logic.kb import HEAD, TAIL, KBSizes
 from funcppo.kg.logic.row_index import sort_keys
-from funcppo.kg.logic.triple_index import HEAD, TAIL
 from funcppo.kg.scores import evidence, other_facts, rules
 from funcppo.kg.scores.evidence import Evidence, EvidenceConfig, FactIndex
 from funcppo.kg.scores.other_facts import OtherFactCounts
@@ -249,7 +248,7 @@ def score_facts(
     if score.facts is None:
         return score_atoms(task, score, atoms, side)
     kb, sizes = task.kb, task.sizes
-    known = triple_index.build_triple_index(
+    known = kbase.build_triple_index(
         evidence.binary_facts(kb), sizes.n_constants
     )
     cfg = EvidenceConfig(

@@ -27,7 +27,6 @@ from funcppo.kg.logic import (
     fixpoint,
     joins,
     resolve,
-    triple_index,
 )
 from funcppo.kg.logic import kb as kbase
 from funcppo.kg.logic.derive import RulePlan, plan_rules
@@ -38,8 +37,7 @@ from funcppo.kg.logic.fixpoint import (
     with_confidence,
 )
 from funcppo.kg.logic.joins import RowBudget, RowBudgetExceeded
-from funcppo.kg.logic.kb import KnowledgeBase
-from funcppo.kg.logic.triple_index import HEAD, TAIL
+from funcppo.kg.logic.kb import HEAD, TAIL, KnowledgeBase
 from funcppo.kg.mining.config import (
     MAX_TINY_FACTS,
     ROWS_PER_SECOND,
@@ -621,7 +619,7 @@ class _Grid:
         listed = ranking.list_queries(
             self.protocol,
             sizes,
-            triple_index.build_filter_index(
+            fixpoint.build_filter_index(
                 sizes, model, self.known_triples, self.pool
             ),
             self.queries,

@@ -24,14 +24,15 @@ from funcppo.core.deadline import NO_DEADLINE, Deadline
 from funcppo.core.files import Json
 from funcppo.core.settings import is_cuda
 from funcppo.core.types import F64, I64
-from funcppo.kg.logic import derive, triple_index
+from funcppo.kg.logic import derive
+from funcppo.kg.logic import kb as kbase
 from funcppo.kg.logic.derive import (
     GroundingWork,
     LeftOut,
     Questions,
     select_questions,
 )
-from funcppo.kg.logic.triple_index import HEAD, TAIL
+from funcppo.kg.logic.kb import HEAD, TAIL
 from funcppo.kg.ranking import rank_metrics, ranking, scoring
 from funcppo.kg.ranking.ranking import ListedQueries, Ranking, RankingProtocol
 from funcppo.kg.ranking.scoring import QuestionEvidence
@@ -346,7 +347,7 @@ def list_questions(
         seed=seed,
     )
     known = evidence.binary_facts(task.kb)
-    index = triple_index.build_triple_index(known, task.sizes.n_constants)
+    index = kbase.build_triple_index(known, task.sizes.n_constants)
     parts = evidence.iter_evidence(
         task.kb, task.sizes, facts, asked, index, settings, work
     )

@@ -25,7 +25,8 @@ from torch import Tensor
 from funcppo.core import random
 from funcppo.core.settings import NonNegativeInt, Seed, Size, check_fields
 from funcppo.core.types import F32, I64, Bool
-from funcppo.kg.logic import row_index, triple_index
+from funcppo.kg.logic import kb as kbase
+from funcppo.kg.logic import row_index
 from funcppo.kg.logic.derive import (
     WALK_UNIT,
     Groundings,
@@ -38,14 +39,13 @@ from funcppo.kg.logic.derive import (
     map_groundings,
     plan_rules,
 )
-from funcppo.kg.logic.joins import expand_ranges
-from funcppo.kg.logic.kb import KBSizes, KnowledgeBase
+from funcppo.kg.logic.kb import HEAD, TAIL, KBSizes, KnowledgeBase, TripleIndex
 from funcppo.kg.logic.row_index import (
+    expand_ranges,
     unique_inverse,
     unique_values,
     value_counts,
 )
-from funcppo.kg.logic.triple_index import HEAD, TAIL, TripleIndex
 from funcppo.kg.scores import link_embedding, path_network
 from funcppo.kg.scores.path_network import PathNetwork
 
@@ -172,7 +172,7 @@ def n_labels(sizes: KBSizes) -> int:
 
 def binary_facts(kb: KnowledgeBase) -> I64[Tensor, "N W"]:
     """The facts with two arguments."""
-    return triple_index.binary_atoms(kb.facts.long())
+    return kbase.binary_atoms(kb.facts.long())
 
 
 def count_degrees(kb: KnowledgeBase, sizes: KBSizes) -> Degrees:
@@ -667,6 +667,6 @@ def _is_true(
     key = key * base + candidates.entity
     return torch.where(
         questions.side[row] == HEAD,
-        triple_index.contains_key(true_triples, key, HEAD),
-        triple_index.contains_key(true_triples, key, TAIL),
+        kbase.contains_key(true_triples, key, HEAD),
+        kbase.contains_key(true_triples, key, TAIL),
     )

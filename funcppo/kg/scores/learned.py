@@ -30,9 +30,8 @@ from torch.nn.functional import embedding_bag
 from funcppo.core.settings import PositiveFloat, Size, check_fields
 from funcppo.core.types import F32, I64, Bool
 from funcppo.kg.logic.derive import LeftOut
-from funcppo.kg.logic.kb import KBSizes, KnowledgeBase
+from funcppo.kg.logic.kb import HEAD, KBSizes, KnowledgeBase
 from funcppo.kg.logic.row_index import unique_inverse
-from funcppo.kg.logic.triple_index import HEAD
 from funcppo.kg.scores.evidence import (
     FIRING_FIELDS,
     Evidence,

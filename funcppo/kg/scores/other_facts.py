@@ -26,7 +26,6 @@ from torch import Tensor
 
 from funcppo.core.types import F64, I64, Bool
 from funcppo.kg.logic import kb as kbase
-from funcppo.kg.logic import triple_index
 from funcppo.kg.logic.derive import make_label
 from funcppo.kg.logic.fixpoint import (
     Consequences,
@@ -35,9 +34,8 @@ from funcppo.kg.logic.fixpoint import (
     iter_consequences,
 )
 from funcppo.kg.logic.joins import RowBudget
-from funcppo.kg.logic.kb import KBSizes, KnowledgeBase
+from funcppo.kg.logic.kb import HEAD, TAIL, KBSizes, KnowledgeBase
 from funcppo.kg.logic.row_index import int_list
-from funcppo.kg.logic.triple_index import HEAD, TAIL
 from funcppo.kg.scores import evidence
 from funcppo.kg.scores.evidence import Degrees
 from funcppo.kg.scores.rules import rule_confidences
@@ -82,7 +80,7 @@ def count_other_facts(
       RowBudgetExceeded: the joins make more rows than the budget allows.
     """
     heads = kb.rules[kb.rule_ids_by_predicate, 0]
-    is_binary = triple_index.is_binary(heads)
+    is_binary = kbase.is_binary(heads)
     rule_ids = kb.rule_ids_by_predicate[is_binary]
     consequences = iter_consequences(
         kb,

@@ -37,9 +37,8 @@ from funcppo.core.settings import Size, UnitInterval, check_fields
 from funcppo.core.types import F32, F64, I64, Bool
 from funcppo.kg.logic import derive, row_index
 from funcppo.kg.logic.derive import LeftOut, make_label
-from funcppo.kg.logic.joins import expand_ranges
-from funcppo.kg.logic.row_index import sort_keys, unique_inverse
-from funcppo.kg.logic.triple_index import HEAD, TAIL
+from funcppo.kg.logic.kb import HEAD, TAIL
+from funcppo.kg.logic.row_index import expand_ranges, sort_keys, unique_inverse
 from funcppo.kg.scores.question_config import BellmanFordConfig
 
 # what the scores of candidates are multiples of

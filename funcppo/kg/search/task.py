@@ -27,7 +27,6 @@ from funcppo.kg.logic import (
     fixpoint,
     prove,
     resolve,
-    triple_index,
 )
 from funcppo.kg.logic import kb as kbase
 from funcppo.kg.logic.derive import DerivabilityIndex, RulePlan, plan_rules
@@ -99,7 +98,7 @@ class ProverTask:
     entity_pool: I64[Tensor, "E"]
     """Entities that queries are ranked against, ascending."""
 
-    filter_index: triple_index.FilterIndex
+    filter_index: kbase.FilterIndex
     """Known triples, which are filtered from the candidates, and derivable ones; none with `answers_plan`."""
 
     unproved_facts: I32[Tensor, "n W"]
@@ -224,7 +223,7 @@ def build_task(
     known = torch.from_numpy(
         dataset.facts[:0] if derives_by_query else known_triples(dataset)
     )
-    filter_index = triple_index.build_filter_index(
+    filter_index = fixpoint.build_filter_index(
         sizes, model, known, pool, unproved_facts
     )
 
@@ -378,7 +377,7 @@ def with_answers(
         with_ranking_on(replace(task, least_model=model), str(device)),
         answers_plan=None,
     )
-    filter_index = triple_index.build_filter_index(
+    filter_index = fixpoint.build_filter_index(
         sizes,
         answered.least_model,
         torch.cat([facts, known]).to(device),

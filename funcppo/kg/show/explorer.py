@@ -29,11 +29,11 @@ from funcppo.kg.answers import (
 from funcppo.kg.graph.dataset import Dataset, assign_ids
 from funcppo.kg.graph.rules import format_atom, format_rule, read_query
 from funcppo.kg.graph.text import QUOTED_PATTERN, unknown_name_message, unquote
-from funcppo.kg.logic import triple_index
+from funcppo.kg.logic import kb as kbase
 from funcppo.kg.logic.fixpoint import Verdict, iter_consequences
 from funcppo.kg.logic.joins import RowBudget, RowBudgetExceeded
+from funcppo.kg.logic.kb import HEAD, SIDE_NAMES, TAIL
 from funcppo.kg.logic.proof import Proof
-from funcppo.kg.logic.triple_index import HEAD, SIDE_NAMES, TAIL
 from funcppo.kg.ranking.scoring import graph_fallback_notes
 from funcppo.kg.show import values
 from funcppo.kg.show.measure import RuleUse, explain_failure, uses_by_rule
@@ -411,9 +411,9 @@ class Explorer:
             return {"note": note}
 
         atoms, is_known = derived.atoms.long(), derived.fact >= 0
-        if triple_index.binary_atoms(atoms[:1]).numel():
+        if kbase.binary_atoms(atoms[:1]).numel():
             known = self.answerer.known
-            is_known = triple_index.contains(known, atoms, TAIL)
+            is_known = kbase.contains_triple(known, atoms, TAIL)
         order = torch.argsort(is_known.int(), stable=True)[:MAX_LISTED]
         return {
             "n_derived": len(atoms),

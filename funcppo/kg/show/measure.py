@@ -41,8 +41,8 @@ from funcppo.kg.graph.rules import format_atom, format_rule
 from funcppo.kg.logic import prove
 from funcppo.kg.logic.fixpoint import Verdict
 from funcppo.kg.logic.joins import RowBudgetExceeded
+from funcppo.kg.logic.kb import HEAD, SIDE_NAMES, TAIL
 from funcppo.kg.logic.proof import Proof
-from funcppo.kg.logic.triple_index import HEAD, SIDE_NAMES, TAIL
 from funcppo.kg.ranking import (
     calibration,
     explain,

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
+import json
 
 from hypothesis import strategies as st
 
 from funcppo.kg.logic import prove
-from funcppo.kg.logic.proof import check_proof
+from funcppo.kg.logic.proof import Node, Proof, check_proof
 
 C = 3  # constants 1..3, variables from 4
 X, Y, Z, V = 4, 5, 6, 7
@@ -81,6 +83,19 @@ def checked(program, proof, max_height=None, leave_one_out=False, facts=None):
         max_height=max_height,
         leave_one_out=leave_one_out,
     )
+
+
+def read_proof(text):
+    """The proof that a JSON object holds, without its texts and names."""
+    names = [field.name for field in dataclasses.fields(Node)]
+    nodes = []
+    for row in json.loads(text)["nodes"]:
+        fields = {name: row[name] for name in names}
+        fields["goal"] = tuple(row["goal"])
+        fields["children"] = tuple(row["children"])
+        fields["substitution"] = tuple(map(tuple, row["substitution"]))
+        nodes.append(Node(**fields))
+    return Proof(nodes=tuple(nodes))
 
 
 NAMES = ["france", "germany", "europe"]

@@ -14,7 +14,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from funcppo.core.deadline import Deadline
-from funcppo.kg.logic import derive, fixpoint, joins, kb, triple_index
+from funcppo.kg.logic import derive, fixpoint, joins, kb
 from funcppo.kg.logic.derive import (
     WALK_UNIT,
     GroundingWork,
@@ -23,8 +23,8 @@ from funcppo.kg.logic.derive import (
     plan_rules,
 )
 from funcppo.kg.logic.joins import RowBudget, RowBudgetExceeded, Rule
+from funcppo.kg.logic.kb import HEAD, TAIL
 from funcppo.kg.logic.resolve import Goals, make_resolve_config, resolve
-from funcppo.kg.logic.triple_index import HEAD, TAIL
 from tests import oracles, sld
 from tests.kg.logic.test_resolve import C, P, program
 from tests.oracles import Program, programs
@@ -656,7 +656,7 @@ def test_the_rules_that_derive_an_atom_at_height_1_are_those_of_the_oracle(
         assert sorted(read) == of_some
 
     # By their questions, of either side.
-    binary = model.atoms[triple_index.is_binary(model.atoms)].long()
+    binary = model.atoms[kb.is_binary(model.atoms)].long()
     if not len(binary):
         return
     plan = plan_rules(world, sizes)
@@ -677,7 +677,7 @@ def test_the_answers_of_queries_have_the_rules_that_derive_them(
 ):
     """By rules and by questions the same, but for facts that are no queries, which may derive themselves by these."""
     world, sizes, whole, known = indexed(program, identity)
-    binary = whole.atoms[triple_index.is_binary(whole.atoms)]
+    binary = whole.atoms[kb.is_binary(whole.atoms)]
     rows = [tuple(row) for row in binary.tolist()]
     if not rows:
         return

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from funcppo.core.deadline import Deadline
-from funcppo.kg.logic import joins
+from funcppo.kg.logic import joins, row_index
 from funcppo.kg.logic.joins import (
     UNIT_TABLE,
     ConjunctiveQuery,
@@ -341,7 +341,7 @@ def test_a_budget_ends_joins_at_its_deadline():
 
 def test_ranges_are_expanded_in_their_order():
     start, count = torch.tensor([5, 0, 7]), torch.tensor([2, 0, 3])
-    row, position = joins.expand_ranges(start, count)
+    row, position = row_index.expand_ranges(start, count)
     assert row.tolist() == [0, 0, 2, 2, 2]
     assert position.tolist() == [5, 6, 7, 8, 9]
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from funcppo.kg.logic.triple_index import TAIL
+from funcppo.kg.logic.kb import TAIL
 from funcppo.kg.ranking import scoring
 from funcppo.kg.scores.score import Candidates, Score, parse
 from funcppo.kg.search.task import ProverTask

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from funcppo.core import random, tree
-from funcppo.kg.logic.triple_index import HEAD, TAIL
+from funcppo.kg.logic.kb import HEAD, TAIL
 from funcppo.kg.ranking import ranking
 from funcppo.kg.ranking.evaluate import Evaluator
 from funcppo.kg.ranking.explain import (

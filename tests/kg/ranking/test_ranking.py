@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from funcppo.core import random, tree
 from funcppo.kg.graph import loaders
-from funcppo.kg.logic import fixpoint, triple_index
-from funcppo.kg.logic.triple_index import HEAD, TAIL, FilterIndex
+from funcppo.kg.logic import fixpoint
+from funcppo.kg.logic import kb as kbase
+from funcppo.kg.logic.kb import HEAD, TAIL, FilterIndex
 from funcppo.kg.ranking import ranking
 from funcppo.kg.ranking.rank_metrics import ZERO_SCORE
 from funcppo.kg.ranking.ranking import RankingProtocol
@@ -299,8 +300,8 @@ def indices(C, pool, known, model):
     pool = torch.tensor(pool)
     return (
         pool,
-        triple_index.build_triple_index(table(known), C, pool),
-        triple_index.build_triple_index(table(model), C, pool),
+        kbase.build_triple_index(table(known), C, pool),
+        kbase.build_triple_index(table(model), C, pool),
     )
 
 
@@ -402,7 +403,7 @@ def within_six_sigma(counts, probabilities):
 
 def test_every_subset_of_the_corruptions_is_equally_likely():
     """8 entities, the answer and one known answer out: 6 remain, so 15 subsets of 4, in 15,000 draws."""
-    known = triple_index.build_triple_index(table([(1, 2, 2), (1, 2, 5)]), 8)
+    known = kbase.build_triple_index(table([(1, 2, 2), (1, 2, 5)]), 8)
     rows, ids = torch.tensor([[1, 2, 5]]).expand(15000, 3), torch.arange(15000)
     got, _ = ranking.sample_corruptions(
         random.key(1), known, torch.arange(1, 9), rows, TAIL, 4, ids
@@ -437,7 +438,7 @@ def test_keys_of_many_constants_do_not_overflow_32_bits():
     atoms = torch.tensor(
         [[7, 3_000_000, 4_999_999], [7, 3_000_000, 5]], dtype=torch.int32
     )
-    index = triple_index.build_triple_index(atoms, 5_000_000)
+    index = kbase.build_triple_index(atoms, 5_000_000)
     for side in (HEAD, TAIL):
         got = ranking.list_candidates(
             RankingProtocol(),

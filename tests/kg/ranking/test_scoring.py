@@ -11,7 +11,7 @@ import torch
 from funcppo.core import random, tree
 from funcppo.kg.logic import derive
 from funcppo.kg.logic.derive import plan_rules
-from funcppo.kg.logic.triple_index import HEAD, TAIL
+from funcppo.kg.logic.kb import HEAD, TAIL
 from funcppo.kg.ranking import ranking, scoring
 from funcppo.kg.ranking.ranking import RankingProtocol
 from funcppo.kg.scores import evidence, learned

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from funcppo.core.deadline import NO_DEADLINE, Deadline
-from funcppo.kg.logic.triple_index import HEAD, TAIL
+from funcppo.kg.logic.kb import HEAD, TAIL
 from funcppo.kg.ranking import calibration, ranking
 from funcppo.kg.ranking.ranking import RankingProtocol
 from funcppo.kg.run import evaluate, fit

@@ -16,7 +16,7 @@ from funcppo.core.deadline import Deadline
 from funcppo.kg.graph import loaders
 from funcppo.kg.logic import derive, row_index
 from funcppo.kg.logic.derive import select_questions
-from funcppo.kg.logic.triple_index import HEAD, TAIL
+from funcppo.kg.logic.kb import HEAD, TAIL
 from funcppo.kg.ranking import ranking
 from funcppo.kg.ranking.ranking import RankingProtocol
 from funcppo.kg.run import budget, fit

@@ -7,7 +7,7 @@ import torch
 
 from funcppo.kg.answers import Answerer
 from funcppo.kg.graph import loaders
-from funcppo.kg.logic.triple_index import TAIL
+from funcppo.kg.logic.kb import TAIL
 from funcppo.kg.run.choices import choose_settings
 from funcppo.kg.run.subject import (
     dataset_subject,

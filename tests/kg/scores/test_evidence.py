@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from funcppo.core import random
-from funcppo.kg.logic import derive, kb, triple_index
+from funcppo.kg.logic import derive, kb
 from funcppo.kg.logic.derive import WALK_UNIT
 from funcppo.kg.logic.fixpoint import count_rules, with_confidence
-from funcppo.kg.logic.triple_index import HEAD, TAIL
+from funcppo.kg.logic.kb import HEAD, TAIL
 from funcppo.kg.scores import (
     evidence,
     link_embedding,
@@ -174,7 +174,7 @@ def test_the_best_candidates_are_listed_and_a_sample_of_the_others():
     built, sizes, _ = build(VILLAGE)
     questions = ask_all([(KNOWS, TAIL, 2, 0), (KNOWS, TAIL, 3, 0)])
     every = collect(VILLAGE, questions)
-    facts = triple_index.build_triple_index(built.facts, sizes.n_constants)
+    facts = kb.build_triple_index(built.facts, sizes.n_constants)
     unknown = collect(VILLAGE, questions, true_triples=facts)
     is_known = [
         (KNOWS, given, candidate) in VILLAGE.facts

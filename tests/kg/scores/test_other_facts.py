@@ -10,7 +10,7 @@ from funcppo.kg.graph import loaders
 from funcppo.kg.logic import kb
 from funcppo.kg.logic.derive import make_label
 from funcppo.kg.logic.fixpoint import count_rules, with_confidence
-from funcppo.kg.logic.triple_index import HEAD, TAIL
+from funcppo.kg.logic.kb import HEAD, TAIL
 from funcppo.kg.scores import other_facts
 from funcppo.kg.search.config import ProverTaskConfig
 from funcppo.kg.search.task import build_task, with_other_facts

@@ -12,7 +12,7 @@ from funcppo.core import random, tree
 from funcppo.kg.logic import row_index
 from funcppo.kg.logic.derive import Questions as OpenQuestions
 from funcppo.kg.logic.derive import make_label
-from funcppo.kg.logic.triple_index import HEAD, TAIL
+from funcppo.kg.logic.kb import HEAD, TAIL
 from funcppo.kg.scores import evidence, path_network
 from funcppo.kg.scores.path_network import NetworkConfig, Questions
 from tests.runtime.test_capture import on_gpu

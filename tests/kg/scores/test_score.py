@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from funcppo.kg.graph import loaders
-from funcppo.kg.logic.triple_index import HEAD, TAIL
+from funcppo.kg.logic.kb import HEAD, TAIL
 from funcppo.kg.ranking import evaluate, explain, ranking
 from funcppo.kg.ranking.evaluate import Evaluator
 from funcppo.kg.ranking.ranking import RankingProtocol

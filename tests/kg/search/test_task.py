@@ -10,8 +10,9 @@ from funcppo import train_step
 from funcppo.core import random
 from funcppo.core.deadline import Deadline
 from funcppo.kg.graph import loaders
-from funcppo.kg.logic import fixpoint, prove, triple_index
-from funcppo.kg.logic.triple_index import HEAD, TAIL
+from funcppo.kg.logic import fixpoint, prove
+from funcppo.kg.logic import kb as kbase
+from funcppo.kg.logic.kb import HEAD, TAIL
 from funcppo.kg.ranking import explain, scoring
 from funcppo.kg.ranking.scoring import PolicyScore, search_config
 from funcppo.kg.search import task as prover_task
@@ -165,7 +166,7 @@ def test_without_derivations_a_task_holds_the_same_candidates():
             (HEAD, TAIL), ("derivable_triples", "true_triples")
         ):
             ours, theirs = (
-                triple_index.list_answers(
+                kbase.list_answers(
                     getattr(task.filter_index, index), split, side
                 )
                 for task in (bare, whole)
@@ -217,7 +218,7 @@ def test_a_known_fact_is_derivable_by_other_facts_alone(
     ]
     answered = prover_task.with_answers(task, queries, (HEAD, TAIL))
     for side in (HEAD, TAIL):
-        derivable = triple_index.contains(
+        derivable = kbase.contains_triple(
             answered.filter_index.derivable_triples, queries, side
         )
         assert derivable.tolist() == [True, False, True]

@@ -40,6 +40,7 @@ from funcppo.kg.show.values import (
     WhyQuery,
 )
 from tests.cli.runner import funcppo
+from tests.kg.logic.proof_cases import read_proof
 from tests.kg.show.graphs import ALSO, HOSTILE, INVERSE, LIKES
 
 # -- names
@@ -366,7 +367,7 @@ def assert_holds(explorer, proof):
     """Check a proof by the independent checker."""
     task = explorer.answerer.subject.task
     errors = proofs.check_proof(
-        proofs.from_json(proof.model_dump_json()),
+        read_proof(proof.model_dump_json()),
         {tuple(atom) for atom in task.kb.facts.tolist()},
         task.kb.rules.tolist(),
         n_constants=task.sizes.n_constants,

@@ -12,7 +12,7 @@ from funcppo.core import tree
 from funcppo.kg import answers
 from funcppo.kg.answers import Answerer, OpenQuery
 from funcppo.kg.graph.rules import format_rule
-from funcppo.kg.logic.triple_index import HEAD, TAIL
+from funcppo.kg.logic.kb import HEAD, TAIL
 from funcppo.kg.ranking import explain
 from funcppo.kg.run import evaluate
 from funcppo.kg.run.run import build_run, open_run
