@@ -289,9 +289,17 @@ class Screen:
     def show_cut(self, notes: Iterable[str]) -> None:
         """Print the first note on what was left out for time or memory, and how many more there are."""
         cut = [note for note in notes if _kind(note) == "cut"]
-        if cut and not self._is_verbose:
-            more = f" (and {len(cut) - 1} more: -v)" if len(cut) > 1 else ""
-            self.print(f"left out: {cut[0]}{more}")
+        self._show_first("left out", cut)
+
+    def show_data(self, dataset: Dataset) -> None:
+        """Print the first note on the data, such as on lines that were dropped, and how many more there are."""
+        self._show_first("data", dataset.notes)
+
+    def _show_first(self, label: str, notes: Sequence[str]) -> None:
+        """Print the first note and how many more there are; nothing if verbose, which prints each."""
+        if notes and not self._is_verbose:
+            more = f" (and {len(notes) - 1} more: -v)" if len(notes) > 1 else ""
+            self.print(f"{label}: {notes[0]}{more}")
 
 
 def _kind(note: str) -> NoteKind:

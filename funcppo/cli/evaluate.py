@@ -268,6 +268,7 @@ class Evaluate(ScoreOptions):
             describe_task(evaluator.task, setup.score),
             f"{len(rows):,} queries, about {n_candidates:,} candidates",
         )
+        screen.show_data(evaluator.task.dataset)
 
     def _show_result(
         self, setup: EvaluationSetup, screen: Screen, result: JsonObject

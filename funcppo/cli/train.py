@@ -614,6 +614,7 @@ def _show_run(screen: Screen, run: Run) -> None:
     """Print what the run trains on."""
     dataset = run.task.dataset
     screen.print(describe_task(run.task, run.score))
+    screen.show_data(dataset)
     screen.add(run.notes, "rules")
     if not len(dataset.test):
         hint = (

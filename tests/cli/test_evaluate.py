@@ -286,3 +286,24 @@ def test_notes_say_what_the_search_may_have_missed():
     ]
     kinds = Counter(note.kind for note in found)
     assert kinds == {"detail": 1, "cut": 4}
+
+
+@pytest.mark.parametrize("verbose", [False, True])
+def test_lines_that_were_dropped_are_named(
+    verbose, monkeypatch, capsys, tmp_path
+):
+    fact = "a\te\tb\n"
+    texts = {"train": 2 * fact, "valid": "a\tp\tb\n", "test": 2 * "b\tp\tb\n"}
+    for name, text in texts.items():
+        (tmp_path / f"{name}.txt").write_text(text)
+    (tmp_path / "rules.txt").write_text("p(X,Y) :- e(X,Y)\n")
+    options = ["--height", "1", "--score", "exists@1", *["-v"] * verbose]
+    assert funcppo(monkeypatch, "evaluate", tmp_path, *options) == 0
+    printed = capsys.readouterr().out
+    dropped = "train: 1 lines repeat another and were dropped"
+    repeated = "test: 1 of 2 triples repeat another"
+    if verbose:
+        assert f"note: {dropped}\n" in printed and repeated in printed
+    else:
+        assert f"data: {dropped} (and " in printed
+        assert repeated not in printed
