@@ -12,21 +12,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from funcppo.core.deadline import Deadline
-from funcppo.kg.logic import joins, row_index
+from funcppo.kg.logic import joins
 from funcppo.kg.logic.joins import (
-    UNIT_TABLE,
     ConjunctiveQuery,
     Relation,
     Rule,
-    Table,
-    distinct,
     find_rows,
     indexed_view,
     iter_answers,
     make_literal,
     most_general_unifier,
     ragged_arange,
-    select_rows,
     substitute_rule,
 )
 from tests import sld
@@ -101,17 +97,6 @@ def test_a_view_holds_the_rows_that_agree_with_the_terms(
     )
 
 
-def test_a_view_is_computed_once():
-    relation = view_relation([(1, 2, 1), (1, 3, 2)])
-    literal = make_literal(relation, (X, 2, Y), N_VIEW_CONSTANTS)
-    same_pattern = make_literal(relation, (Y, 2, X), N_VIEW_CONSTANTS)
-    view = indexed_view(literal, (X, Y), 1, N_VIEW_CONSTANTS)
-    assert indexed_view(same_pattern, (Y, X), 1, N_VIEW_CONSTANTS) is view
-    assert indexed_view(literal, (X, Y), 2, N_VIEW_CONSTANTS) is not view
-    # whose keys have more bits
-    assert indexed_view(literal, (X, Y), 1, 2 * N_VIEW_CONSTANTS) is not view
-
-
 @given(
     rows_of_three,
     st.lists(
@@ -132,15 +117,6 @@ def test_rows_are_found_where_they_stand(rows, probes):
         for p, probe, is_row in zip(position.tolist(), probes, found.tolist())
         if is_row
     )
-
-
-def test_selecting_and_merging_rows():
-    table = Table((X, Y), (torch.tensor([3, 1, 3]), torch.tensor([1, 2, 1])), 3)
-    assert as_rows(
-        select_rows(table, torch.tensor([True, False, True])).columns
-    ) == [(3, 1), (3, 1)]
-    assert as_rows(distinct(table, 3).columns) == [(1, 2), (3, 1)]
-    assert distinct(Table((), (), 5), 3) == UNIT_TABLE
 
 
 # -- test joins
@@ -271,13 +247,6 @@ def test_counts_are_those_of_a_nested_loop(query):
         assert counts_of(*query) == expected
 
 
-def test_two_paths_to_one_end_count_twice():
-    edges = {(1, 2), (1, 3), (2, 3), (3, 3)}
-    atoms = [(edges, 4, 5), (edges, 5, 6)]
-    assert counts_of(atoms, (4, 6), []) == {(1, 3): 2, (2, 3): 1, (3, 3): 1}
-    assert counts_of(atoms, (), []) == {(): 4}
-
-
 @given(queries())
 @settings(max_examples=60)
 def test_answers_do_not_depend_on_the_size_of_chunks(query):
@@ -337,13 +306,6 @@ def test_a_budget_ends_joins_at_its_deadline():
     now[0] = 1.0
     with pytest.raises(joins.RowBudgetExceeded, match="more time"):
         budget.spend_join(3)
-
-
-def test_ranges_are_expanded_in_their_order():
-    start, count = torch.tensor([5, 0, 7]), torch.tensor([2, 0, 3])
-    row, position = row_index.expand_ranges(start, count)
-    assert row.tolist() == [0, 0, 2, 2, 2]
-    assert position.tolist() == [5, 6, 7, 8, 9]
 
 
 # -- test rules

@@ -107,20 +107,6 @@ def test_canonical_rows_are_equal_exactly_when_rows_are_renamings(seed):
     assert forms == want
 
 
-def test_canonical_is_idempotent():
-    rows = torch.from_numpy(atoms(7, 500, 4))[:, 1:]
-    once = canonicalize(rows, N_CONSTANTS)
-    assert torch.equal(canonicalize(once, N_CONSTANTS), once)
-
-
-def test_unify_maps_over_a_batch():
-    a, b = torch.from_numpy(atoms(1, 64, 3)), torch.from_numpy(atoms(2, 64, 3))
-    got = torch.func.vmap(lambda x, y: unify(x, y, N_CONSTANTS))(a, b)
-    want = unify(a, b, N_CONSTANTS)
-    assert torch.equal(got[0], want[0])
-    assert torch.equal(got[1].term, want[1].term)
-
-
 # -- test resolve
 
 C, P, W = 4, 3, 3

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import itertools
 import mmap
-from typing import ClassVar
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -27,13 +25,6 @@ def test_a_large_table_in_huge_pages_is_the_same_table_elsewhere(dtype):
     )
     small = table[:, 1:]
     assert row_index.on_huge_pages(small) is small
-
-
-def test_without_huge_pages_the_table_is_returned(monkeypatch):
-    monkeypatch.setattr(row_index, "MIN_HUGE_PAGE_BYTES", 1)
-    monkeypatch.delattr(mmap, "MADV_HUGEPAGE", raising=False)
-    table = torch.arange(10)
-    assert row_index.on_huge_pages(table) is table
 
 
 # -- test typed torch
@@ -69,22 +60,6 @@ def test_rows_are_those_of_python(rows):
     assert row_index.unique_rows(table).tolist() == [
         list(row) for row in sorted(set(rows))
     ]
-
-
-def test_a_tensor_shares_the_memory_of_its_array():
-    array = np.zeros(2, dtype=np.int32)
-    tensor = row_index.from_numpy(array)
-    array[1] = 7
-    assert tensor.tolist() == [0, 7] and tensor.dtype == torch.int32
-
-
-def test_broadcast_gives_views_of_the_common_shape():
-    column = torch.arange(2)[:, None]
-    row = torch.arange(3)
-    left, right = row_index.broadcast(column, row)
-    assert left.tolist() == [[0, 0, 0], [1, 1, 1]]
-    assert right.tolist() == [[0, 1, 2], [0, 1, 2]]
-    assert left.data_ptr() == column.data_ptr()
 
 
 # -- test sorting
@@ -138,21 +113,6 @@ def test_floats_are_ordered_as_by_torch(seed, n):
     assert torch.equal(row_index.argsort_floats(value), expected)
 
 
-@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
-def test_the_type_of_the_keys_stays(dtype):
-    key = torch.arange(2 * row_index.MIN_PACKED, dtype=dtype).flip(0) // 3
-    assert row_index.sort_keys(key).key.dtype == dtype
-    assert row_index.unique_values(key.view(2, -1)).dtype == dtype
-
-
-def test_the_keys_stay_as_they_were():
-    key = torch.arange(2 * row_index.MIN_PACKED).flip(0)
-    before = key.clone()
-    row_index.sort_values(key)
-    row_index.unique_inverse(key)
-    assert torch.equal(key, before)
-
-
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_a_gpu_sorts_the_same():
     key = torch.randint(0, 99, (3 * row_index.MIN_PACKED,))
@@ -160,28 +120,6 @@ def test_a_gpu_sorts_the_same():
         row_index.sort_keys(key), row_index.sort_keys(key.cuda())
     ):
         assert torch.equal(here, there.cpu())
-
-
-class _RecordedArray(np.ndarray):
-    """An array that records how many values each call sorts."""
-
-    n_sorted: ClassVar[list[int]] = []
-
-    def sort(self, *args, **options):
-        self.n_sorted.append(len(self))
-        super().sort(*args, **options)
-
-
-@given(st.lists(st.integers(-9, 99), max_size=200))
-def test_no_call_sorts_more_than_its_share(values):
-    """Python answers a signal only between two calls."""
-    _RecordedArray.n_sorted.clear()
-    array = np.array(values, dtype=np.int64).view(_RecordedArray)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(row_index, "MAX_SORTED_AT_ONCE", 16)
-        row_index._sort_in_place(array)
-    assert array.tolist() == sorted(values)
-    assert max(_RecordedArray.n_sorted) <= 16
 
 
 @given(key_tensors())
