@@ -101,18 +101,28 @@ def test_a_later_process_finds_the_code_unless_a_global_changed(tmp_path):
     assert run(2.0) == ["2.0", "False"]
 
 
-def test_other_sources_of_a_loaded_module_are_other_code(tmp_path, monkeypatch):
-    source = tmp_path / "physics.py"
-    source.write_text(PHYSICS)
-    os.utime(source, (0, 0))
+@pytest.mark.parametrize("changed", ["physics", "air"])
+def test_other_sources_of_a_loaded_module_are_other_code(
+    changed, tmp_path, monkeypatch
+):
+    """The function's own module, or one that it calls."""
+    physics, air = f"physics_of_{changed}", f"air_of_{changed}"
+    texts = {
+        air: "def slow(x):\n    return x * 0.5\n",
+        physics: f"from {air} import slow\ndef fall(x):\n    return slow(x * 9)\n",
+    }
     monkeypatch.syspath_prepend(str(tmp_path))
-    physics = importlib.import_module("physics")
-    monkeypatch.setitem(sys.modules, "physics", physics)
-    assert not is_found(physics.fall, torch.ones(4))
-    assert is_found(physics.fall, torch.ones(4))
-    source.write_text(PHYSICS.replace("x *", "x +"))
+    for name, text in texts.items():
+        (tmp_path / f"{name}.py").write_text(text)
+        os.utime(tmp_path / f"{name}.py", (0, 0))
+    fall = importlib.import_module(physics).fall
+    assert not is_found(fall, torch.ones(4))
+    assert is_found(fall, torch.ones(4))
+    (name,) = (name for name in texts if name.startswith(changed))
+    source = tmp_path / f"{name}.py"
+    source.write_text(texts[name].replace("x *", "x +"))
     os.utime(source, (0, 0))
-    assert not is_found(physics.fall, torch.ones(4))
+    assert not is_found(fall, torch.ones(4))
 
 
 def test_each_kind_of_arguments_has_its_own_code(folder):
