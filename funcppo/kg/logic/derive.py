@@ -226,6 +226,8 @@ class Neighbours(NamedTuple):
     # by step * (C + 1) + entity: where postings start; without entries where the table would be large
     offsets: I64[Tensor, "K1"]
     entities: I64[Tensor, "2N"]  # of the postings that offsets are of
+    # (step * (C + 1) + entity) * (C + 1) + neighbour, ascending; as offsets
+    keys: I64[Tensor, "2N"]
 
     def find(
         self, step: I64[Tensor, "n"], here: I64[Tensor, "n"]
@@ -253,6 +255,10 @@ class Neighbours(NamedTuple):
         there: I64[Tensor, "n"],
     ) -> Bool[Tensor, "n"]:
         """Whether steps lead from some entities to others."""
+        if len(self.offsets):
+            base = self.sizes.n_constants + 1
+            key = (step * base + here) * base + there
+            return row_index.binary_search(self.keys, key).found
         is_backward = step & 1 == BACKWARD
         head = torch.where(is_backward, there, here)
         tail = torch.where(is_backward, here, there)
@@ -349,17 +355,19 @@ def _index_neighbours(kb: KnowledgeBase, sizes: KBSizes) -> Neighbours:
     none = kb.rule_offsets[:0]
     # A table of more than 128 MB is not worth its memory: the index of the facts is read.
     if n_codes > 1 << 24 or sizes.atom_width <= TAIL:
-        return Neighbours(kb, sizes, none, none)
+        return Neighbours(kb, sizes, none, none, none)
 
     facts = kb.facts[kb.facts[:, TAIL] > 0].long()
     step = torch.cat([2 * facts[:, 0] + FORWARD, 2 * facts[:, 0] + BACKWARD])
     start = torch.cat([facts[:, HEAD], facts[:, TAIL]])
     end = torch.cat([facts[:, TAIL], facts[:, HEAD]])
     # The facts are in lexicographic order, so that neighbours are ascending.
-    code, order = sort_keys(step * (sizes.n_constants + 1) + start)
+    base = sizes.n_constants + 1
+    code, order = sort_keys(step * base + start)
     codes = torch.arange(n_codes + 1, device=code.device)
     offsets = torch.searchsorted(code, codes)
-    return Neighbours(kb, sizes, offsets, end[order])
+    entities = end[order]
+    return Neighbours(kb, sizes, offsets, entities, code * base + entities)
 
 
 def _build_trie(
