@@ -13,7 +13,8 @@ BIN := .venv/bin
 	touch $@
 
 train: .venv/installed
-	$(BIN)/funcppo train clans:1500:0 -v --set prover.hard_negative_fraction=0.5 --out runs/clans --overwrite
+	$(BIN)/funcppo train clans:1500:0 --set prover.hard_negative_fraction=0.5 --out runs/clans --overwrite
+	$(BIN)/funcppo predict runs/clans "clan(p146, X)" --known --explain --k 1
 
 # Without bytecode on disk each of the many processes that tests start would compile the package anew: a second each.
 test: .venv/installed

@@ -28,11 +28,13 @@ def main() -> None:
     readme = (ROOT / "README.md").read_text()
     makefile = (ROOT / "Makefile").read_text()
     with tempfile.TemporaryDirectory() as folder:
-        words = train_command(makefile, Path(folder) / "run")
-        training = run([sys.executable, "-m", "funcppo", *words])
+        training, answers = [
+            run([sys.executable, "-m", "funcppo", *words])
+            for words in train_commands(makefile, Path(folder) / "run")
+        ]
     record = {
         "ppo": run([sys.executable, "-c", example_code(readme)]),
-        "train": result_part(training),
+        "train": f"{result_part(training)}\n{answers}",
         "machine": describe_machine(),
     }
     write_record(RESULTS / "readme_outputs.json", record)
@@ -46,17 +48,19 @@ def example_code(readme: str) -> str:
     return re.sub(r"^ {4}", "", match[0], flags=re.MULTILINE).rstrip() + "\n"
 
 
-def train_command(makefile: str, out: Path) -> list[str]:
+def train_commands(makefile: str, out: Path) -> list[list[str]]:
     """The arguments of `funcppo` in the recipe of `make train`, with another folder for the run."""
-    match = re.search(r"/funcppo (train .*)$", makefile, re.MULTILINE)
-    assert match, "Makefile: expected a recipe that calls funcppo train"
-    words = shlex.split(match[1])
-    words[words.index("--out") + 1] = str(out)
-    return words
+    recipe = makefile.split("\ntrain:", 1)[1].split("\n\n")[0]
+    commands = re.findall(r"/funcppo (.*)$", recipe, re.MULTILINE)
+    assert len(commands) == 2, "Makefile: expected two programs in `make train`"
+    return [
+        [str(out) if word == "runs/clans" else word for word in shlex.split(x)]
+        for x in commands
+    ]
 
 
 def result_part(text: str) -> str:
-    """The table of test metrics and the proof: from the table's title to the empty line after the proof."""
+    """The table of test metrics: from its title to the line before the last."""
     return text[text.index("test (") : text.index("\ndone in ")]
 
 
