@@ -14,17 +14,18 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # project root
 
-from experiments.checks.pytest_outcomes import TESTS, run_tests
 from experiments.paths import RESULTS, ROOT, make_parser
 
+TESTS = ROOT / "tests"
 RECORD = RESULTS / "older_pytorch.json"
-N_WORKERS = 2
 STRATEGIES = ("eager", "forward", "one-graph")
 
 
@@ -75,13 +76,42 @@ def run_all_tests(python: str) -> dict[str, Any]:
     files = sorted(TESTS.glob("test_*.py"))
     names: dict[str, list[str]] = {"passed": [], "skipped": [], "failed": []}
     for paths in (*([folder] for folder in folders), files):
-        for test in run_tests(python, paths, N_WORKERS):
-            names[test.outcome].append(test.name)
+        for name, outcome in run_tests(python, paths):
+            names[outcome].append(name)
     return {
         "passed": len(names["passed"]),
         "skipped": len(names["skipped"]),
         "failed": names["failed"],
     }
+
+
+def run_tests(python: str, paths: list[Path]) -> Iterator[tuple[str, str]]:
+    """Yield the name of each test of some paths, and `passed`, `skipped` or `failed`.
+
+    Raises:
+      RuntimeError: pytest could not run them.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder) / "report.xml"
+        done = subprocess.run(
+            [
+                *(python, "-m", "pytest", "-n", "2", "--dist", "loadfile"),
+                *("-p", "no:cacheprovider", "-m", "long or not long"),
+                *("--basetemp", str(Path(folder) / "tests")),
+                *(f"--junitxml={report}", *map(str, paths)),
+            ],
+            cwd=ROOT,
+            env=os.environ | {"PYTHONPATH": str(ROOT)},
+        )
+        # 1: some failed, 2: a file could not be read, 5: no test to run
+        if done.returncode not in (0, 1, 2, 5):
+            raise RuntimeError(f"{paths[0]}: pytest ended with {done}")
+        for case in ElementTree.parse(report).iter("testcase"):
+            kinds = {child.tag for child in case}
+            outcome = "skipped" if "skipped" in kinds else "passed"
+            if kinds & {"failure", "error"}:
+                outcome = "failed"
+            yield f"{case.get('classname')}.{case.get('name')}", outcome
 
 
 def examine() -> dict[str, Any]:
