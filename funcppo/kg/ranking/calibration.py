@@ -31,7 +31,7 @@ FINE_POWERS = np.arange(-0.4375, 0.4376, 0.0625)
 
 
 class Bins(NamedTuple):
-    """Candidates by the probability that they have."""
+    """Counts and sums over candidates, binned by the probability that a score gives them."""
 
     n: I64[np.ndarray, "B"]
     n_right: I64[np.ndarray, "B"]  # candidates that are the answer
@@ -43,7 +43,7 @@ class Bins(NamedTuple):
 def probabilities(
     ranked: Ranking, *, among_candidates: bool, temperature: float = 1.0
 ) -> F64[np.ndarray, "L"]:
-    """The probability of each listed candidate.
+    """Compute the probability that each listed candidate is the answer, from its quantised score.
 
     Args:
       among_candidates: scores are logits, and the probabilities of the candidates of a row add up to 1; otherwise a
@@ -74,7 +74,7 @@ def probabilities(
 def log_losses(
     probability: F64[np.ndarray, "n"], is_right: Bool[np.ndarray, "n"]
 ) -> F64[np.ndarray, "n"]:
-    """-log of the probability of what is the case: p where a candidate is the answer, 1 - p where it is not."""
+    """Compute each candidate's log loss: -log p where it is the answer, -log(1 - p) where it is not."""
     chance = np.where(is_right, probability, 1.0 - probability)
     return -np.log(chance.clip(MIN_PROBABILITY, 1.0))
 
@@ -100,7 +100,7 @@ def bin_probabilities(
 def bin_ranking(
     ranked: Ranking, *, among_candidates: bool, temperature: float = 1.0
 ) -> Bins:
-    """Count the listed candidates of a ranking by their probability; the arguments are those of `probabilities`."""
+    """Count the listed candidates of a ranking in bins of their probability; arguments as in `probabilities`."""
     probability = probabilities(
         ranked, among_candidates=among_candidates, temperature=temperature
     )
@@ -108,12 +108,12 @@ def bin_ranking(
 
 
 def add_bins(parts: Iterable[Bins]) -> Bins:
-    """The candidates of several parts together, of which there is at least one."""
+    """Add up the bins of several parts, at least one."""
     return Bins(*(np.sum(column, axis=0) for column in zip(*parts)))
 
 
 def choose_temperature(ranked: Ranking, *, among_candidates: bool) -> float:
-    """The temperature with the least log loss over the listed candidates of a ranking, to a factor of 2 ** (1 / 16).
+    """Choose the temperature with the least log loss over a ranking's listed candidates, to a factor of 2 ** (1 / 16).
 
     1 where no candidate is listed.
     """
@@ -137,7 +137,7 @@ def choose_temperature(ranked: Ranking, *, among_candidates: bool) -> float:
 def wilson(
     n_right: I64[np.ndarray, "B"], n: I64[np.ndarray, "B"]
 ) -> tuple[F64[np.ndarray, "B"], F64[np.ndarray, "B"]]:
-    """The 95 % interval of a share of `n_right` among `n` independent cases; NaN where there is none.
+    """Compute the 95 % interval of a share of `n_right` among `n` independent cases; NaN where `n` is 0.
 
         (p + z^2 / 2n -+ z sqrt(p (1 - p) / n + z^2 / 4n^2)) / (1 + z^2 / n)
 
@@ -152,13 +152,13 @@ def wilson(
 
 
 def log_loss(bins: Bins) -> float:
-    """The mean of -log of the probability of what is the case over all candidates; NaN without any."""
+    """Return the mean log loss over all candidates of the bins; NaN without candidates."""
     n = int(bins.n.sum())
     return float(bins.log_loss_sum.sum()) / n if n else np.nan
 
 
 def calibration_error(bins: Bins) -> float:
-    """The expected calibration error; NaN without any candidate.
+    """Compute the expected calibration error; NaN without candidates.
 
     sum_bins n |share that is right - mean probability| / sum_bins n
     """
@@ -168,7 +168,7 @@ def calibration_error(bins: Bins) -> float:
 
 
 def to_json(bins: Bins) -> Json:
-    """Log loss, calibration error and the bins that hold candidates, as JSON values; null without candidates."""
+    """Return log loss, calibration error and the bins that hold candidates as JSON values; null without candidates."""
     is_used = bins.n > 0
     low, high = wilson(bins.n_right, bins.n)
     edges = np.arange(N_PROBABILITY_BINS + 1) / N_PROBABILITY_BINS

@@ -65,7 +65,7 @@ def most_probable_proof(
     beam: int = 256,
     program: Program | None = None,
 ) -> Proof | None:
-    """The policy's most probable proof of a ground atom, or None if its beam finds none.
+    """Return the policy's most probable proof of a ground atom; None if its beam search finds none.
 
     Args:
       atom: [W].
@@ -85,7 +85,7 @@ def most_probable_proof(
 def rule_choices(
     task: ProverTask, cfg: Config, params: Params, atoms: I64[Tensor, "B W"]
 ) -> tuple[I64[Tensor, "n"], F32[Tensor, "n"]]:
-    """The rules that a policy may choose as the last step of a proof of some atoms, with their probabilities.
+    """Return the rules that a policy may choose first in proofs of the atoms, with their probabilities.
 
     Args:
       atoms: ground.
@@ -99,7 +99,7 @@ def rule_choices(
 
 
 def build_program(task: ProverTask) -> Program:
-    """The facts and rules that proofs are built from and checked against."""
+    """Build the program (facts and rules) that proofs are built from and checked against."""
     return prove.make_program(
         task.kb.facts.tolist(),
         task.kb.rules.tolist(),
@@ -110,7 +110,7 @@ def build_program(task: ProverTask) -> Program:
 def smallest_proofs(
     task: ProverTask, atoms: I64[Tensor, "n W"], program: Program
 ) -> list[Proof | None]:
-    """A proof of the smallest height of each of some atoms, of a fact from other facts; None if there is none.
+    """Return a proof of smallest height for each atom; None where there is none. A fact is proved from other facts.
 
     Where each query derives its own answers, the rules that derive all of the atoms are found together.
 
@@ -147,7 +147,7 @@ def smallest_proofs(
 def _first_rules(
     task: ProverTask, atoms: I64[Tensor, "n W"]
 ) -> list[int | None]:
-    """The first rule in file order that derives each atom from facts; None where none does.
+    """Return for each atom the first rule in file order that derives it from facts; None where no rule does.
 
     Args:
       task: each query derives its own answers.
@@ -164,7 +164,7 @@ def _first_rules(
 def prove_from_other_facts(
     task: ProverTask, atom: Tensor, max_rows: int
 ) -> QueryResult:
-    """Prove or refute a ground atom, which does not count as a fact in its own proof, up to the height of a task.
+    """Prove or refute a ground atom up to the task's height; the atom itself does not count as a fact.
 
     Args:
       atom: [W].
@@ -192,7 +192,7 @@ def proof_by_rule(
     probability: float | None,
     facts: KnowledgeBase | None = None,
 ) -> Proof:
-    """The proof of an atom by one application of a rule to facts, which derives it.
+    """Build the checked proof of an atom by one application of a rule that derives it from facts.
 
     Args:
       atom: [W].
@@ -219,7 +219,7 @@ def proof_by_rule(
 
 
 def facts_on_host(task: ProverTask) -> KnowledgeBase:
-    """The knowledge base with facts where the many small joins of single proofs do not wait for a GPU."""
+    """Return the knowledge base with facts in host memory: small joins of single proofs need not wait for a GPU."""
     return task.kb._replace(facts=task.kb.facts.cpu())
 
 
@@ -250,7 +250,7 @@ def _prove_by_search(
     program: Program,
     beam: int,
 ) -> Proof | None:
-    """The most probable proof that a beam search finds, with the probability of each choice of the policy."""
+    """Return the most probable proof that a beam search finds, with the policy's probabilities; None without one."""
     world = inference_world(task)
     search = scoring.search_config(
         task,
@@ -291,7 +291,7 @@ def _prove_by_rule(
     atom: Tensor,
     program: Program,
 ) -> Proof | None:
-    """The proof by the most probable rule that derives the atom; None without one."""
+    """Return the proof by the most probable rule that derives the atom; None if no rule derives it."""
     world = inference_world(task)
     state = _initial_state(cfg, world, atom[None])
     policy = _choice_probabilities(cfg, world, params, state)[0]
@@ -309,7 +309,7 @@ def _prove_by_rule(
 
 
 def _initial_state(cfg: Config, world: World, atoms: Tensor) -> EnvState:
-    """The environment's state before the proofs of atoms, [B, W]."""
+    """Return the environment's state at the start of a proof of each atom [B, W]."""
     is_positive = torch.ones_like(atoms[:, 0], dtype=torch.bool)
     return prover_env.initial_state(
         cfg.env.cfg, world, atoms.to(torch.int32), is_positive
@@ -319,14 +319,14 @@ def _initial_state(cfg: Config, world: World, atoms: Tensor) -> EnvState:
 def _choice_probabilities(
     cfg: Config, world: World, params: Params, state: EnvState
 ) -> Tensor:
-    """The policy's probability of each successor, [B, S]."""
+    """Compute the policy's probability of each successor [B, S]."""
     observation = cfg.env.observe(cfg.env.cfg, world, state)
     output = cfg.agent.apply(cfg.agent.cfg, world, params, observation)
     return torch.softmax(output.logits, -1)[:, :-1]
 
 
 def _to_tuple(atom: Tensor) -> Atom:
-    """The atom as plain integers."""
+    """Return the atom as a tuple of integers."""
     return tuple(int(term) for term in atom.tolist())
 
 
@@ -334,7 +334,7 @@ def _to_tuple(atom: Tensor) -> Atom:
 
 
 class Explanation(NamedTuple):
-    """An answer among the candidates of its question, and what adds to its score."""
+    """Rank of an answer among the candidates of its query, and the terms that add up to its score."""
 
     predicate: int
     side: int  # the argument that is asked for
@@ -348,23 +348,23 @@ class Explanation(NamedTuple):
     terms: tuple[Term, ...]  # which add up to the score
 
     def of_kind(self, kind: str) -> list[Term]:
-        """The terms of a kind."""
+        """Return the terms of a kind."""
         return [term for term in self.terms if term.kind == kind]
 
     def log_odds(self, kind: str) -> float:
-        """What all terms of a kind add."""
+        """Return the sum of the log-odds of all terms of a kind."""
         return sum(term.log_odds for term in self.of_kind(kind))
 
     @property
     def rules(self) -> tuple[WeighedRule, ...]:
-        """The rules that derive the candidate, the largest share first."""
+        """Return the rules that derive the candidate, the largest share first."""
         return self.of_kind("rules")[0].detail
 
 
 def explain_answer(
     task: ProverTask, score: Score, atom: Tensor, side: int
 ) -> Explanation | None:
-    """What adds to the score of an atom as an answer about one side; None if no rule derives it.
+    """Explain the score of an atom as an answer on one side, term by term; None if no rule derives the atom.
 
     Args:
       task: of height 1.
@@ -413,7 +413,7 @@ def explain_answer(
 def explain_atoms(
     task: ProverTask, score: Score, atoms: I64[Tensor, "n W"], side: int
 ) -> list[list[Term]]:
-    """What a score of rules adds up beside these, for each of some atoms as an answer about a side.
+    """Return the terms that a score by rules adds to those of the rules, for each atom as an answer on a side.
 
     Args:
       task: with the counts that the score reads.
@@ -425,7 +425,7 @@ def explain_atoms(
 
 
 def explanation_lines(dataset: Dataset, explanation: Explanation) -> list[str]:
-    """The terms of a score as lines of text."""
+    """Format the terms of a score as lines of text."""
     e = explanation
     lines = [
         f"as an answer to {_question_text(dataset, e)}: place {e.place} of {_count(e.n_candidates, 'candidate')}, "
@@ -454,7 +454,7 @@ def explanation_lines(dataset: Dataset, explanation: Explanation) -> list[str]:
 
 
 def _rule_lines(dataset: Dataset, e: Explanation) -> list[str]:
-    """The rules with their shares, as lines of text."""
+    """Format the rules with their shares of the rules' weight as lines of text."""
     rules, log_sum = e.rules, e.log_odds("rules")
     is_one = len(rules) == 1
     derive = "rule derives" if is_one else "rules derive"
@@ -480,7 +480,7 @@ def _rule_lines(dataset: Dataset, e: Explanation) -> list[str]:
 
 
 def _term_text(dataset: Dataset, e: Explanation, term: Term) -> str:
-    """What a term other than that of the rules is, as text."""
+    """Describe a term other than that of the rules."""
     match term.kind:
         case "fact":
             word = "against" if term.log_odds < 0 else "for"
@@ -505,7 +505,7 @@ def _term_text(dataset: Dataset, e: Explanation, term: Term) -> str:
 def explanation_json(
     dataset: Dataset, explanation: Explanation
 ) -> dict[str, object]:
-    """The terms of a score as JSON values, with the names of the data set."""
+    """Return the terms of a score as JSON values, with the data set's names."""
     e = explanation
     own_degree = e.of_kind("own-degree")
     return {
@@ -550,7 +550,7 @@ def explanation_json(
 def other_facts_line(
     dataset: Dataset, atom: Sequence[int], side: int, term: Term
 ) -> str:
-    """What other facts of the relation add to an answer about a side, as a line of text."""
+    """Format the log-odds that other facts of the relation add to an answer on a side as a line of text."""
     detail: OtherFactsDetail = term.detail
     relation = dataset.predicates[atom[0] - 1]
     number = f"{detail.n_facts:,}" if detail.n_facts else "no"
@@ -565,7 +565,7 @@ def other_facts_line(
 def other_facts_json(
     dataset: Dataset, atom: Sequence[int], side: int, term: Term
 ) -> Json:
-    """What other facts of the relation add to an answer about a side, as JSON values."""
+    """Return the log-odds that other facts of the relation add to an answer on a side as JSON values."""
     return {
         "relation": dataset.predicates[atom[0] - 1],
         "side": SIDE_NAMES[side],
@@ -575,29 +575,29 @@ def other_facts_json(
 
 
 def _logistic(log_odds: float) -> float:
-    """The score that a table of answers shows."""
+    """Return the probability of log-odds, as a table of answers shows it."""
     return float(torch.sigmoid(torch.tensor(log_odds, dtype=torch.float64)))
 
 
 def _count(n: int, noun: str) -> str:
-    """A number of things as text."""
+    """Format a number with its noun, in the plural unless the number is 1."""
     return f"{n:,} {noun}{'' if n == 1 else 's'}"
 
 
 def _question_text(dataset: Dataset, e: Explanation) -> str:
-    """The question, with a variable for what is asked that is no entity's name."""
+    """Format the query with a variable, which is no entity's name, for the argument asked for."""
     variable = free_variable(dataset)
     return _atom_text(dataset, e.predicate, e.side, variable, e.given)
 
 
 def _fact_text(dataset: Dataset, e: Explanation, fact: CountedFacts) -> str:
-    """A fact between the candidate and the question's entity."""
+    """Format a fact that links the candidate to the query's entity."""
     return _atom_text(dataset, fact.predicate, fact.place, e.candidate, e.given)
 
 
 def _atom_text(
     dataset: Dataset, predicate: int, place: int, term: int, other: int
 ) -> str:
-    """An atom of two arguments as text, one of them at a place."""
+    """Format an atom of two arguments, with `term` at argument position `place` and `other` at the other position."""
     arguments = (term, other) if place == HEAD else (other, term)
     return format_atom(dataset, (predicate, *arguments))

@@ -32,7 +32,7 @@ class RecountLimitError(Exception):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Logic:
-    """Rules and what a substitution of their variables must keep."""
+    """Rules, and whether substitutions must keep object identity."""
 
     rules: tuple[Rule, ...]
     n_constants: int
@@ -41,14 +41,14 @@ class Logic:
 
 
 class RankBounds(NamedTuple):
-    """The numbers of candidates that rounding errors allow, the answer excluded."""
+    """Numbers of better, and of better or equal, candidates that rounding errors allow; the answer is not counted."""
 
     n_better: range
     n_not_worse: range  # better and equal candidates together
 
 
 class Atoms:
-    """Ground atoms, and a list of them for each predicate and for each argument of a predicate."""
+    """Set of ground atoms with an index by predicate and by constant at each argument position."""
 
     def __init__(self, atoms: Iterable[Atom], n_constants: int) -> None:
         self.all = frozenset(atoms)
@@ -61,7 +61,7 @@ class Atoms:
                 self._lists.setdefault(key, []).append(atom)
 
     def shortest_list(self, goal: Atom) -> Sequence[Atom]:
-        """The shortest list that holds every atom that matches a goal; variables in the goal match anything."""
+        """Return the shortest indexed list that holds every atom matching a goal, whose variables match anything."""
         lists: list[Sequence[Atom]] = [self._lists.get((goal[0],), ())]
         for place, term in enumerate(goal[1:]):
             if term <= self._n_constants:
@@ -73,18 +73,18 @@ class Atoms:
 
 
 def read_atoms(rows: Iterable[Iterable[int]]) -> list[Atom]:
-    """The atoms of a table that is padded with 0; rows of padding are left out."""
+    """Return the atoms of a table padded with 0 as tuples without padding; rows of padding are left out."""
     atoms = [tuple(term for term in row if term) for row in rows]
     return [atom for atom in atoms if atom]
 
 
 def substitute(atom: Atom, binding: Mapping[int, int]) -> Atom:
-    """The atom with its bound variables replaced."""
+    """Return the atom with its bound variables replaced by their constants."""
     return (atom[0], *(binding.get(term, term) for term in atom[1:]))
 
 
 def match(pattern: Atom, atom: Atom, n_constants: int) -> Binding | None:
-    """What the variables of a pattern must be for it to equal a ground atom; None if it cannot."""
+    """Return the binding under which a pattern equals a ground atom; None if no binding does."""
     if pattern[0] != atom[0] or len(pattern) != len(atom):
         return None
     binding: Binding = {}
@@ -98,7 +98,7 @@ def match(pattern: Atom, atom: Atom, n_constants: int) -> Binding | None:
 
 
 def keeps_identity(rule: Rule, binding: Binding, n_constants: int) -> bool:
-    """Whether all variables bind different constants, none of which the rule names."""
+    """Return whether all variables bind different constants, none of which the rule names (object identity)."""
     named = {term for atom in rule for term in atom[1:] if term <= n_constants}
     bound = set(binding.values())
     return len(bound) == len(binding) and not bound & named
@@ -114,7 +114,7 @@ def substitutions(
     left_out: AbstractSet[Atom] = frozenset(),
     is_done: Callable[[Binding], bool] = lambda _: False,
 ) -> Iterator[Binding]:
-    """Yield the substitutions of a rule whose bodies are among the atoms, by backtracking.
+    """Yield the substitutions of a rule that make every body atom a member of `atoms`, by backtracking.
 
     Args:
       deadline: in seconds of `time.monotonic`.
@@ -160,7 +160,7 @@ def derive(
     leave_one_out: bool,
     binding: Binding | None = None,
 ) -> set[Atom]:
-    """The heads of the instances of a rule whose bodies are among the atoms.
+    """Return the heads of all instances of a rule whose body atoms are all members of `atoms`.
 
     Args:
       leave_one_out: a body that contains the head does not count.
@@ -188,7 +188,7 @@ def derive(
 def apply_steps(
     logic: Logic, facts: Atoms, n_steps: int, max_atoms: int, deadline: float
 ) -> Atoms:
-    """What `n_steps` of T_P derive from the facts, these included.
+    """Return the facts together with all that `n_steps` of T_P derive from them.
 
     Raises:
       RecountLimitError: the deadline is reached, or there are more than `max_atoms` atoms.
@@ -212,7 +212,7 @@ def is_proved(
     max_atoms: int,
     deadline: float,
 ) -> bool:
-    """Whether T_P derives a fact in `max_height` steps from the other facts.
+    """Return whether T_P derives a fact in `max_height` steps from the facts without it.
 
     Raises:
       RecountLimitError: the deadline is reached, or there are more than `max_atoms` atoms.
@@ -232,7 +232,7 @@ def is_proved(
 def find_derivers(
     logic: Logic, atoms: Atoms, query: Atom, side: int, deadline: float
 ) -> dict[int, list[int]]:
-    """The entities that the rules derive in place of an argument of a query, each with the rules that do.
+    """Return, for each entity that some rule derives as the query's argument `side`, the rules that derive it.
 
     A body that contains the derived atom itself does not count.
 
@@ -266,7 +266,7 @@ def count_groundings(
     left_out: AbstractSet[Atom],
     deadline: float,
 ) -> Counter[int]:
-    """How many substitutions of a rule derive each entity in place of an argument of a query from facts.
+    """Count, for each entity, the substitutions under which the rule derives the query with it as argument `side`.
 
     Args:
       side: 1 to replace the first argument, 2 the second.
@@ -289,7 +289,7 @@ def count_groundings(
 def _bind_head(
     logic: Logic, head: Atom, query: Atom, side: int
 ) -> Binding | None:
-    """What the variables of a head must be for it to answer a query about a side; None if it cannot."""
+    """Bind a rule's head to the query with argument `side` left open; None if they do not match."""
     if len(head) != len(query):
         return None
     kept = 3 - side
@@ -301,7 +301,7 @@ def _bind_head(
 def list_candidates(
     query: Atom, side: int, pool: Iterable[int], known: AbstractSet[Atom]
 ) -> list[Atom]:
-    """The query with each entity of the pool in place of an argument, unless that is another known triple."""
+    """List the query with each entity of the pool as argument `side`, except for known triples other than the query."""
     candidates: list[Atom] = []
     for entity in pool:
         atom = (*query[:side], entity, *query[side + 1 :])
@@ -311,7 +311,7 @@ def list_candidates(
 
 
 def rule_score(name: str, confidences: Sequence[float]) -> float:
-    """The log-odds of a score of the rules that derive an atom; -inf without a rule.
+    """Compute the log-odds of a score from the confidences of the rules that derive an atom; -inf without a rule.
 
     Args:
       name: `max-confidence`, `noisy-or` or `noisy-or@P`, (1 - prod_r (1 - confidence(r)^P))^(1 / P), or either with
@@ -338,7 +338,7 @@ def rule_score(name: str, confidences: Sequence[float]) -> float:
 
 
 def _log_complement(exponent: float) -> float:
-    """log(1 - exp(-exponent)) of a positive exponent, to the last digits at both ends."""
+    """Compute log(1 - exp(-exponent)) for a positive exponent, to the last digits at both ends."""
     if exponent > 1.0:
         return math.log1p(-math.exp(-exponent))
     return math.log(-math.expm1(-exponent))
@@ -347,7 +347,7 @@ def _log_complement(exponent: float) -> float:
 def bound_ranks(
     answer: Atom, log_odds: Mapping[Atom, float], tolerance: float
 ) -> RankBounds:
-    """How many candidates score better than the answer, on the grid, if scores have an error of up to `tolerance`.
+    """Bound the numbers of candidates better than, and no worse than, the answer if scores err by up to `tolerance`.
 
     Args:
       log_odds: of the score of each candidate, the answer among them.
@@ -366,13 +366,13 @@ def bound_ranks(
 
 
 def expected_reciprocal_rank(n_better: int, n_equal: int) -> float:
-    """The mean of 1 / rank over all orders of the candidates that tie with the answer."""
+    """Compute the mean of 1 / rank over all orders of the candidates that tie with the answer."""
     ranks = range(n_better + 1, n_better + n_equal + 2)
     return math.fsum(1 / rank for rank in ranks) / len(ranks)
 
 
 def grid_line(log_odds: float) -> float:
-    """The line of the grid that a score is rounded to."""
+    """Return the number of the grid line that a score is rounded to; an infinite score is returned as it is."""
     return round(log_odds / GRID_STEP) if math.isfinite(log_odds) else log_odds
 
 
@@ -382,7 +382,7 @@ def grid_line(log_odds: float) -> float:
 def proof_errors(
     logic: Logic, proof: Proof, facts: AbstractSet[Atom], max_height: int
 ) -> list[str]:
-    """What is wrong with a proof; empty if it holds.
+    """List the errors of a proof, one line each; empty if the proof holds.
 
     Every leaf is a fact other than the root, every other node an instance of its rule over its children, and the root
     has a height of at most `max_height`, counted from the leaves up; a node that supports itself has no height.
@@ -411,7 +411,7 @@ def proof_errors(
 
 
 def _is_well_formed(logic: Logic, proof: Proof) -> bool:
-    """Whether every rule and every child that a node names is there."""
+    """Return whether every rule and every child that a node names exists."""
     rules, positions = range(len(logic.rules)), range(len(proof.nodes))
     return all(
         (node.rule is None or node.rule in rules)
@@ -423,7 +423,7 @@ def _is_well_formed(logic: Logic, proof: Proof) -> bool:
 def _is_instance(
     logic: Logic, rule: Rule, atoms: Sequence[Atom], binding: Binding
 ) -> bool:
-    """Whether ground atoms are a rule under a substitution of exactly its variables, allowed by object identity."""
+    """Return whether ground atoms are a rule under a substitution of all its variables, allowed by object identity."""
     variables = {
         term for atom in rule for term in atom[1:] if term > logic.n_constants
     }
@@ -438,7 +438,7 @@ def _is_instance(
 
 
 def _root_height(proof: Proof) -> int | None:
-    """The height of the root, counted from the leaves up; None if it supports itself."""
+    """Return the height of the root, counted from the leaves up; None if the root supports itself."""
     heights: dict[int, int] = {}
     # A node gets its height once all its children have theirs; each pass reaches one node more at least.
     for _ in proof.nodes:

@@ -58,7 +58,7 @@ Explain = Callable[[Tensor, int], Explanation | None]
 
 
 class Comparison(NamedTuple):
-    """How many items of a kind were compared, and where the recount differs."""
+    """Numbers of items of one kind that were compared and that differ from the recount, with the differences."""
 
     kind: str
     unit: str  # what was compared, in the plural
@@ -71,7 +71,7 @@ class Comparison(NamedTuple):
 
 
 class _Row(NamedTuple):
-    """A query on a side, and what the engine says of it."""
+    """A query on a side with the engine's rank counts."""
 
     position: int  # of the query among those that are ranked
     query: Atom
@@ -82,7 +82,7 @@ class _Row(NamedTuple):
 
 
 class Details(NamedTuple):
-    """A details file, and what it was made with."""
+    """Lines of a details file with the settings that the file was made with."""
 
     path: Path
     settings: Json
@@ -90,7 +90,7 @@ class Details(NamedTuple):
 
 
 class RecountCheck:
-    """Compares what an evaluator says with a recount of its data."""
+    """Comparison of an evaluator's counts, ranks, proofs and evidence with a recount of its data."""
 
     def __init__(self, evaluator: Evaluator) -> None:
         """Read the data of the evaluator's task for the recount."""
@@ -118,7 +118,7 @@ class RecountCheck:
     def compare_supports(
         self, rule_ids: Sequence[int], seconds: float
     ) -> Comparison:
-        """Count the support and the body pairs of rules again; later comparisons take the counts."""
+        """Count support and body pairs of rules again and compare them; later comparisons use the new counts."""
         leave_one_out = self.task.cfg.smoothing is not None
 
         def compare(i: int, deadline: float) -> list[str]:
@@ -145,7 +145,7 @@ class RecountCheck:
         return found
 
     def rank(self, split: np.ndarray, rows: Sequence[int]) -> Ranking:
-        """Rank some queries of a split as the engine does.
+        """Rank the given rows of a split as the engine does.
 
         Raises:
           ValueError: a query cannot be ranked (see `ranking.check_split`).
@@ -163,7 +163,7 @@ class RecountCheck:
         details: Details | None = None,
         query_rows: Sequence[int] = (),
     ) -> Iterator[Comparison]:
-        """Find the candidates of ranked queries again, with their scores and ranks.
+        """Recount the candidates of ranked queries, their scores and ranks, and yield a comparison of each kind.
 
         Args:
           details: a file with lines about these queries.
@@ -200,7 +200,7 @@ class RecountCheck:
             yield check.summarise("details", "lines", n_lines, start)
 
     def _score_notes(self) -> list[str]:
-        """Lines on the scores behind ranks."""
+        """Return notes on how far the scores behind the ranks are recounted."""
         score = self.evaluator.score
         if score.needs & {"search", "questions"}:
             return [f"scores are the policy's ({score})"]
@@ -213,7 +213,7 @@ class RecountCheck:
         ]
 
     def compare_proofs(self, ranked: Ranking, seconds: float) -> Comparison:
-        """Check a proof of each answer of ranked queries that the engine proves."""
+        """Check the engine's proof of each provable answer of ranked queries."""
         queries = recount.read_atoms(ranked.queries.tolist())
         provable = ranked.query_row[ranked.answer_provable].tolist()
         answers = {queries[row]: row for row in provable}
@@ -238,7 +238,7 @@ class RecountCheck:
         )
 
     def _proof_errors(self, atom: Atom, query: Tensor) -> list[str] | None:
-        """What is wrong with the engine's proof of an atom; None if a policy's search finds none."""
+        """List the errors of the engine's proof of an atom; None if a policy's search finds no proof."""
         assert self.evaluator.prove is not None, "the evaluator finds proofs"
         try:
             (proof,) = self.evaluator.prove(query[None])
@@ -261,7 +261,7 @@ class RecountCheck:
         ranked: Ranking,
         seconds: float,
     ) -> Comparison:
-        """Count the evidence of answers of ranked queries again: groundings, fan-out, linking facts, degrees.
+        """Recount the evidence of the answers of ranked queries (groundings, fan-out, links, degrees) and compare it.
 
         Args:
           explain: gives the engine's.
@@ -294,7 +294,7 @@ class RecountCheck:
         kinds: Sequence[TermKind],
         deadline: float,
     ) -> Counter[str]:
-        """The counts of `_evidence_counts` over the sets of the recount; empty if no rule derives the answer.
+        """Count the evidence of a row's answer, keyed as by `_evidence_counts`; empty if no rule derives the answer.
 
         Raises:
           RecountLimitError: the deadline is reached.
@@ -334,12 +334,12 @@ class RecountCheck:
         return counts
 
     def row_name(self, row: _Row) -> str:
-        """The query of a row and its side as text."""
+        """Format the query of a row and its side."""
         return f"{self.names.format_atom(row.query)}, {SIDE_NAMES[row.side]}"
 
 
 class _RankCheck:
-    """Compares the candidates of one row after another, with their scores and ranks."""
+    """Comparison of the candidates, scores and ranks of one row after another."""
 
     def __init__(
         self,
@@ -349,7 +349,7 @@ class _RankCheck:
         details: Details | None,
         query_rows: Sequence[int],
     ) -> None:
-        """Take what T_P derives below the height of the task, and the lines of a details file."""
+        """Take the atoms that T_P derives one step below the task's height, and the lines of a details file or None."""
         score, task = check.evaluator.score, check.task
         self.check, self.atoms = check, atoms
         self.lines = {} if details is None else details.lines
@@ -383,7 +383,7 @@ class _RankCheck:
         )
 
     def compare(self, row: _Row, deadline: float) -> list[str]:
-        """Where the rank of a row differs; differences of other kinds are added up.
+        """Recount a row and return the differences of its rank; differences of other kinds go to `differences`.
 
         Raises:
           RecountLimitError: the deadline is reached.
@@ -418,7 +418,7 @@ class _RankCheck:
     def _compare_candidate(
         self, atom: Atom, score: float | None, is_derivable: bool, again: float
     ) -> None:
-        """Compare the verdict on a candidate and its score."""
+        """Compare the verdict on a candidate, and its score where the engine lists it."""
         name = self.check.names.format_atom(atom)
         verdicts = [
             "derivable" if x else "not derivable"
@@ -436,7 +436,8 @@ class _RankCheck:
     def _derive_candidates(
         self, row: _Row, deadline: float
     ) -> dict[Atom, list[int]]:
-        """The candidates of a row, each with the rules that derive it, a fact from other facts."""
+        """Return the candidates of a row, each with the rules that derive it; none for a fact that needs itself as
+        proof."""
         logic, facts = self.check.logic, self.check.facts
         height = self.check.task.max_height
         derivers = recount.find_derivers(
@@ -453,12 +454,12 @@ class _RankCheck:
         return found
 
     def _engine_score(self, atom: Atom, side: int) -> float | None:
-        """The log-odds that the engine gives a candidate of a side; None if it lists none."""
+        """Return the engine's log-odds of a candidate on a side; None if the engine does not list it."""
         of_all_sides = self.engine_scores.get((atom, 0))
         return self.engine_scores.get((atom, side), of_all_sides)
 
     def _log_odds(self, atom: Atom, side: int, rules: Sequence[int]) -> float:
-        """The log-odds of a candidate by the rules that derive it, or those of the engine."""
+        """Return a candidate's log-odds by the rules that derive it, or the engine's where the score has no recount."""
         if not self.is_recounted:
             score = self._engine_score(atom, side)
             is_listed = bool(rules) or self.lists_all
@@ -479,7 +480,7 @@ class _RankCheck:
         is_provable: bool,
         log_odds: Mapping[Atom, float],
     ) -> list[str]:
-        """Where a line of a details file differs from the recount."""
+        """List the fields of a details line that differ from the recount."""
         counts = [
             record[name] for name in ("n_better", "n_equal", "n_candidates")
         ]
@@ -509,14 +510,14 @@ class _RankCheck:
         return errors
 
     def _add(self, kind: str, differences: list[str]) -> None:
-        """Count an item that was compared."""
+        """Count one compared item of a kind and keep its differences."""
         self.n_compared[kind] += 1
         self.differences.setdefault(kind, []).extend(differences)
 
     def summarise(
         self, kind: str, unit: str, n_total: int, start: float
     ) -> Comparison:
-        """The comparison of a kind that is added up."""
+        """Build the comparison of a kind from the items counted so far."""
         lines = tuple(self.differences.get(kind, ()))
         n_compared, seconds = self.n_compared[kind], time.monotonic() - start
         return Comparison(
@@ -525,7 +526,7 @@ class _RankCheck:
 
 
 def _other_fact_terms(task: ProverTask) -> list[tuple[float, float]]:
-    """By relation and side, what a candidate without and one with other facts adds to its log-odds."""
+    """Return, by relation and side, the log-odds added to a candidate without and with other facts of its relation."""
     counts = with_other_facts(task).other_facts
     assert counts is not None, "they are counted"
     shares = other_fact_shares(task.kb, counts)
@@ -536,7 +537,7 @@ def _other_fact_terms(task: ProverTask) -> list[tuple[float, float]]:
 
 
 def has_recount(score: Score) -> bool:
-    """Whether the recount knows a score: those that follow from the confidences of rules and other facts."""
+    """Return whether the score follows from confidences of rules and other facts, so that it can be recounted."""
     return score.name.startswith(("max-confidence", "noisy-or"))
 
 
@@ -579,7 +580,7 @@ def check_details(
     n_queries: int,
     sides: Sequence[int],
 ) -> None:
-    """Check that a details file was made with the data, rules, parameters and settings of another evaluation.
+    """Check that a details file was made with the same data, rules, parameters and settings as another evaluation.
 
     Args:
       settings: of that one.
@@ -608,7 +609,7 @@ def check_details(
 def compare_line_numbers(
     details: Details, n_queries: int, sides: Sequence[int]
 ) -> Comparison:
-    """Find the lines that a details file lacks.
+    """Report each query and side of the evaluated sample for which a details file has no line.
 
     Args:
       n_queries: of its split, of which the evaluation may have ranked a sample.
@@ -636,7 +637,7 @@ def _compare_items(
     seconds: float,
     compare: Callable[[Item, float], list[str]],
 ) -> Comparison:
-    """Compare the items that there is time for, each within a tenth of it.
+    """Compare as many items as the seconds allow, each for at most a tenth of them.
 
     Args:
       compare: gives the differences of an item, a line each; gets its deadline.
@@ -670,7 +671,7 @@ def _compare_items(
 
 
 def _rows(ranked: Ranking) -> list[_Row]:
-    """The rows of a ranking, both sides of a query together."""
+    """Return the rows of a ranking, both sides of a query next to each other."""
     queries = recount.read_atoms(ranked.queries.tolist())
     columns = (ranked.query_row, ranked.side, *ranked.counts)
     rows = [
@@ -686,7 +687,7 @@ def _count_errors(
     log_odds: Mapping[Atom, float],
     tolerance: float,
 ) -> list[str]:
-    """Where numbers of better, equal and all candidates are not those of some log-odds within a tolerance."""
+    """Return a difference if the rank counts (better, equal, all) do not fit the log-odds within a tolerance."""
     n_better, n_equal, n_candidates = counts
     bounds = recount.bound_ranks(answer, log_odds, tolerance)
     if (
@@ -705,24 +706,24 @@ def _count_errors(
 
 
 def _rank_text(n_better: int, n_equal: int, n_candidates: int) -> str:
-    """Counts as text, with the reciprocal rank that follows from them."""
+    """Format rank counts with the expected reciprocal rank."""
     reciprocal = recount.expected_reciprocal_rank(n_better, n_equal)
     return f"{n_better} better and {n_equal} equal of {n_candidates} (1/rank {reciprocal:.4f})"
 
 
 def _pair(counts: tuple[int, int]) -> str:
-    """Two counts as text."""
+    """Format two counts as "n of m"."""
     return f"{counts[0]:,} of {counts[1]:,}"
 
 
 def _differences(name: str, value: object, again: object) -> list[str]:
-    """A text with both values, if they differ."""
+    """Return a line with both values if they differ, else an empty list."""
     text = f"{name} {value}, recounted {again}".lstrip()
     return [] if value == again else [text]
 
 
 def _evidence_counts(found: Explanation | None) -> Counter[str]:
-    """The counts of the engine, by what they count; empty if no rule derives the candidate."""
+    """Return the engine's evidence counts, keyed by what they count; empty if no rule derives the candidate."""
     counts: Counter[str] = Counter()
     if found is None:
         return counts
@@ -744,7 +745,7 @@ def _evidence_counts(found: Explanation | None) -> Counter[str]:
 def _rule_counts(
     rule: int, n_groundings: int, fan_out: int, n_all_groundings: int
 ) -> Counter[str]:
-    """The counts of a rule, by what they count."""
+    """Return a rule's groundings, fan-out and all groundings, keyed by what they count."""
     return Counter(
         {
             f"groundings of rule {rule}": n_groundings,
@@ -755,10 +756,10 @@ def _rule_counts(
 
 
 def _degree_name(predicate: int, place: int) -> str:
-    """What a degree counts."""
+    """Name the count of facts of a relation that hold the answer at an argument position."""
     return f"facts of relation {predicate} whose {SIDE_NAMES[place]} it is"
 
 
 def _link_name(predicate: int, place: int) -> str:
-    """What a number of linking facts counts."""
+    """Name the count of facts of a relation that link the answer to the query's entity."""
     return f"{_degree_name(predicate, place)} between the two"
