@@ -56,7 +56,7 @@ ProofFinder = Callable[[Tensor], list[Proof | None]]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Evaluator:
-    """How queries are ranked and what is recorded of them."""
+    """Task, protocol and score that queries are ranked by, and what their records hold."""
 
     task: ProverTask
     protocol: RankingProtocol
@@ -68,7 +68,7 @@ class Evaluator:
 
     @property
     def min_chunk_queries(self) -> int:
-        """The fewest queries that are ranked together: to collect their evidence has a cost of its own."""
+        """Return the fewest queries to rank together: collecting their evidence has a cost of its own."""
         return scoring.MIN_CHUNK_QUERIES if self.score.facts else 1
 
 
@@ -138,7 +138,7 @@ def plan_windows(
 def rank_window(
     evaluator: Evaluator, split: np.ndarray, rows: np.ndarray
 ) -> list[list[Record]]:
-    """The records of queries that are ranked together, as `evaluate_queries` yields them.
+    """Rank the queries of a window together; return the records of each query, as `evaluate_queries` yields them.
 
     Args:
       split: atoms [n, W].
@@ -178,7 +178,7 @@ def _iter_records(
 def _records(
     evaluator: Evaluator, ranked: Ranking, rows: np.ndarray
 ) -> list[list[Record]]:
-    """The records of each query, one for each side, without proofs."""
+    """Build the records of each query, one for each side, without proofs."""
     dataset = evaluator.task.dataset
     with_scores = evaluator.all_scores or evaluator.task.is_countries
     queries = ranked.queries.tolist()
@@ -235,14 +235,14 @@ def _records(
 
 
 def _none_if_zero(score: int) -> int | None:
-    """A quantised score for JSON, None for a score of 0."""
+    """Return a quantised score for JSON; None for a score of 0."""
     return score if score > ZERO_SCORE else None
 
 
 def _answer_status(
     answer_provable: bool, log_score: float | None, proof_threshold: float
 ) -> str:
-    """The status of an answer: refuted, proved, or missed if it is provable but the search did not find a proof."""
+    """Return an answer's status: refuted, proved, or missed (provable, but the search found no proof)."""
     if not answer_provable:
         return "refuted"
     if log_score is not None and log_score > proof_threshold:
@@ -253,7 +253,7 @@ def _answer_status(
 def _add_other_facts(
     evaluator: Evaluator, records: Sequence[list[Record]], answers: Tensor
 ) -> None:
-    """Add to the records of queries what other facts add to each proved answer, by a score that reads them."""
+    """Add to each record the log-odds that other facts add to the answer's score; None where it is not proved."""
     dataset = evaluator.task.dataset
     for place, side in enumerate(evaluator.protocol.sides):
         of_side = [sides[place] for sides in records]
@@ -274,7 +274,7 @@ def _add_other_facts(
 def _add_proofs(
     evaluator: Evaluator, records: Sequence[list[Record]], answers: Tensor
 ) -> None:
-    """Add to the records of queries a proof of each answer, which its sides have in common, where it was proved."""
+    """Add to each record a proof of its answer, found once for all sides; None where the answer is not proved."""
     names = proof_names(evaluator.task.dataset)
     is_proved = [
         any(record["status"] == "proved" for record in sides)
@@ -296,7 +296,7 @@ def _add_proofs(
 def open_log(
     path: Path, settings: Settings, n_sides: int, *, resume: bool
 ) -> RecordLog:
-    """Open a file for records: resume the file at a path, or replace it.
+    """Open a file for records: resume the file at the path, or replace it.
 
     Args:
       settings: what tells this evaluation from others, JSON values; a file with other settings is not resumed.
@@ -337,7 +337,7 @@ def read_settings(path: Path) -> Settings:
 def summarise_records(
     records: Sequence[Record], predicates: Sequence[str], *, with_auc: bool
 ) -> Metrics:
-    """Summarise records, in any order: the metrics of `ranking.summarise_ranking`, and some counts.
+    """Summarise records, in any order, as `ranking.summarise_ranking` does, with some more counts.
 
     Args:
       predicates: names of predicates 1, 2, ... in order.
@@ -378,12 +378,12 @@ def summarise_records(
 
 
 def _integers(values: Iterable[int]) -> Tensor:
-    """A column of integers."""
+    """Return the values as an int64 tensor."""
     return torch.tensor(list(values), dtype=torch.int64)
 
 
 def _auc_pr(records: Sequence[Record], n_candidates: int) -> float:
-    """The area under the precision-recall curve, from the scores of all candidates in the records."""
+    """Compute the area under the precision-recall curve from the scores of all candidates in the records."""
     scores: list[int] = []
     is_answer: list[bool] = []
     for record in records:
@@ -397,13 +397,13 @@ def _auc_pr(records: Sequence[Record], n_candidates: int) -> float:
 
 
 def _select_complete(records: list[Record], n_sides: int) -> list[Record]:
-    """The records of queries that have one for each side."""
+    """Return the records of those queries that have a record for each side."""
     n_records = Counter(record["query_row"] for record in records)
     return [x for x in records if n_records[x["query_row"]] == n_sides]
 
 
 def _parse_record(place: str, line: bytes) -> Record:
-    """Parse a line.
+    """Parse a line of a file of records.
 
     Raises:
       ValueError: it is no record.

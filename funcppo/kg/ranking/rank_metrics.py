@@ -47,7 +47,7 @@ INVALID_SCORE = torch.iinfo(torch.int64).min
 
 
 class RankCounts(NamedTuple):
-    """The integers that a query's rank follows from. The answer itself is a candidate, neither better nor equal."""
+    """Numbers of better, equal and all candidates of each query; the answer is a candidate, but not an equal one."""
 
     n_better: I64[Tensor, "Q"]  # candidates that score more than the answer
     n_equal: I64[Tensor, "Q"]  # other candidates that score the same
@@ -70,7 +70,7 @@ def quantise(log_odds: F64[Tensor, "..."]) -> I64[Tensor, "..."]:
 
 
 def log_score(quantised_score: int) -> float:
-    """The natural logarithm of a quantised score other than 0, with four decimals."""
+    """Return the natural logarithm of a nonzero quantised score, rounded to four decimals."""
     logit = quantised_score * SCORE_GRID_STEP
     log_p = min(logit, 0.0) - math.log1p(math.exp(-abs(logit)))
     return round(log_p, 4) + 0.0  # no -0.0
@@ -79,7 +79,7 @@ def log_score(quantised_score: int) -> float:
 def near_boundary(
     log_odds: F64[Tensor, "..."], tolerance: float
 ) -> Bool[Tensor, "..."]:
-    """Whether an error of `tolerance` in its log-odds could move a score to the next line of the grid."""
+    """Return whether an error of `tolerance` in its log-odds could move a score to the next line of the grid."""
     line = log_odds.to(torch.float64) / SCORE_GRID_STEP
     distance_to_half = (line - torch.floor(line) - 0.5).abs()
     return distance_to_half <= tolerance / SCORE_GRID_STEP
@@ -91,9 +91,9 @@ def rank_counts_listed(
     is_answer: Bool[Tensor, "L"],
     n_candidates: I64[Tensor, "Q"],
 ) -> tuple[RankCounts, I64[Tensor, "Q"]]:
-    """Rank counts from the listed candidates, in any order, and the scores of the answers.
+    """Count better and equal candidates of each query from the listed ones; return the counts and the answers' scores.
 
-    Every other candidate scores 0 and ties at the bottom.
+    Listed candidates come in any order. Every other candidate scores 0 and ties at the bottom.
 
     Args:
       query_row: row of the query that each candidate belongs to.
@@ -135,7 +135,7 @@ def rank_counts_listed(
 
 
 def ranks(counts: RankCounts) -> F64[Tensor, "Q 4"]:
-    """The rank, from 1, by tie policy.
+    """Compute the rank of each query's answer, from 1, under each tie policy.
 
     The mean rank under a random order is the middle one, so `realistic` and `expected` are equal here; they differ in
     `reciprocal_ranks` and `hits_at_k`.
@@ -149,7 +149,7 @@ def ranks(counts: RankCounts) -> F64[Tensor, "Q 4"]:
 def harmonic_numbers(
     n: int, device: torch.device | str = "cpu"
 ) -> F64[Tensor, "N1"]:
-    """The harmonic numbers H(0) .. H(n) in float64, summed on the CPU for every device.
+    """Compute the harmonic numbers H(0) .. H(n) in float64, summed on the CPU for every device.
 
     H(n) = 1 + 1/2 + ... + 1/n
     """
@@ -161,7 +161,7 @@ def harmonic_numbers(
 def reciprocal_ranks(
     counts: RankCounts, harmonics: F64[Tensor, "N1"]
 ) -> F64[Tensor, "Q 4"]:
-    """1 / rank by tie policy; for `expected` its exact expectation when ties are ordered at random.
+    """Compute 1 / rank under each tie policy; for `expected` its exact expectation when ties are ordered at random.
 
         E[1/rank] = (H(b + e + 1) - H(b)) / (e + 1),    b better, e equal
 
@@ -176,14 +176,14 @@ def reciprocal_ranks(
 
 
 def expected_reciprocal_ranks(counts: RankCounts) -> F64[Tensor, "Q"]:
-    """The expectation of 1 / rank of each row when ties are ordered at random."""
+    """Compute the expectation of 1 / rank of each query when ties are ordered at random."""
     most = int(counts.n_candidates.max()) if len(counts.n_candidates) else 0
     harmonics = harmonic_numbers(most, counts.n_candidates.device)
     return reciprocal_ranks(counts, harmonics)[:, -1]
 
 
 def hits_at_k(counts: RankCounts, k: int) -> F64[Tensor, "Q 4"]:
-    """Whether the rank is at most k, by tie policy; for `expected` the probability of it.
+    """Return 1 where the rank is at most k, else 0, under each tie policy; for `expected` the probability of a hit.
 
     P[rank <= k] = min(max(k - b, 0), e + 1) / (e + 1),    b better, e equal
     """
@@ -202,7 +202,7 @@ def group_metrics(
     answer_provable: Bool[Tensor, "Q"],
     relation_names: Sequence[str],
 ) -> Metrics:
-    """MRR, Hits@1, 3 and 10 under the four tie policies over all queries, by relation and by side, as JSON values.
+    """Compute MRR, Hits@1, 3 and 10 under all tie policies, over all queries and by relation and side, as JSON values.
 
     Args:
       side: `HEAD` or `TAIL`.
@@ -248,7 +248,7 @@ def group_metrics(
 def average_precision(
     score: I64[Tensor, "L"], label: Bool[Tensor, "L"]
 ) -> F32[Tensor, ""]:
-    """The area under the precision-recall curve as a step function, candidates of one score being one threshold.
+    """Compute the area under the precision-recall curve as a step function; each distinct score is one threshold.
 
         AP = sum_g (R_g - R_{g-1}) P_g,    g over distinct scores, best first
 
@@ -272,7 +272,7 @@ def average_precision(
 
 
 def _count_by_query(mask: Tensor, query_row: Tensor, n_queries: int) -> Tensor:
-    """The number of candidates of each query that the mask selects."""
+    """Count the candidates of each query that the mask selects."""
     zeros = torch.zeros(n_queries, dtype=torch.int64, device=mask.device)
     return zeros.scatter_add(0, query_row, mask.to(torch.int64))
 
@@ -298,7 +298,7 @@ def _sum_by_group(
 
 
 def _group_to_dict(sums: list[float]) -> Metrics:
-    """The metrics of one group from the sums over its queries."""
+    """Divide the sums over a group's queries into its metrics, as JSON values."""
     *by_policy, n_queries, n_tied, n_candidates, n_provable = sums
     n_policies = len(TIE_POLICIES)
     names = ["mrr", *(f"hits@{k}" for k in HITS_AT)]

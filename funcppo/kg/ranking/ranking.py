@@ -52,7 +52,7 @@ HEADLINE_METRICS = ("mrr", "hits@1", "hits@3", "hits@10")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RankingProtocol:
-    """Which candidates the answer of a query is ranked against."""
+    """Sides to rank on, and the candidates that an answer is ranked against."""
 
     # the arguments that are replaced, each a ranking of its own
     sides: tuple[int, ...] = (HEAD, TAIL)
@@ -64,7 +64,7 @@ class RankingProtocol:
 
 
 class CandidateTable(NamedTuple):
-    """The candidates of a batch of queries on one side that need a score."""
+    """Candidates of a batch of queries on one side that need a score."""
 
     query_row: I64[Tensor, "L"]  # row of the query in the batch
     # the query with the candidate in place of the answer
@@ -78,7 +78,7 @@ class CandidateTable(NamedTuple):
 
 
 class Ranking(NamedTuple):
-    """The rank counts of every query on every side, one side after the other, and the scores behind them.
+    """Rank counts of every query on every side, one side after the other, and the scores behind them.
 
     Axes: Q0 queries, Q rows (a query and a side), L listed candidates of all rows together, N distinct atoms.
     """
@@ -104,7 +104,7 @@ class Ranking(NamedTuple):
 
 
 class RankedRows(NamedTuple):
-    """What metrics are computed from: the rank counts of some queries on every side."""
+    """Rank counts of queries on every side, from which metrics are computed."""
 
     counts: RankCounts
     side: I64[Tensor, "Q"]
@@ -114,7 +114,7 @@ class RankedRows(NamedTuple):
 
 
 class ListedQueries(NamedTuple):
-    """Queries with their candidates, which any number of scores may rank."""
+    """Queries with their candidates on every side, which any number of scores may rank."""
 
     queries: I32[Tensor, "Q0 W"]
     sides: tuple[int, ...]
@@ -160,7 +160,7 @@ def rank_by_questions(
     ranking_protocol: RankingProtocol,
     on_progress: ProgressCallback = ignore_progress,
 ) -> Iterator[Ranking]:
-    """Yield the rankings of queries by several scores, for which the evidence of their questions is collected once.
+    """Yield the ranking of the queries by each score; the evidence of their questions is collected once.
 
     Args:
       facts: what the evidence is collected from.
@@ -186,7 +186,7 @@ def list_split(
     *,
     by_side: bool,
 ) -> ListedQueries:
-    """List the candidates of queries of a task's split, for `rank_listed`.
+    """List the candidates of the queries of a task's split, for `rank_listed`.
 
     Args:
       by_side: an atom has a score for each side.
@@ -287,7 +287,7 @@ def list_queries(
 
 
 def rank_listed(listed: ListedQueries, score_atoms: ScoreAtoms) -> Ranking:
-    """Rank queries whose candidates are listed.
+    """Rank queries whose candidates are listed by one score.
 
     Args:
       score_atoms: gives the log-odds of distinct atoms, in lexicographic order, as answers about a side; 0 for all.
@@ -340,7 +340,7 @@ def rank_listed(listed: ListedQueries, score_atoms: ScoreAtoms) -> Ranking:
 
 
 def _repeat(sides: Sequence[int], like: Sequence[Tensor]) -> I64[Tensor, "n"]:
-    """Each side as often as a tensor is long."""
+    """Concatenate each side's number, repeated as often as its tensor is long."""
     return torch.cat([torch.full_like(x, s) for s, x in zip(sides, like)])
 
 
@@ -360,7 +360,7 @@ def summarise_ranking(
 
 
 def ranked_rows(ranked: Ranking) -> RankedRows:
-    """What metrics are computed from, without the scores."""
+    """Return the rank counts of a ranking without its scores."""
     return RankedRows(
         ranked.counts,
         ranked.side,
@@ -373,7 +373,7 @@ def ranked_rows(ranked: Ranking) -> RankedRows:
 def summarise_rows(
     parts: Sequence[RankedRows], predicates: list[str]
 ) -> Metrics:
-    """Summarise the rankings of parts of a split as `summarise_ranking` does that of a whole one.
+    """Summarise the rankings of parts of a split, as `summarise_ranking` does for a whole split.
 
     Args:
       parts: of distinct queries, at least one.
@@ -397,7 +397,7 @@ def summarise_counts(
     answer_provable: Bool[Tensor, "Q"],
     predicates: list[str],
 ) -> Metrics:
-    """Summarise rank counts: as `summarise_ranking`, without what needs the scores."""
+    """Summarise rank counts as `summarise_ranking` does, without the metrics that need scores."""
     by_group = rank_metrics.group_metrics(
         counts, side, relation, answer_provable, predicates
     )
@@ -412,7 +412,7 @@ def summarise_counts(
 
 
 def auc_pr(ranked: Ranking) -> float:
-    """Average precision of the answers over the candidates of all queries pooled; candidates not listed score 0."""
+    """Compute the average precision of the answers over all queries' candidates pooled; unlisted candidates score 0."""
     return pooled_average_precision(
         ranked.listed_score,
         ranked.is_answer,
@@ -427,7 +427,7 @@ def pooled_average_precision(
     n_candidates: int,
     n_answers: int,
 ) -> float:
-    """Average precision over the listed candidates and the remaining ones, which score 0.
+    """Compute the average precision over listed candidates and unlisted ones, which score 0.
 
     Args:
       listed_score: quantised scores.
@@ -452,25 +452,25 @@ def pooled_average_precision(
 
 
 def selection_metric(task: ProverTask) -> str:
-    """The name of the metric on the valid split by which parameters are chosen."""
+    """Return the name of the metric on the valid split by which parameters are chosen."""
     return "auc_pr" if task.is_countries else "mrr"
 
 
 def ranked_sides(task: ProverTask) -> tuple[int, ...]:
-    """The sides that a task's queries are ranked on: both, or the tail alone under the Countries protocol."""
+    """Return the sides that a task's queries are ranked on: both, or the tail alone under the Countries protocol."""
     return (TAIL,) if task.is_countries else (HEAD, TAIL)
 
 
 def random_rows(n_rows: int, n: int) -> np.ndarray:
-    """At most `n` of so many rows in a random order, int64.
+    """Return at most `n` of the rows 0 .. n_rows - 1 in a random order, int64.
 
-    They are the same ones at every call, and the first of those of a larger `n`.
+    Every call returns the same rows, and they are the first of those for a larger `n`.
     """
     return np.random.default_rng(0).permutation(n_rows)[:n]
 
 
 def stratified_sample(split: np.ndarray, n: int) -> np.ndarray:
-    """Sample rows of at most `n` queries, spread evenly over relations; ascending, and the same ones at every call."""
+    """Sample at most `n` rows of a split, spread evenly over relations; ascending, and the same rows at every call."""
     order = random_rows(len(split), len(split))
 
     # Position of each query among the queries of its relation, in random order.
@@ -491,7 +491,7 @@ def score_distinct_atoms(
     sizes: KBSizes,
     side: int,
 ) -> F64[Tensor, "L"]:
-    """The log-odds of atoms in any order, each distinct one scored once."""
+    """Compute the log-odds of atoms in any order, scoring each distinct atom once."""
     atom, row = _distinct_atoms(listed_atom, sizes)
     return score_atoms(atom.to(torch.int32), side)[row]
 
@@ -499,7 +499,7 @@ def score_distinct_atoms(
 def _distinct_atoms(
     listed_atom: I64[Tensor, "L W"], sizes: KBSizes
 ) -> tuple[I64[Tensor, "N W"], I64[Tensor, "L"]]:
-    """The distinct atoms of a list, in lexicographic order, and of each listed atom its row among them."""
+    """Return the distinct atoms of a list in lexicographic order, and each listed atom's row among them."""
     distinct, atom_index = kbase.sort_and_index_atoms(
         listed_atom,
         sizes.n_predicates,
@@ -510,7 +510,7 @@ def _distinct_atoms(
 
 
 def _concatenate_counts(parts: Sequence[RankCounts]) -> RankCounts:
-    """The counts of all parts, one after the other."""
+    """Concatenate the rank counts of all parts."""
     return RankCounts(*(torch.cat(columns) for columns in zip(*parts)))
 
 
@@ -558,7 +558,7 @@ def list_candidates(
     pool: I64[Tensor, "E"],
     side: int,
 ) -> CandidateTable:
-    """List the candidates of one side that need a score: the provable ones, or all if `protocol.score_unprovable`.
+    """List the candidates on one side that need a score: the provable ones, or all if `protocol.score_unprovable`.
 
     The answer is one of the candidates, and is listed by the same rule.
 
@@ -619,7 +619,7 @@ def _list_provable(
     side: int,
     pool_size: int,
 ) -> CandidateTable:
-    """List the candidates whose triple is derivable: the only ones that need a score, since the others score 0."""
+    """List the candidates whose triple is derivable: only they need a score, since all others score 0."""
     true_triples, derivable_triples = filter_index
     answers = kbase.list_answers(derivable_triples, queries, side)
     is_answer = answers.entity == queries[answers.query_row, side]
@@ -641,7 +641,7 @@ def _count_candidates(
     side: int,
     pool_size: int,
 ) -> I64[Tensor, "Q"]:
-    """The number of candidates of each query, its answer included: the pool less the other true answers.
+    """Count the candidates of each query, its answer included: the pool without the other true answers.
 
     Args:
       true_triples: the known triples, restricted to the pool.
@@ -662,7 +662,7 @@ def sample_corruptions(
     n_corruptions: int,
     query_id: I64[Tensor, "Q"],
 ) -> tuple[I64[Tensor, "Q G"], Bool[Tensor, "Q G"]]:
-    """Sample corruptions of each query: a uniform subset of its candidates other than the answer, in no special order.
+    """Sample corruptions of each query: a uniform subset of its candidates other than the answer, unordered.
 
     A query's sample depends on the key, the side and its id alone, not on the rest of the batch. There is no rejection
     sampling, and a query with fewer than `n_corruptions` gets them all: a random subset of 0, 1, ... says which of the
@@ -724,13 +724,13 @@ def _check_each(is_valid: Tensor, queries: Tensor, expected: str) -> None:
 def _corrupt(
     queries: I64[Tensor, "Q W"], side: int, entity: I64[Tensor, "Q G"]
 ) -> I64[Tensor, "Q G W"]:
-    """Each query with each of its entities in place of the answer."""
+    """Return each query with each of its entities in place of the answer, [Q, G, W]."""
     query = queries[:, None].expand(-1, entity.shape[1], -1)
     return _replace_argument(query, side, entity)
 
 
 def _replace_argument(atoms: Tensor, side: int, entity: Tensor) -> Tensor:
-    """The atoms with an entity in place of the argument `side`."""
+    """Return the atoms with an entity as argument `side`."""
     column = torch.arange(atoms.shape[-1], device=atoms.device)
     is_replaced = column == side
     return torch.where(is_replaced, entity[..., None], atoms)
@@ -787,7 +787,7 @@ def _excluded_entities(
     queries: I64[Tensor, "Q W"],
     side: int,
 ) -> I64[Tensor, "X"]:
-    """The entities that corrupt no query: its answer and its other true answers.
+    """List the entities that may not corrupt each query: its answer and its other true answers.
 
     Returns:
       [X], query_row * (E + 1) + position in the pool for each of them, ascending.

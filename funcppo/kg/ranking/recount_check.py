@@ -436,8 +436,7 @@ class _RankCheck:
     def _derive_candidates(
         self, row: _Row, deadline: float
     ) -> dict[Atom, list[int]]:
-        """Return the candidates of a row, each with the rules that derive it; none for a fact that needs itself as
-        proof."""
+        """Return the rules that derive each candidate of a row; none for a known fact that other facts do not prove."""
         logic, facts = self.check.logic, self.check.facts
         height = self.check.task.max_height
         derivers = recount.find_derivers(

@@ -1,7 +1,7 @@
-"""Where scores find what they read: what a task holds or derives, the evidence of questions, the search of a policy.
+"""Inputs of scores: the rules that a task holds or derives, the evidence of questions, the search of a policy.
 
-`score_atoms` gives the log-odds of atoms as answers about a side by any score. A score that reads the evidence of
-questions has it collected for what it scores, or by `query_evidence` once for many scores (`CollectedEvidence`).
+`score_atoms` gives the log-odds of atoms as answers on a side by any score. A score that reads the evidence of
+questions has it collected for what it scores; `score_collected` reads evidence that `query_evidence` collected once.
 `PolicyScore` is the score by a trained policy that proves candidates; `make_search_step` gives the step of its search.
 """
 
@@ -86,7 +86,7 @@ PILOT_QUERIES = 64
 
 
 class TaskCandidates(Candidates):
-    """Candidates with what a task holds of them, or derives."""
+    """Candidates whose derivations and counts come from a task."""
 
     def __init__(
         self, task: ProverTask, atoms: I32[Tensor, "L W"], side: int
@@ -100,33 +100,33 @@ class TaskCandidates(Candidates):
         self._task, self._side = task, side
 
     def __len__(self) -> int:
-        """The number of candidates."""
+        """Return the number of candidates."""
         return len(self.atoms)
 
     def derivations(self) -> Iterable[Derivations]:
-        """The rules that derive each candidate, a fact from other facts."""
+        """Yield the rules that derive each candidate; a known fact is derived from other facts."""
         if derives_by_question(self._task):
             return iter_answer_derivations(self._task, self._side, self.atoms)
         return iter_task_derivations(self._task, self.atoms)
 
     def derived_within(self, height: int) -> Bool[Tensor, "L"]:
-        """Whether T_P derives each candidate within a height, a fact from other facts."""
+        """Return whether T_P derives each candidate within a height; a known fact is derived from other facts."""
         task = with_answers(self._task, self.atoms, (TAIL,))
         is_derived = rules.is_derived(task.least_model, height, self.atoms)
         is_unproved = is_unproved_fact(task, self.atoms)
         return is_derived & ~is_unproved.to(is_derived.device)
 
     def labels(self) -> I64[Tensor, "L"]:
-        """The relation and the side that each candidate answers."""
+        """Return each candidate's label: its relation and the side that it answers."""
         atoms = self.atoms.long().to(self.kb.facts.device)
         return make_label(atoms[:, 0], self._side)
 
     def other_fact_counts(self) -> OtherFactCounts:
-        """The counts of the task, or new ones."""
+        """Return the task's counts of other facts; count them if the task has none."""
         return _count_other_facts(self._task)
 
     def n_other_facts(self) -> I64[Tensor, "L"]:
-        """How many other facts of its relation each candidate has on the asked side."""
+        """Count, for each candidate, the other facts of its relation with the same entity on the asked side."""
         return other_facts.count_other_facts_of(
             self.kb,
             self._task.sizes,
@@ -137,7 +137,7 @@ class TaskCandidates(Candidates):
 
 
 class QuestionCandidates(Candidates):
-    """The candidates of questions with their evidence, by which a fact may be derived from itself."""
+    """Candidates of questions with their collected evidence; a fact that no question leaves out may derive itself."""
 
     def __init__(self, task: ProverTask, evidence: Evidence) -> None:
         """Take the evidence, collected from the facts of a task."""
@@ -145,48 +145,48 @@ class QuestionCandidates(Candidates):
         self._task = task
 
     def __len__(self) -> int:
-        """The number of candidates."""
+        """Return the number of candidates."""
         return len(self.evidence.entity)
 
     def derivations(self) -> Iterable[Derivations]:
-        """The rules that derive each candidate."""
+        """Return the rules that derive each candidate."""
         n_firings = self.evidence.firing_offsets.diff()
         row = torch.repeat_interleave(n_firings)
         return [Derivations(row, self.evidence.rule)]
 
     def derived_within(self, height: int) -> Bool[Tensor, "L"]:
-        """True: a rule derives each of them from facts."""
+        """Return True for every candidate: a rule derives each of them from facts."""
         return torch.ones_like(self.evidence.entity, dtype=torch.bool)
 
     def labels(self) -> I64[Tensor, "L"]:
-        """The relation and the side that each candidate answers."""
+        """Return each candidate's label: its relation and the side that it answers."""
         return self.evidence.label[self.evidence.question]
 
     def other_fact_counts(self) -> OtherFactCounts:
-        """The counts of the task, or new ones."""
+        """Return the task's counts of other facts; count them if the task has none."""
         return _count_other_facts(self._task)
 
     def n_other_facts(self) -> I64[Tensor, "L"]:
-        """How many other facts of its relation each candidate has on the asked side."""
+        """Return, per candidate, the number of other facts of its relation with the same entity on the asked side."""
         return self.evidence.own_degree
 
 
 def _count_other_facts(task: ProverTask) -> OtherFactCounts:
-    """The counts of other facts of a task, which are made here where it has none."""
+    """Return the task's counts of other facts; count them if the task has none."""
     counts = with_other_facts(task).other_facts
     assert counts is not None, "they are counted"
     return counts
 
 
 class QuestionEvidence(NamedTuple):
-    """Distinct questions about one side, ascending by predicate and entity, and their evidence."""
+    """Distinct questions on one side, ascending by predicate and entity, with their evidence."""
 
     questions: Questions
     evidence: Evidence
 
 
 class QueryEstimate(NamedTuple):
-    """How many queries keep within bounds."""
+    """Number of queries whose evidence keeps within bounds, and the seconds to collect it."""
 
     n_queries: int
     # to collect their evidence, as the first of them did; many together take less
@@ -197,7 +197,7 @@ class QueryEstimate(NamedTuple):
 
 
 def is_by_side(task: ProverTask, score: Score) -> bool:
-    """Whether a score is asked for each side of an atom apart."""
+    """Return whether a score is computed separately for each side of an atom."""
     by_question = "rules" in score.needs and derives_by_question(task)
     return score.is_by_side or by_question
 
@@ -205,7 +205,7 @@ def is_by_side(task: ProverTask, score: Score) -> bool:
 def with_score_counts(
     task: ProverTask, score: Score, on_phase: PhaseCallback = ignore_phase
 ) -> ProverTask:
-    """The task with the counts of other facts, if a score reads them.
+    """Return the task with the counts of other facts if a score reads them, else the task as it is.
 
     Args:
       on_phase: receives how many rules are applied.
@@ -222,7 +222,9 @@ def score_atoms(
     side: int,
     on_progress: ProgressCallback = ignore_progress,
 ) -> F64[Tensor, "n"]:
-    """The log-odds of atoms as answers about a side, on the device of the atoms; -inf for a score of 0.
+    """Compute the log-odds of each atom as an answer on a side; -inf for a score of 0.
+
+    The result is on the device of the atoms.
 
     Args:
       task: with the counts of `with_score_counts`, or they are made here.
@@ -240,7 +242,7 @@ def score_atoms(
 def score_facts(
     task: ProverTask, score: Score, atoms: I32[Tensor, "n W"], side: int
 ) -> F64[Tensor, "n"]:
-    """The log-odds of known facts as answers about a side, each left out of the facts for its question.
+    """Compute the log-odds of known facts as answers on a side; each question leaves its own fact out of the facts.
 
     Args:
       atoms: distinct, in lexicographic order.
@@ -276,7 +278,7 @@ def score_by_questions(
     side: int,
     on_progress: ProgressCallback = ignore_progress,
 ) -> F64[Tensor, "n S"]:
-    """The log-odds of atoms by several scores, for which the evidence of their questions is collected once."""
+    """Compute the log-odds of atoms by several scores from evidence that is collected once, [n, S]."""
     parts = query_evidence(task, facts, atoms, side)
     return _score_parts(task, scores, parts, atoms, side, on_progress)
 
@@ -289,7 +291,7 @@ def _score_parts(
     side: int,
     on_progress: ProgressCallback,
 ) -> F64[Tensor, "n S"]:
-    """The log-odds of atoms by the evidence of the questions that they answer; -inf where no rule derives one."""
+    """Compute the log-odds of atoms by each score from their questions' evidence; -inf where no rule derives one."""
     atom, base = atoms.long(), task.sizes.n_constants + 1
     given, answer = atom[:, HEAD + TAIL - side], atom[:, side]
     question = atom[:, 0] * base + given
@@ -323,7 +325,7 @@ def _score_parts(
 def _look_up(
     key: I64[Tensor, "L"], value: F64[Tensor, "L S"], wanted: I64[Tensor, "n"]
 ) -> F64[Tensor, "n S"]:
-    """The rows of values of the keys that are wanted; -inf where there is none.
+    """Return the row of values of each wanted key; -inf for a key that is missing.
 
     Args:
       key: ascending.
@@ -345,7 +347,7 @@ def query_evidence(
     side: int,
     work: GroundingWork | None = None,
 ) -> Iterator[QuestionEvidence]:
-    """Yield the evidence of all questions that some atoms ask about one side, some after others.
+    """Yield the evidence of the distinct questions that atoms ask about one side, chunk by chunk.
 
     Args:
       facts: of the task's knowledge base.
@@ -373,7 +375,7 @@ def query_evidence(
 def evidence_atoms(
     part: QuestionEvidence, sizes: KBSizes
 ) -> I32[Tensor, "n W"]:
-    """The atoms of the candidates that have evidence."""
+    """Return the atoms of all candidates that the evidence lists, [n, W]."""
     questions, listed = part
     return derive.candidate_atoms(
         questions, listed.question, listed.entity, sizes
@@ -387,7 +389,7 @@ def score_collected(
     atoms: I32[Tensor, "n W"],
     side: int,
 ) -> F64[Tensor, "n"]:
-    """The log-odds of atoms that answer the questions of collected evidence.
+    """Compute the log-odds of atoms from evidence that was collected for their questions.
 
     Args:
       parts: by side, as `query_evidence` yields them.
@@ -405,7 +407,7 @@ def count_queries_within(
     max_firings: float,
     max_rows: float,
 ) -> QueryEstimate:
-    """Estimate how many of some queries keep two bounds together, from the first of them; at least one.
+    """Estimate from the first queries how many, at least one, keep within bounds on firings and rows of joins.
 
     Args:
       max_firings: the most firings.
@@ -431,14 +433,14 @@ def count_queries_within(
 
 
 def derives_by_question(task: ProverTask) -> bool:
-    """Whether the rules that derive an atom are found by its question, because no derivations are held."""
+    """Return whether each question derives its own answers, because the task holds no index of derivations."""
     return task.answers_plan is not None and task.derivability_index is None
 
 
 def iter_answer_derivations(
     task: ProverTask, side: int, atoms: Tensor
 ) -> Iterator[Derivations]:
-    """The rules that derive each atom, a fact from other facts, found by the questions about a side.
+    """Yield the rules that derive each atom, found by its question on a side; a known fact is derived from other facts.
 
     Args:
       task: one that `derives_by_question`.
@@ -457,7 +459,9 @@ def iter_answer_derivations(
 def iter_task_derivations(
     task: ProverTask, atoms: Tensor
 ) -> Iterator[Derivations]:
-    """The rules that derive each atom, a fact from other facts: from the index where it holds them, else by joins.
+    """Yield the rules that derive each atom, from the task's index if it holds them, else by joins.
+
+    A known fact is derived from other facts.
 
     Args:
       atoms: distinct, in lexicographic order.
@@ -492,7 +496,7 @@ ScoredCallback = Callable[[SearchResult | None, int, int], object]
 def make_search_step(
     device: torch.device | str, *, compiled: bool = False
 ) -> SearchStep:
-    """`evaluate_step` as it runs on a device.
+    """Return `evaluate_step` in the form that runs fastest on a device.
 
     On a GPU, where launching kernels takes longer than running them, it replays a CUDA graph.
 
@@ -518,7 +522,7 @@ def compile_search_step(
     sample: Tensor,
     step: SearchStep,
 ) -> None:
-    """Compile a search step for the widths that a search begins with, and compare it with the eager one.
+    """Compile a search step for the widths that a search begins with, and check its scores against the eager step's.
 
     Args:
       sample: some candidates, at least one.
@@ -555,12 +559,12 @@ def compile_search_step(
 def search_captures(
     step: SearchStep | None,
 ) -> Sequence[CapturedStep[Any, Any]]:
-    """How calls of a search step have been captured so far; empty where there is no step, or nothing to capture."""
+    """Return the CUDA-graph captures of a search step so far; empty without a step or where nothing is captured."""
     return step.captures() if isinstance(step, GraphedStep) else ()
 
 
 class SearchReplay(NamedTuple):
-    """How the steps of a search were replayed."""
+    """Mode in which a search's steps were replayed, and counts of fallbacks by reason code."""
 
     replay_mode: ReplayMode  # "none" where no call replayed a CUDA graph
     # How often a capture fell back, by code; the sentences are `graph_fallback_notes`.
@@ -568,7 +572,7 @@ class SearchReplay(NamedTuple):
 
 
 def search_replay(step: SearchStep | None) -> SearchReplay:
-    """How calls of a search step were replayed so far."""
+    """Return how calls of a search step were replayed so far."""
     if isinstance(step, TreeFunction):
         # what PyTorch does not record is counted by the monitor
         return SearchReplay(
@@ -586,7 +590,7 @@ def search_replay(step: SearchStep | None) -> SearchReplay:
 
 
 def graph_fallback_notes(step: SearchStep | None) -> list[str]:
-    """Reasons why CUDA-graph replay of a search step fell back to eager execution; empty if it did not."""
+    """Return why CUDA-graph replay of a search step fell back to eager execution; empty if it did not."""
     reasons = step.fallback_reasons() if isinstance(step, GraphedStep) else []
     return [
         f"steps of a search were not replayed as a CUDA graph: {reason}"
@@ -595,7 +599,7 @@ def graph_fallback_notes(step: SearchStep | None) -> list[str]:
 
 
 class PolicyScore(Score):
-    """The score of candidates by a trained policy that proves them: by a beam search, or by the rules alone.
+    """Score of candidates by a trained policy that proves them: by a beam search, or by the rules alone.
 
     Where a search does not fit into memory, it and all later ones have half the slots; scores do not depend on them.
     Candidates may be on another device than the policy: they come to its device chunk by chunk, and their scores go
@@ -638,7 +642,7 @@ class PolicyScore(Score):
             self.proof_threshold = UNPROVED_PENALTY
 
     def log_odds(self, found: Candidates) -> F64[Tensor, "L"]:
-        """Return the log-odds of the scores."""
+        """Compute the log-odds of each candidate's score."""
         if needs_search(self._task, self._cfg):
             run = self._search(found.atoms)
             self._on_scored(run.results, run.active_row_steps, run.row_steps)
@@ -647,7 +651,7 @@ class PolicyScore(Score):
         return self._score_by_rules(world, found.atoms)
 
     def _search(self, atoms: Tensor) -> ScoringRun:
-        """Return the outcome of a search over ascending widths.
+        """Search for proofs of the atoms over ascending widths, and return the outcome.
 
         Raises:
           RuntimeError: the smallest search does not fit into memory.
@@ -677,7 +681,7 @@ class PolicyScore(Score):
             self._on_halved(smaller)
 
     def _score_by_rules(self, world: World, atoms: Tensor) -> Tensor:
-        """Return the scores of candidates without a search, chunk by chunk."""
+        """Compute the scores of candidates without a search, chunk by chunk."""
         scores = [world.kb.support.new_zeros(0, dtype=torch.float64)]
         n_scored, n_computed = 0, 0
         self._on_progress(0, len(atoms))
@@ -697,7 +701,7 @@ class PolicyScore(Score):
 
 
 def _halve_search(cfg: SearchConfig) -> SearchConfig | None:
-    """A search with half the slots, rows and candidates; None if it has one slot."""
+    """Return a search with half the slots, rows and candidates; None if no slot or too few rows for the beam remain."""
     rows = cfg.rows_per_step // 2
     if cfg.slots == 1 or rows < cfg.beam:
         return None
@@ -718,7 +722,7 @@ def tune_slots(
     max_bytes: int,
     make_step: Callable[[], SearchStep],
 ) -> tuple[SearchConfig, str]:
-    """The search with the fewest rows a step that are nearly the fastest within a memory limit, and a note on it.
+    """Choose the fewest rows per step that are nearly the fastest within a memory limit; return the search and a note.
 
     Ascending numbers of rows are tried, until the next is expected to exceed the limit, memory does not suffice, more
     rows are no faster, or one took long. Few rows leave fewer slots idle at the end of a chunk.
@@ -758,7 +762,7 @@ def _try_rows(
     max_bytes: int,
     make_step: Callable[[], SearchStep],
 ) -> list[tuple[SearchConfig, float, int]]:
-    """The searches that were tried, with their rows a second and the memory that was held."""
+    """Try searches with ascending numbers of rows; return each with its rows per second and peak memory in bytes."""
     initial_bytes = memory.used_bytes(sample.device)
     trials: list[tuple[SearchConfig, float, int]] = []
     for rows in TRIAL_ROWS:
@@ -799,7 +803,7 @@ def _rows_per_second(
     sample: Tensor,
     step: SearchStep,
 ) -> float:
-    """The speed of steps of the narrowest search; reading the row count waits for the device."""
+    """Measure the rows per second of steps of the narrowest search; reading the row count waits for the device."""
     cfg = width_schedule(cfg)[0]
     candidates = sample.repeat(-(-cfg.chunk_size // len(sample)), 1)
     chunk = candidates[: cfg.chunk_size + 1].to(torch.int32)
@@ -816,7 +820,7 @@ def _rows_per_second(
 
 
 def needs_search(task: ProverTask, cfg: SearchConfig) -> bool:
-    """Whether a score depends on more than the rules that derive a candidate.
+    """Return whether the policy's score needs a search, and does not follow from the rules that derive a candidate.
 
     It does not where the oracle selects facts, nor for `best-proof` at height 1, which counts no choice of facts.
     """
@@ -829,7 +833,7 @@ def needs_search(task: ProverTask, cfg: SearchConfig) -> bool:
 def with_derivations(
     task: ProverTask, atoms: Tensor, index: DerivabilityIndex | None = None
 ) -> World:
-    """The task's world with a derivability index of these atoms, if the index of all atoms was too large to build.
+    """Return the task's world, with a derivability index of these atoms if the task holds none.
 
     Args:
       atoms: distinct, in lexicographic order.
@@ -859,7 +863,7 @@ def search_config(
     rows_per_step: int,
     chunk_size: int,
 ) -> SearchConfig:
-    """The settings of a search for a task's candidates; the sizes are those of `SearchConfig`.
+    """Return the settings of a search for a task's candidates; the sizes are those of `SearchConfig`.
 
     Args:
       beam: ignored for `greedy`, whose beam is 1.
