@@ -112,7 +112,7 @@ PILOT_QUESTIONS = 16
 
 
 class Questions(NamedTuple):
-    """Questions about one argument of a binary predicate, each once."""
+    """Distinct queries for one argument of a binary predicate, `p(x, ?)` or `p(?, y)`, one column per field."""
 
     predicate: I64[Tensor, "Q"]
     side: I64[Tensor, "Q"]  # the argument that is asked for, HEAD or TAIL
@@ -122,7 +122,7 @@ class Questions(NamedTuple):
 
 
 class Groundings(NamedTuple):
-    """Triples of a question, a candidate and a rule that derives it, each once."""
+    """Distinct triples of query, candidate answer and rule that derives it, with the number of body groundings."""
 
     question: I64[Tensor, "n"]  # row of the question
     candidate: I64[Tensor, "n"]  # the entity in the place that is asked for
@@ -136,19 +136,19 @@ class Groundings(NamedTuple):
 def make_label(
     predicate: I64[Tensor, "n"], side: I64[Tensor, "n"] | int
 ) -> I64[Tensor, "n"]:
-    """2 * predicate, plus 1 for the second argument."""
+    """Return the label of each (predicate, side) pair: 2 * predicate, plus 1 for side TAIL."""
     return 2 * predicate + (side - HEAD)
 
 
 def select_questions(
     questions: Questions, row: I64[Tensor, "n"] | slice
 ) -> Questions:
-    """Some of the questions."""
+    """Return the queries in the given rows."""
     return Questions(*(column[row] for column in questions))
 
 
 def select_groundings(groundings: Groundings, row: Tensor) -> Groundings:
-    """Some of the groundings.
+    """Return the groundings in the given rows; a column without entries stays empty.
 
     Args:
       row: their positions, or a mask.
@@ -159,7 +159,7 @@ def select_groundings(groundings: Groundings, row: Tensor) -> Groundings:
 
 
 def open_questions(queries: I64[Tensor, "Q W"], side: int) -> Questions:
-    """The distinct questions that some queries ask about one side, ascending by predicate and entity.
+    """Return the distinct queries for the `side` argument of some atoms, ascending by predicate and entity.
 
     Args:
       queries: atoms of two arguments.
@@ -171,7 +171,7 @@ def open_questions(queries: I64[Tensor, "Q W"], side: int) -> Questions:
 
 
 def own_questions(facts: I64[Tensor, "n W"], side: int) -> Questions:
-    """The question about a side that each fact of two arguments answers, from which it is left out."""
+    """Return, per binary fact, the query for its `side` argument, with the fact itself left out of the facts."""
     predicate = facts[:, 0]
     return Questions(
         predicate=predicate,
@@ -187,7 +187,7 @@ def candidate_atoms(
     candidate: I64[Tensor, "n"],
     sizes: KBSizes,
 ) -> I32[Tensor, "n W"]:
-    """The atom of each candidate.
+    """Return the atom of each candidate: its query with the candidate as the missing argument.
 
     Args:
       question: the row of the question that each one is a candidate of.
@@ -206,7 +206,7 @@ def candidate_atoms(
 def derived_atoms(
     questions: Questions, groundings: Groundings, sizes: KBSizes
 ) -> I32[Tensor, "n W"]:
-    """The atom that each rule derives."""
+    """Return the atom that each row of `groundings` derives."""
     return candidate_atoms(
         questions, groundings.question, groundings.candidate, sizes
     )
@@ -219,7 +219,7 @@ FORWARD, BACKWARD = 0, 1
 
 
 class Neighbours(NamedTuple):
-    """The entities that one step leads to, as postings of the facts: those of a step and an entity, ascending."""
+    """Index of the facts as a graph: the entities that one step (predicate, direction) leads to from an entity."""
 
     kb: KnowledgeBase
     sizes: KBSizes
@@ -232,7 +232,7 @@ class Neighbours(NamedTuple):
     def find(
         self, step: I64[Tensor, "n"], here: I64[Tensor, "n"]
     ) -> row_index.Span:
-        """Where the neighbours of some entities stand."""
+        """Return, per (step, entity), the span of its neighbours in this index."""
         if not len(self.offsets):
             return find_postings(self.kb, self.sizes, step & 1, step >> 1, here)
         code = step * (self.sizes.n_constants + 1) + here
@@ -242,7 +242,7 @@ class Neighbours(NamedTuple):
     def entity(
         self, step: I64[Tensor, "n"], position: I64[Tensor, "n"]
     ) -> I64[Tensor, "n"]:
-        """The neighbours at some positions, which are those of steps."""
+        """Return the neighbour at each position of the index; `step` is the step that the position belongs to."""
         if len(self.offsets):
             return self.entities[position]
         fact = self.kb.argument_postings[position].long()
@@ -254,7 +254,7 @@ class Neighbours(NamedTuple):
         here: I64[Tensor, "n"],
         there: I64[Tensor, "n"],
     ) -> Bool[Tensor, "n"]:
-        """Whether steps lead from some entities to others."""
+        """Check, per row, whether `step` leads from entity `here` to entity `there`."""
         if len(self.offsets):
             base = self.sizes.n_constants + 1
             key = (step * base + here) * base + there
@@ -269,7 +269,7 @@ class Neighbours(NamedTuple):
 
 
 class StepTrie(NamedTuple):
-    """The bodies of path rules as sequences of steps, for one side."""
+    """Trie of path rules for one side: their bodies as sequences of steps from the given argument to the answer."""
 
     # the node where the rules about each predicate start; 0 where there are none
     root: I64[Tensor, "P1"]
@@ -282,7 +282,7 @@ class StepTrie(NamedTuple):
 
 
 class Walks(NamedTuple):
-    """Walks that have come to a node of the trie and an entity."""
+    """Partial groundings of path rules: each walk has reached a node of the trie and an entity, for one query."""
 
     question: I64[Tensor, "n"]
     node: I64[Tensor, "n"]
@@ -293,7 +293,7 @@ class Walks(NamedTuple):
     path: tuple[I64[Tensor, "n"], ...]
 
     def select(self, row: I64[Tensor, "m"]) -> Walks:
-        """Some of the walks."""
+        """Return the walks in the given rows."""
         probability = self.probability
         if len(probability):
             probability = probability.index_select(0, row)
@@ -307,7 +307,7 @@ class Walks(NamedTuple):
 
 
 class _Edges(NamedTuple):
-    """Edges of the trie that walks go on along."""
+    """Edges of the trie by which walks can be extended, one row per (walk, edge)."""
 
     row: I64[Tensor, "m"]  # of the walk
     step: I64[Tensor, "m"]
@@ -318,7 +318,7 @@ class _Edges(NamedTuple):
 
 
 def path_steps(rule: Rule, n_constants: int) -> tuple[int, ...] | None:
-    """The steps of a path rule's body from the first argument of its head to the second; None for other rules."""
+    """Return the steps of a path rule's body from the head's first argument to its second; None for other rules."""
     if not _is_binary_atom(rule.head):
         return None
     here, end = rule.head[HEAD], rule.head[TAIL]
@@ -345,12 +345,12 @@ def path_steps(rule: Rule, n_constants: int) -> tuple[int, ...] | None:
 
 
 def _is_binary_atom(atom: Atom) -> bool:
-    """Whether an atom has exactly two arguments."""
+    """Check whether an atom has exactly two arguments."""
     return len(atom) > TAIL and bool(atom[TAIL]) and not any(atom[TAIL + 1 :])
 
 
 def _index_neighbours(kb: KnowledgeBase, sizes: KBSizes) -> Neighbours:
-    """Index the facts by step and entity."""
+    """Build the index of facts by step and entity; without tables of its own if they would be large."""
     n_codes = 2 * (sizes.n_predicates + 1) * (sizes.n_constants + 1)
     none = kb.rule_offsets[:0]
     # A table of more than 128 MB is not worth its memory: the index of the facts is read.
@@ -375,7 +375,7 @@ def _build_trie(
     sizes: KBSizes,
     device: torch.device,
 ) -> StepTrie:
-    """The trie of the steps of rules, which start at a node for each predicate of a head."""
+    """Build the trie of path rules: one root per head predicate, then the steps of each rule's body."""
     children: list[dict[int, int]] = [{}]
     ending: list[list[int]] = [[]]
 
@@ -409,7 +409,7 @@ def _build_trie(
 
 @dataclass(frozen=True, slots=True)
 class _Walker:
-    """Walks from the entities of the questions about one side."""
+    """Solver of path rules for the queries for one side: extends walks step by step through the trie."""
 
     trie: StepTrie
     neighbours: Neighbours
@@ -421,7 +421,7 @@ class _Walker:
     def iter_groundings(
         self, side: int, with_walks: bool
     ) -> Iterator[Groundings]:
-        """Yield the groundings of path rules, those of shorter bodies first.
+        """Yield the groundings of path rules, in order of increasing body length.
 
         Raises:
           RowBudgetExceeded: the walks take more rows than the budget allows.
@@ -455,7 +455,7 @@ class _Walker:
                 )
 
     def _walk_on(self, walks: Walks) -> tuple[Walks, Walks]:
-        """All walks that are one step longer, and of these those at nodes where rules end, merged."""
+        """Extend all walks by one step; return them, and those at nodes where rules end, merged."""
         if not self.object_identity:
             longer = self._merge_steps(walks, self._iter_edges(walks))
             return longer, self._select_ended(longer)
@@ -473,7 +473,7 @@ class _Walker:
         return longer, _concatenate(ended)
 
     def _merge_steps(self, walks: Walks, chunks: Iterable[_Edges]) -> Walks:
-        """The walks along some edges, merged."""
+        """Extend walks along the given edges and return the new walks, merged."""
         pieces = [
             self._merge(piece)
             for edges in chunks
@@ -484,7 +484,10 @@ class _Walker:
         return self._merge(_concatenate(pieces or [_none(walks, 1)]))
 
     def _last_steps(self, walks: Walks) -> Walks:
-        """The walks one step longer from which no body goes on, merged, of walks that are not."""
+        """Extend walks by the steps that end a body (no longer body goes on) and return them, merged.
+
+        The given walks are not merged yet: ways that come back to an entity are subtracted (see the module docstring).
+        """
         merged = self._merge(walks)
         given = self.questions.entity[merged.question]
         merged = merged._replace(path=(given, *merged.path))
@@ -496,9 +499,9 @@ class _Walker:
         return ended.select((ended.n_ways > 0).nonzero().squeeze(1))
 
     def _iter_returns(self, walks: Walks, edges: _Edges) -> Iterator[Walks]:
-        """Yield walks along edges to an entity between the first and the last one, their numbers of ways negative.
+        """Yield the walks that return along an edge to an inner entity of their path, with negated numbers of ways.
 
-        None uses a fact that is left out, which has the first entity in it.
+        No such walk uses a fact that is left out, since that fact contains the first entity.
         """
         here = walks.path[-1][edges.row]
         for entity in walks.path[1:-1]:
@@ -514,7 +517,7 @@ class _Walker:
             )
 
     def _select_ended(self, walks: Walks) -> Walks:
-        """The walks at nodes where rules end."""
+        """Return the walks at nodes of the trie where the body of a rule ends."""
         offsets = self.trie.rule_offsets
         has_rules = offsets[walks.node + 1] > offsets[walks.node]
         return walks.select(has_rules.nonzero().squeeze(1))
@@ -522,7 +525,7 @@ class _Walker:
     def _iter_edges(
         self, walks: Walks, goes_on: bool | None = None
     ) -> Iterator[_Edges]:
-        """Yield the edges of the trie that walks go on along, where their entity has a neighbour.
+        """Yield, in chunks, the trie edges of each walk whose step leads from the walk's entity to a neighbour.
 
         Args:
           goes_on: only edges to nodes from which some body goes on, or only the others; None for all.
@@ -546,7 +549,10 @@ class _Walker:
                 yield _Edges(*(column[found] for column in edges))
 
     def _iter_next(self, walks: Walks, edges: _Edges) -> Iterator[Walks]:
-        """Yield the walks along some edges, not merged."""
+        """Yield, in chunks, the walks extended along the given edges, not merged, without disallowed ones.
+
+        A walk is dropped if its last step uses a left-out fact or, under object identity, visits an entity twice.
+        """
         chance = walks.probability
         if len(chance):
             n_left = self._count_left(walks, edges).clamp_min(1)
@@ -566,7 +572,10 @@ class _Walker:
     def _iter_longer(
         self, walks: Walks, edges: _Edges
     ) -> Iterator[tuple[Walks, I64[Tensor, "n"]]]:
-        """Yield the walks along some edges, with their former probabilities, and the position of the edge of each."""
+        """Yield, in chunks, the walks extended along the given edges, and the position of each walk's edge.
+
+        The walks carry no probabilities.
+        """
         without = walks._replace(probability=walks.probability[:0])
         for edge, position in ragged_arange(edges.start, edges.n_neighbours):
             there = self.neighbours.entity(edges.step[edge], position)
@@ -579,7 +588,7 @@ class _Walker:
             )
 
     def _count_left(self, walks: Walks, edges: _Edges) -> I64[Tensor, "m"]:
-        """How many neighbours each edge has by facts that its question does not leave out."""
+        """Count, per edge, the neighbours it leads to by facts that the query does not leave out."""
         # What is left out is between the entity of the question and its answer.
         question, here = walks.question[edges.row], walks.path[-1][edges.row]
         answer = self.questions.left_out[question]
@@ -596,7 +605,7 @@ class _Walker:
     def _uses_left_out(
         self, walks: Walks, step: I64[Tensor, "n"]
     ) -> Bool[Tensor, "n"]:
-        """Whether the last step of each walk uses a fact that its question leaves out."""
+        """Check, per walk, whether its last step uses a fact that its query leaves out."""
         here, there = walks.path[-2:]
         asked = select_questions(self.questions, walks.question)
         onwards = (here == asked.entity) & (there == asked.left_out)
@@ -610,7 +619,7 @@ class _Walker:
         return (onwards & (step == along)) | (backwards & (step == along ^ 1))
 
     def _merge(self, walks: Walks) -> Walks:
-        """Walks that have come to the same node and entity as one, with the sums of their ways and probabilities."""
+        """Merge walks at the same node and entity of one query; sum their numbers of ways and probabilities."""
         n_rows, n_nodes = (
             len(self.questions.entity),
             len(self.trie.rule_offsets),
@@ -628,7 +637,7 @@ class _Walker:
         return Walks(question, node, n_ways, chance, (entity,))
 
     def _spend(self, n_rows: int) -> None:
-        """Count the rows of a join.
+        """Add a join of `n_rows` rows to the budget, if there is one.
 
         Raises:
           RowBudgetExceeded: they are more than allowed.
@@ -638,13 +647,13 @@ class _Walker:
 
 
 def _none(walks: Walks, path_length: int) -> Walks:
-    """No walks."""
+    """Return a table of walks without rows."""
     none = walks.node[:0]
     return Walks(none, none, none, none, (none,) * path_length)
 
 
 def _concatenate(pieces: Sequence[Walks]) -> Walks:
-    """The walks of all pieces."""
+    """Return the walks of all tables in one table."""
     if len(pieces) == 1:
         return pieces[0]
     path = zip(*(piece.path for piece in pieces))
@@ -662,7 +671,7 @@ def _concatenate(pieces: Sequence[Walks]) -> Walks:
 
 @dataclass(frozen=True, slots=True)
 class RuleGroup:
-    """Rules of one shape: they differ in what a template has variables for."""
+    """Rules that are equal up to constants and predicates, which are variables of a common template."""
 
     template: Rule
     variables: tuple[int, ...]  # those of the template that rules differ in
@@ -673,7 +682,7 @@ class RuleGroup:
 
 @dataclass(frozen=True, slots=True)
 class RulePlan:
-    """What questions are answered from."""
+    """Facts and rules indexed for answering queries; `plan_rules` builds it."""
 
     sizes: KBSizes
     neighbours: Neighbours
@@ -686,7 +695,7 @@ class RulePlan:
 
     @property
     def n_ids(self) -> int:
-        """The largest constant or predicate; terms of templates above are variables."""
+        """Return the largest constant or predicate id; larger terms of templates are variables."""
         return _n_ids(self.sizes)
 
 
@@ -698,7 +707,7 @@ def plan_rules(
     *,
     with_walks: bool = False,
 ) -> RulePlan:
-    """Index the facts and group the rules: once for any number of questions.
+    """Index the facts and group the rules for answering any number of queries.
 
     Args:
       memory_share: of the largest chunks of questions whose groundings may be held at once.
@@ -743,14 +752,14 @@ def plan_rules(
 
 
 def _n_ids(sizes: KBSizes) -> int:
-    """The largest constant or predicate."""
+    """Return the largest constant or predicate id."""
     return max(sizes.n_constants, sizes.n_predicates)
 
 
 def _group_rules(
     rules: Sequence[Rule], sizes: KBSizes, device: torch.device
 ) -> Iterator[RuleGroup]:
-    """Yield the rules, those of one shape together; a repeated rule in a group of its own."""
+    """Yield groups of rules that share a template; a repeated rule goes into a group of its own."""
     # Variables are shifted, so that they are larger than all predicates too.
     largest = max(
         [sizes.n_constants]
@@ -780,7 +789,7 @@ def _group_rules(
 def _lift(
     rule: Rule, sizes: KBSizes, first_lifted: int
 ) -> tuple[Rule, tuple[int, ...]]:
-    """The template of a rule, and what its new variables stand for, the predicate of the head first.
+    """Return the template of a rule and the ids that its new variables stand for, head predicate first.
 
     Args:
       first_lifted: the first of the new variables, which are the largest terms.
@@ -814,7 +823,7 @@ def _iter_all_groundings(
     object_identity: bool,
     budget: RowBudget | None,
 ) -> Iterator[Groundings]:
-    """Yield the groundings of some rules after others, on one side after the other, each once.
+    """Yield the groundings of all rules, each once, one table per rule group or body length and side.
 
     Arguments and errors are those of `list_groundings`.
     """
@@ -848,7 +857,7 @@ def _to_groundings(
     asked: tuple[int, Relation],
     answers: Table,
 ) -> Groundings:
-    """The answers of some rules as groundings.
+    """Convert the answers of a group's conjunctive query to `Groundings`.
 
     Args:
       asked: the side that is asked for, and the relation of the questions about it, whose rows are told.
@@ -871,7 +880,7 @@ def _to_groundings(
 def _group_questions(
     questions: Questions, side: int, plan: RulePlan
 ) -> tuple[I64[Tensor, "q"], Relation]:
-    """The questions about a side: their rows, in the order of a relation (predicate, entity, left out) of each."""
+    """Return the rows of the queries for `side`, and a sorted relation (predicate, entity, left out) of them."""
     row = (questions.side == side).nonzero().squeeze(1)
     columns = (questions.predicate, questions.entity, questions.left_out)
     of_side = tuple(column[row] for column in columns)
@@ -884,7 +893,7 @@ def _group_questions(
 def _body_literals(
     plan: RulePlan, template: Rule
 ) -> tuple[Literal, ...] | None:
-    """The literals of a template's body; None if no fact has one of its predicates."""
+    """Return the literals of a template's body; None if one of its predicates has no facts."""
     literals: list[Literal] = []
     for atom in template.body:
         relation, terms = plan.facts, atom
@@ -898,7 +907,7 @@ def _body_literals(
 
 
 def _unknown(rules: RuleGroup) -> int:
-    """The variable of the answer that is left out, which only the questions bind."""
+    """Return the variable for the left-out answer of a query, which only the query's own literal binds."""
     return 1 + rules.variables[-1]
 
 
@@ -910,7 +919,7 @@ def _question_query(
     left_out: LeftOut,
     object_identity: bool,
 ) -> ConjunctiveQuery:
-    """The counted query for the groundings of some rules.
+    """Build the counted conjunctive query that finds the groundings of a group of rules for many queries.
 
     Args:
       asked: the side that is asked for, and the relation of the questions about it.
@@ -946,7 +955,7 @@ def _question_query(
 def _unknown_facts(
     template: Rule, side: int, unknown: int, left_out: LeftOut
 ) -> list[Inequality]:
-    """Inequalities that keep the atoms of a body apart from the facts that are left out."""
+    """Return inequalities that keep body atoms from being facts that the query leaves out."""
     given = template.head[HEAD + TAIL - side]
     fact = (given, unknown) if side == TAIL else (unknown, given)
     inequalities: list[Inequality] = []
@@ -969,7 +978,7 @@ def list_groundings(
     object_identity: bool = False,
     budget: RowBudget | None = None,
 ) -> Groundings:
-    """All groundings for the questions, in the order of question, candidate and rule.
+    """Return all groundings for the queries, in the order of query, candidate and rule.
 
     A grounding that uses a fact that its question leaves out does not count; this holds for all candidates alike.
 
@@ -995,7 +1004,7 @@ def list_groundings(
 
 
 def _no_groundings(questions: Questions) -> Groundings:
-    """The table without a row."""
+    """Return a table of groundings without rows."""
     none = questions.entity[:0]
     return Groundings(none, none, none, none, none)
 
@@ -1007,7 +1016,7 @@ Computed = TypeVar("Computed")
 
 @dataclass(slots=True)
 class GroundingWork:
-    """The work of listing groundings, and what is left out because of it.
+    """Work done while listing groundings, and the policy for queries that are too large.
 
     Attributes:
       leaves_out: a question whose joins alone make more rows than a chunk may is left out: it has no groundings.
@@ -1031,7 +1040,7 @@ def iter_groundings(
     object_identity: bool = False,
     budget: RowBudget | None = None,
 ) -> Iterator[tuple[Questions, Groundings]]:
-    """Yield some questions after others with all their groundings: see `map_groundings`."""
+    """Yield chunks of queries, each with all groundings for them; see `map_groundings`."""
     return map_groundings(
         lambda chunk, found: (chunk, found),
         plan,
@@ -1052,7 +1061,7 @@ def map_groundings(
     budget: RowBudget | None = None,
     n_threads: int | None = None,
 ) -> Iterator[Computed]:
-    """Yield what is computed from the groundings of some questions after others.
+    """Yield `compute(queries, groundings)` for one chunk of queries after another.
 
     A chunk whose joins make too many rows is halved, down to one question, which may make any number unless `work`
     leaves it out.
@@ -1105,7 +1114,7 @@ def map_groundings(
 
 @dataclass(slots=True)
 class _Pace:
-    """How many questions are answered at once, by the work of those before."""
+    """Chooser of chunk sizes: how many queries to answer at once, by the work of those before."""
 
     max_rows: int  # that the joins of a chunk may make
     work: GroundingWork
@@ -1117,7 +1126,7 @@ class _Pace:
     n_links_before: int = 0
 
     def __post_init__(self) -> None:
-        """Begin now."""
+        """Start the clock and begin with a small pilot chunk."""
         self.size = PILOT_QUESTIONS
         self.began = self.work.deadline.clock()
         self.n_links_before = self.work.n_links
@@ -1125,7 +1134,7 @@ class _Pace:
     def split(
         self, questions: Questions
     ) -> tuple[list[tuple[Questions, RowBudget]], int]:
-        """The parts of the next chunk that threads may take, with their budgets, and the rows that all may make.
+        """Return the parts of the next chunk with a row budget each, and the rows that all may make together.
 
         Their number does not depend on that of threads, so that bounds on rows do not either. It is several times the
         threads: those computed at once then hold a part of a chunk.
@@ -1156,7 +1165,7 @@ class _Pace:
     def go_on(
         self, fits: bool, n_asked: int, n_groundings: int, n_rows: int
     ) -> None:
-        """Add a chunk, and choose the size of the next one; the same questions in halves if it was too large."""
+        """Record a finished chunk and choose the size of the next; after one too large, retry with half of it."""
         self.work.n_rows += n_rows
         if not fits:
             self.size = n_asked // 2
@@ -1184,7 +1193,7 @@ class _Pace:
 
 
 def max_join_rows(plan: RulePlan, questions: Questions) -> int:
-    """The rows that the joins of a chunk may make where the questions are."""
+    """Return the most rows that the joins of one chunk may make, on the device of the queries."""
     largest = GPU_CHUNK_FACTOR if questions.entity.is_cuda else 1
     return int(plan.memory_share * largest * MAX_CHUNK_JOIN_ROWS)
 
@@ -1201,7 +1210,7 @@ def iter_derivations(
     object_identity: bool = False,
     budget: RowBudget | None = None,
 ) -> Iterator[Derivations]:
-    """Yield the rules that derive each of some atoms in one step, a fact from other facts, found by their questions.
+    """Yield (atom, rule) pairs: the rules that derive each atom in one step, a fact from other facts only.
 
     Args:
       atoms: of two arguments, distinct, in lexicographic order.
@@ -1237,7 +1246,7 @@ def derive_answers(
     *,
     object_identity: bool = False,
 ) -> I32[Tensor, "n W"]:
-    """All atoms with an entity in place of an argument of a query that one application of a rule derives.
+    """Return the distinct atoms that one rule application derives in answer to queries, facts included.
 
     Args:
       queries: atoms of two arguments.
@@ -1269,7 +1278,7 @@ def answering_facts(
     queries: I64[Tensor, "Q W"],
     sides: Sequence[int],
 ) -> I32[Tensor, "n W"]:
-    """The facts with the predicate of a query and the argument that it keeps, in lexicographic order.
+    """Return the facts that share a query's predicate and kept argument, in lexicographic order.
 
     Args:
       queries: atoms of two arguments; a ranking replaces one of them.
@@ -1293,7 +1302,7 @@ def is_answering(
     sides: Sequence[int],
     sizes: KBSizes,
 ) -> Bool[Tensor, "N"]:
-    """Whether each atom has the predicate of a query and the argument that it keeps.
+    """Check, per atom, whether it shares the predicate and kept argument of some query.
 
     Arguments are those of `answering_facts`.
     """
@@ -1311,7 +1320,7 @@ def is_answering(
 
 
 class DerivabilityIndex(NamedTuple):
-    """The atoms that T_P derives, and the rules that derive each. Without atoms, it excludes nothing."""
+    """Index of the atoms that T_P derives and of the rules that derive each; empty, it excludes nothing."""
 
     atom_index: AtomIndex  # index of the derivable atoms for `kb.find_atoms`
     height: I32[Tensor, "M"]  # smallest height of each atom
@@ -1325,7 +1334,7 @@ def index_derivations(
     height: I32[Tensor, "M"],
     parts: Iterable[Derivations] = (),
 ) -> DerivabilityIndex:
-    """The index of some atoms, each with its height and its derivations; of these one may come twice."""
+    """Build the index of atoms, their heights and the rules that derive them; repeated pairs are merged."""
     keys = [height[:0].to(torch.int64)]
     keys += [row * sizes.n_rules + rule for row, rule in parts]
     return DerivabilityIndex(atom_index, height, unique_values(torch.cat(keys)))
@@ -1334,7 +1343,7 @@ def index_derivations(
 def empty_derivability_index(
     kb: KnowledgeBase, sizes: KBSizes
 ) -> DerivabilityIndex:
-    """The index without atoms, with which `dead_end_mask` is false everywhere."""
+    """Build the index without atoms, with which `dead_end_mask` is false everywhere."""
     no_atoms = kb.facts[:0]
     atom_index = index_sorted_atoms(
         no_atoms, sizes.n_predicates, sizes.n_constants
@@ -1348,7 +1357,7 @@ def index_atoms(
     model: LeastModel,
     atoms: I32[Tensor, "L W"],
 ) -> DerivabilityIndex:
-    """The index of some atoms for searches to height 1; the atoms are distinct and in lexicographic order."""
+    """Build the index of distinct sorted atoms for searches to height 1, with the rules that derive each."""
     atom_index = index_sorted_atoms(
         atoms, sizes.n_predicates, sizes.n_constants
     )
@@ -1367,7 +1376,7 @@ def build_derivability_index(
     budget: RowBudget | None = None,
     progress: CountCallback = ignore_progress,
 ) -> DerivabilityIndex | None:
-    """Index all atoms of a model for searches up to a height.
+    """Build the index of all atoms of a model for searches up to a height.
 
     At height 1, a rule whose only bodies hold the atom itself does not derive it (leave-one-out). Above, it may: that
     atom can be proved again as a goal of the body.
@@ -1416,7 +1425,9 @@ def answered_step(
     plan: RulePlan | None = None,
     progress: CountCallback = ignore_progress,
 ) -> tuple[LeastModel, DerivabilityIndex] | None:
-    """Derive what one step derives in answer to some queries, by their questions; the facts among the answers are held.
+    """Derive the answers to some queries in one step of T_P; return their model and derivability index.
+
+    The model holds the facts among the answers too.
 
     A query that is a fact is derived from other facts alone; another fact may be derived from itself.
 
@@ -1478,7 +1489,7 @@ def _iter_answers_by_rules(
     budget: RowBudget | None,
     progress: CountCallback,
 ) -> Iterator[tuple[I32[Tensor, "n W"], I64[Tensor, "n"]]]:
-    """Yield the answers that each rule derives, a fact from other facts, with the id of the rule."""
+    """Yield, rule by rule, the atoms it derives in answer to queries (a fact from other facts), with its id."""
     for part in fixpoint.iter_consequences(
         kb,
         sizes,
@@ -1500,7 +1511,10 @@ def _iter_answers_by_question(
     budget: RowBudget | None,
     progress: CountCallback,
 ) -> Iterator[tuple[I32[Tensor, "n W"], I64[Tensor, "n"]]]:
-    """Yield the answers of some questions after others, a fact among the queries from other facts, with rules."""
+    """Yield, chunk by chunk of queries, the atoms derived in answer and the ids of their rules.
+
+    A fact among the queries is derived from other facts only.
+    """
     sizes = plan.sizes
     facts = unique_rows(queries[contains(kb, sizes, queries)])
     index = index_sorted_atoms(facts, sizes.n_predicates, sizes.n_constants)
@@ -1531,7 +1545,7 @@ def iter_indexed_derivations(
     atoms: I32[Tensor, "L W"],
     max_chunk_derivations: int,
 ) -> Iterator[Derivations]:
-    """Yield the rules that derive each atom, in order of the atoms, some atoms at a time.
+    """Yield (atom, rule) pairs from the index, in order of the atoms, in chunks.
 
     Args:
       atoms: in any order; an atom that is not in the index has no derivation.
@@ -1566,7 +1580,7 @@ def rule_derives(
     root: I32[Tensor, "B W"],
     rule: I32[Tensor, "B S"],
 ) -> Bool[Tensor, "B S"]:
-    """Whether each rule derives the root of its row; false for a fact (-1)."""
+    """Check, per row and slot, whether the rule derives the row's root query; false for a fact (-1)."""
     row = find_atoms(
         derivability_index.atom_index, sizes, root.to(torch.int64)
     )[:, None]
@@ -1584,7 +1598,7 @@ def dead_end_mask(
     goals: Goals,
     successors: Successors,
 ) -> Bool[Tensor, "B S"]:
-    """Whether T_P shows that a successor leads to no proof; others may still lead to none.
+    """Mark the successors that lead to no proof, as T_P shows; unmarked ones may still lead to none.
 
     A dead end is a rule that does not derive the root, or a goal list with a ground goal that T_P does not derive in
     the height that is left for it.

@@ -79,7 +79,7 @@ CountCallback = Callable[[int, int], object]
 
 
 def ignore_progress(*numbers: int) -> None:
-    """Show no progress."""
+    """Ignore the numbers: the default progress callback."""
 
 
 # by predicate; a predicate without atoms has no relation
@@ -88,7 +88,7 @@ Relations = dict[int, Relation]
 
 @enum.unique
 class StopCode(enum.StrEnum):
-    """Why a model is not complete; codes are never renamed."""
+    """Reason why a model is not complete; codes are never renamed."""
 
     MAX_ATOMS = "max_atoms"  # the next step exceeds the atoms to hold
     MAX_ROWS = "max_rows"  # the joins of the next step make too many rows
@@ -98,7 +98,7 @@ class StopCode(enum.StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LeastModel:
-    """The atoms that T_P derives; a value of the host, never an argument of a compiled function."""
+    """Atoms that T_P derives, with their heights; a value of the host, never an argument of a compiled function."""
 
     atoms: I32[Tensor, "n W"]  # distinct, in lexicographic order
     # the first step that derives the atom, 0 for a fact
@@ -119,12 +119,12 @@ class LeastModel:
 
     @property
     def complete(self) -> bool:
-        """Whether the evaluation reached the fixpoint or the height that was asked for."""
+        """Return whether the evaluation reached the fixpoint or the height that was asked for."""
         return not self.stop_reason
 
 
 class Verdict(enum.IntEnum):
-    """What a model says of a query."""
+    """Truth value that a model gives a query."""
 
     REFUTED = 0  # absent from a complete model
     PROVED = 1  # in the model
@@ -133,7 +133,7 @@ class Verdict(enum.IntEnum):
 
 
 class Consequences(NamedTuple):
-    """Distinct atoms that a rule derives."""
+    """Distinct atoms that one application of a rule derives from the facts."""
 
     atoms: I32[Tensor, "n W"]
     rule: I64[Tensor, "n"]  # id of the rule
@@ -142,7 +142,7 @@ class Consequences(NamedTuple):
 
 
 class RuleCounts(NamedTuple):
-    """What the rules derive from the facts, counted for each rule."""
+    """Counts of the atoms that each rule derives from the facts."""
 
     support: I64[Tensor, "R"]  # derived heads that are facts
     body_pairs: I64[Tensor, "R"]  # derived heads
@@ -171,7 +171,7 @@ def least_model(
     progress: StepCallback = ignore_progress,
     budget: RowBudget | None = None,
 ) -> LeastModel:
-    """Derive what `max_height` steps of T_P derive, or its fixpoint, with the smallest height of every atom.
+    """Compute the least model of `max_height` steps of T_P, or its fixpoint, with the smallest height of every atom.
 
     Args:
       max_height: steps of T_P; None for the fixpoint.
@@ -235,13 +235,13 @@ def least_model(
 
 
 class _MaxAtomsExceeded(RowBudgetExceeded):
-    """A step derives more atoms than may be held."""
+    """Error of a step that derives more atoms than may be held."""
 
 
 def _describe_stop(
     stop: RowBudgetExceeded | None, counts: Sequence[int], max_atoms: int
 ) -> tuple[StopCode | None, str]:
-    """Why the evaluation stopped before the next step, as a code and as a line."""
+    """Return why the evaluation stopped before the next step, as a code and a line; (None, "") if it did not."""
     if stop is None:
         return None, ""
     code, obstacle = StopCode.MAX_ROWS, f"takes {stop}"
@@ -258,7 +258,7 @@ def _describe_stop(
 def _relevant_rules(
     rules: list[Rule], predicates: Collection[int] | None, sizes: KBSizes
 ) -> tuple[frozenset[int], list[Rule]]:
-    """The given predicates with those that their rules depend on, and the rules that derive them."""
+    """Return the given predicates with all those that their rules depend on, and the rules that derive them."""
     if predicates is None:
         return frozenset(range(1, sizes.n_predicates + 1)), rules
     covered = set(predicates)
@@ -281,7 +281,7 @@ def _iter_step_heads(
     budget: RowBudget | None,
     report: CountCallback,
 ) -> Iterator[tuple[int, Columns]]:
-    """Yield the heads of the bodies that hold an atom of the last step, with their predicates; none is known.
+    """Yield (predicate, new heads) of the rule bodies that hold an atom of the last step of T_P.
 
     A body is found once: by the query for its first atom of the last step. Atoms left of it are older, atoms right
     of it are of any step.
@@ -332,7 +332,7 @@ def derive_heads(
     budget: RowBudget | None = None,
     among: Relation | None = None,
 ) -> Columns | None:
-    """The argument columns of the heads that a rule derives, each head once; None if there is none.
+    """Return the argument columns of the distinct heads that a rule derives; None if it derives none.
 
     Args:
       relations: one for each atom of the body; None for one without atoms.
@@ -360,7 +360,7 @@ def derive_heads(
 def _distinct_heads(
     heads: Iterator[tuple[int, Columns]], sizes: KBSizes, max_new: int
 ) -> Relations:
-    """The distinct heads by ascending predicate.
+    """Collect the distinct heads as relations, by ascending predicate.
 
     Raises:
       RowBudgetExceeded: there are more than `max_new`, or the joins make too many rows.
@@ -389,14 +389,14 @@ def _distinct_heads(
 
 
 def _distinct_rows(parts: Sequence[Columns], sizes: KBSizes) -> Columns:
-    """The distinct rows of some tables of arguments, in lexicographic order."""
+    """Return the distinct rows of several tables of arguments, in lexicographic order."""
     columns = tuple(torch.cat(pieces) for pieces in zip(*parts))
     bits = sizes.n_constants.bit_length()
     return row_index.unique_columns(columns, [bits] * len(columns))
 
 
 def _unite(known: Relations, new: Relations, sizes: KBSizes) -> Relations:
-    """The relations that get new atoms, with these and those that are known."""
+    """Return the relations that get new atoms, each with its new and its known atoms."""
     united: Relations = {}
     for predicate, relation in new.items():
         tables = [relation.columns]
@@ -410,7 +410,7 @@ def _unite(known: Relations, new: Relations, sizes: KBSizes) -> Relations:
 def _assemble_atoms(
     deltas: Sequence[Relations], kb: KnowledgeBase, sizes: KBSizes
 ) -> tuple[Tensor, Tensor, AtomIndex]:
-    """All atoms in lexicographic order, with the step that added each, and their index."""
+    """Return all atoms in lexicographic order, the step that added each, and their index."""
     tables = [kb.facts[:0]]
     heights = [kb.facts[:0, 0]]
     for step, delta in enumerate(deltas):
@@ -427,12 +427,12 @@ def _assemble_atoms(
 
 
 def _index_atoms(atoms: I32[Tensor, "n W"], sizes: KBSizes) -> AtomIndex:
-    """The index of distinct atoms in lexicographic order."""
+    """Return the index of distinct atoms in lexicographic order."""
     return index_sorted_atoms(atoms, sizes.n_predicates, sizes.n_constants)
 
 
 def _atoms_of(predicate: int, columns: Columns) -> I32[Tensor, "n W"]:
-    """The atoms of a predicate with some columns of arguments."""
+    """Build the atoms of a predicate from their argument columns."""
     predicates = torch.full_like(columns[0], predicate)
     rows = [column.to(torch.int32) for column in (predicates, *columns)]
     return torch.stack(rows, dim=1)
@@ -441,7 +441,7 @@ def _atoms_of(predicate: int, columns: Columns) -> I32[Tensor, "n W"]:
 def derived_in_next_step(
     kb: KnowledgeBase, model: LeastModel, atoms: I64[Tensor, "n W"]
 ) -> Bool[Tensor, "n"]:
-    """Whether a rule derives each atom from the model: one more step of T_P, taken for these atoms alone.
+    """Check, per atom, whether a rule derives it from the model: one more step of T_P for these atoms alone.
 
     Each rule's body is joined with the given atoms, so no table grows beyond what they need.
 
@@ -485,7 +485,9 @@ def partial_model(
     object_identity: bool,
     facts: I32[Tensor, "m W"] | None = None,
 ) -> LeastModel:
-    """The model of facts and of some atoms that one step derives; these in any order, perhaps more than once.
+    """Build an incomplete model from facts and atoms that one step derives.
+
+    The derived atoms may come in any order and more than once.
 
     Args:
       object_identity: with which they are derived.
@@ -519,7 +521,7 @@ def partial_model(
 def atom_height(
     model: LeastModel, atoms: I64[Tensor, "... W"]
 ) -> I64[Tensor, "..."]:
-    """The height of each atom, -1 for one that is not in the model."""
+    """Return the height of each atom; -1 for an atom that is not in the model."""
     row = find_atoms(model.atom_index, model.sizes, atoms)
     if not len(model.height):
         return row
@@ -530,7 +532,7 @@ def atom_height(
 def verdict(
     model: LeastModel, atoms: I64[Tensor, "... W"]
 ) -> I64[Tensor, "..."]:
-    """The `Verdict` on each ground atom, within the height that the model was asked for."""
+    """Return the `Verdict` on each ground atom, within the height that the model was asked for."""
     predicates = torch.tensor(sorted(model.predicates), device=atoms.device)
     is_covered = torch.isin(atoms[..., 0], predicates)
     if_absent = torch.where(
@@ -545,7 +547,7 @@ def verdict(
 def matching_rows(
     atoms: I32[Tensor, "n W"], atom: Atom, n_constants: int
 ) -> I64[Tensor, "m"]:
-    """The rows of a table, which is in lexicographic order, that match an open atom; ascending.
+    """Return the rows of a lexicographically sorted table of atoms that match an open atom, ascending.
 
     Args:
       atom: predicate and terms; a term above `n_constants` is a variable, and one that occurs twice requires equal
@@ -582,7 +584,7 @@ def build_filter_index(
     pool: I64[Tensor, "E"],
     unproved_facts: I32[Tensor, "n W"] | None = None,
 ) -> FilterIndex:
-    """Build the indices of the true and of the derivable triples.
+    """Build the indices of the true and of the derivable triples, for filtered ranking.
 
     Args:
       true_atoms: the known atoms, of all splits and of facts.txt.
@@ -615,7 +617,7 @@ def iter_consequences(
     budget: RowBudget | None = None,
     progress: CountCallback = ignore_progress,
 ) -> Iterator[Consequences]:
-    """Yield what one application of each rule derives, so that only one rule's consequences are in memory.
+    """Yield the atoms that one application of each rule derives, one rule after another.
 
     Args:
       rule_ids: the rules to apply, in order; None for all, in file order.
@@ -652,7 +654,7 @@ def iter_consequences(
 
 
 def _relations_of(kb: KnowledgeBase, rules: Sequence[Rule]) -> Relations:
-    """The relations of the facts that some rules name."""
+    """Return the relations of the facts whose predicates occur in some rules."""
     return relations_by_predicate(
         kb.facts,
         {atom[0] for rule in rules for atom in (rule.head, *rule.body)},
@@ -667,7 +669,7 @@ def _apply_rule(
     inequalities: Sequence[Inequality],
     budget: RowBudget | None,
 ) -> tuple[Columns, I64[Tensor, "n"]]:
-    """The heads that a rule derives from the facts, and the fact id of each or -1."""
+    """Return the distinct heads that a rule derives from the facts, and the fact id of each (-1 for no fact)."""
     body = [relations.get(atom[0]) for atom in rule.body]
     columns = derive_heads(rule, body, kb, sizes, inequalities, budget)
     if columns is None:
@@ -690,7 +692,7 @@ def _circular_heads(
     inequalities: Sequence[Inequality],
     budget: RowBudget | None,
 ) -> Columns:
-    """The heads of a rule that are facts and that the rule derives from no body without that fact."""
+    """Return the heads of a rule that are facts and that it derives only from bodies that contain the head itself."""
     body = [relations.get(atom[0]) for atom in rule.body]
     same_predicate = [atom for atom in rule.body if atom[0] == rule.head[0]]
 
@@ -722,7 +724,7 @@ def _circular_heads(
 
 
 def _relation(columns: Columns) -> Relation:
-    """The relation of distinct rows in lexicographic order."""
+    """Return a relation of distinct rows that are in lexicographic order."""
     return Relation(columns, len(columns[0]))
 
 
@@ -736,7 +738,7 @@ def iter_derivations(
     budget: RowBudget | None = None,
     progress: CountCallback = ignore_progress,
 ) -> Iterator[Derivations]:
-    """Yield, for one rule after another, the atoms of a list that it derives in step `max_height` of T_P.
+    """Yield (atom, rule) pairs, rule by rule: the listed atoms that a rule derives in step `max_height` of T_P.
 
     The atoms of a body are those that T_P derives in `max_height - 1` steps.
 
@@ -792,7 +794,7 @@ def count_rules(
     estimated_rules: set[int] | None = None,
     progress: CountCallback = ignore_progress,
 ) -> RuleCounts:
-    """Count what each rule derives from the facts.
+    """Count, per rule, the atoms it derives, those that are facts, and those that it derives only from themselves.
 
     Args:
       object_identity: different variables of a rule bind different constants, none of which the rule names.
@@ -845,7 +847,7 @@ def _count_rule(
     object_identity: bool,
     budget: RowBudget | None,
 ) -> tuple[int, int, int]:
-    """The counts of one rule, as in `RuleCounts`."""
+    """Count the support, the body pairs and the circular support of one rule."""
     inequalities = object_identity_constraints(
         rule, sizes.n_constants, object_identity
     )
@@ -863,9 +865,9 @@ def check_sampled_rows(
     object_identity: bool = False,
     deadline: Deadline = NO_DEADLINE,
 ) -> None:
-    """Check by a random sample of many rules that applying all of them is likely to make no more rows than allowed.
+    """Check, by a random sample of rules, that applying all of them likely makes no more rows than allowed.
 
-    Of few rules a sample does not tell: nothing is checked.
+    With fewer than 1,024 rules nothing is checked: a sample of so few would not tell.
 
     Args:
       max_rows: of all rules, with object identity those of their circular heads included.
@@ -905,7 +907,7 @@ def with_confidence(
     counts: RuleCounts,
     smoothing: float | None = None,
 ) -> KnowledgeBase:
-    """The knowledge base with the `support` and the `body_pairs` that confidences are computed from.
+    """Return the knowledge base with the `support` and `body_pairs` from which confidences are computed.
 
     Args:
       counts: of its rules.

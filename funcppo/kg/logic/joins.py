@@ -1,7 +1,7 @@
 """Conjunctive queries over relations: joins by sorted keys, in chunks of bounded size.
 
 A `Relation` holds the argument tuples of one predicate. A `Literal` reads it at some terms, as `p(X, c, X)` does; its
-`indexed_view` selects and sorts the matching rows over the variables in the order that a join needs. `query_of_rule`
+`indexed_view` selects and sorts the matching rows over the variables in the order that a join needs. `body_query`
 makes a query of a rule.
 
 Literals are joined one at a time, the one with the fewest resulting rows first. A variable that nothing needs any more
@@ -46,7 +46,7 @@ ViewKey = tuple[tuple[int, ...], tuple[int, ...], int, int, bool]
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Distinct rows over variables, stored by column. Without columns it has 0 or 1 rows.
+    """Distinct rows over variables, stored by column; without columns it has 0 or 1 rows.
 
     Attributes:
       counts: how many assignments of the variables that were projected away each row stands for; None where they are
@@ -64,7 +64,7 @@ UNIT_TABLE = Table((), (), 1)
 
 @dataclass(frozen=True, slots=True)
 class IndexedView:
-    """Rows in lexicographic order, and the index over their first columns."""
+    """Rows of a relation in lexicographic order, with an index over their first columns."""
 
     columns: Columns
     size: int
@@ -78,7 +78,7 @@ class IndexedView:
 
 @dataclass(frozen=True, slots=True)
 class Relation:
-    """Distinct rows of int64 columns in lexicographic order; each view is computed once."""
+    """Argument tuples of one predicate: distinct rows of int64 columns in lexicographic order, with cached views."""
 
     columns: Columns
     size: int
@@ -91,7 +91,7 @@ class Relation:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Literal:
-    """A relation, and the term at each of its arguments."""
+    """Relation applied to terms, one per argument, as `p(X, c, X)` does."""
 
     relation: Relation
     terms: tuple[int, ...]
@@ -101,14 +101,14 @@ class Literal:
 def make_literal(
     relation: Relation, terms: tuple[int, ...], n_constants: int
 ) -> Literal:
-    """The literal of a relation at some terms; those above `n_constants` are variables."""
+    """Return the literal of a relation at some terms; those above `n_constants` are variables."""
     return Literal(
         relation, terms, frozenset(t for t in terms if t > n_constants)
     )
 
 
 def find_rows(columns: Columns, relation: Relation, n_constants: int) -> Lookup:
-    """The position of each row in a relation, and whether it is there."""
+    """Return the position of each row in a relation, and whether it is there."""
     # View the relation over distinct variables, indexed by all columns.
     variables = tuple(range(n_constants + 1, n_constants + 1 + len(columns)))
     view = indexed_view(
@@ -127,7 +127,7 @@ def find_rows(columns: Columns, relation: Relation, n_constants: int) -> Lookup:
 
 
 def select_rows(table: Table, mask: Tensor) -> Table:
-    """The rows of a table where the mask is true."""
+    """Return the rows of a table where the mask is true."""
     row = mask.nonzero().squeeze(1)
     columns = tuple(column.index_select(0, row) for column in table.columns)
     counts = None
@@ -137,7 +137,7 @@ def select_rows(table: Table, mask: Tensor) -> Table:
 
 
 def distinct(table: Table, bits: int) -> Table:
-    """The table with each row once, in lexicographic order; the counts of equal rows are added.
+    """Return the table with each row once, in lexicographic order; counts of equal rows are added.
 
     Args:
       bits: how many bits hold any value.
@@ -158,7 +158,7 @@ def distinct(table: Table, bits: int) -> Table:
 def sum_equal_rows(
     columns: Columns, bits: int, *values: I64[Tensor, "n"]
 ) -> tuple[Columns, list[I64[Tensor, "g"]]]:
-    """The distinct rows of a table, in lexicographic order, and the sum of each value over equal rows.
+    """Return the distinct rows of a table, in lexicographic order, and the sum of each value over equal rows.
 
     Args:
       columns: at least one.
@@ -184,7 +184,7 @@ def indexed_view(
     n_constants: int,
     is_counted: bool = False,
 ) -> IndexedView:
-    """The literal's rows over some of its variables, sorted and indexed.
+    """Return the literal's matching rows as an `IndexedView` over some of its variables.
 
     Views are cached in the relation by the pattern of terms, the order of columns, the number of indexed columns and
     the bits of a term.
@@ -271,16 +271,16 @@ Inequality = tuple[tuple[int, ...], tuple[int, ...]]
 
 
 class RowBudgetExceeded(Exception):
-    """Joins have made more rows than their budget allows, or taken more time."""
+    """Error of joins that make more rows than their budget allows, or take more time."""
 
 
 class TimeBudgetExceeded(RowBudgetExceeded):
-    """Joins have taken more time than their budget allows."""
+    """Error of joins that take more time than their budget allows."""
 
 
 @dataclass(slots=True)
 class RowBudget:
-    """A bound on the rows that joins make, which does not depend on the speed of the machine, and one on their time.
+    """Bound on the rows that joins make (independent of the machine's speed), and on their time.
 
     Attributes:
       max_rows: the rows allowed, those of intermediate results included.
@@ -297,7 +297,7 @@ class RowBudget:
     deadline: Deadline = NO_DEADLINE
 
     def spend_join(self, n_rows: int) -> None:
-        """Count a join and the rows that it makes.
+        """Add one join and the rows that it makes to the budget's use.
 
         Raises:
           RowBudgetExceeded: all rows are more than allowed, or the time is over.
@@ -306,7 +306,7 @@ class RowBudget:
         self.spend(n_rows + self.overhead)
 
     def spend(self, n_rows: int) -> None:
-        """Count rows.
+        """Add rows to the budget's use.
 
         Raises:
           RowBudgetExceeded: they are more than allowed, or the time is over.
@@ -322,7 +322,7 @@ class RowBudget:
 
 @dataclass(frozen=True, slots=True)
 class JoinStep:
-    """The literal to join next: for each row of a table, the rows of the literal's view that agree with it."""
+    """Literal to join next, with the rows of its view that agree with each row of a table."""
 
     literal: Literal
     # the variables that it adds, the last columns of the view
@@ -335,7 +335,7 @@ class JoinStep:
 
 @dataclass(frozen=True, slots=True)
 class ConjunctiveQuery:
-    """The output variables of the rows that satisfy all literals and all inequalities."""
+    """Query whose answers are the output variables of all rows that satisfy its literals and inequalities."""
 
     literals: tuple[Literal, ...]
     output_variables: tuple[int, ...]
@@ -349,11 +349,11 @@ class ConjunctiveQuery:
 
     @property
     def constant_bits(self) -> int:
-        """How many bits hold a constant."""
+        """Return how many bits hold a constant."""
         return self.n_constants.bit_length()
 
     def variables_in(self, *terms: Sequence[int]) -> set[int]:
-        """The variables among the terms."""
+        """Return the variables among the terms."""
         return {
             term for part in terms for term in part if term > self.n_constants
         }
@@ -361,7 +361,7 @@ class ConjunctiveQuery:
     def needed_variables(
         self, literals: Iterable[Literal], inequalities: Iterable[Inequality]
     ) -> set[int]:
-        """The variables that the output, these literals or these inequalities need."""
+        """Return the variables that the output, the given literals or the given inequalities need."""
         needed = set(self.output_variables)
         for literal in literals:
             needed |= literal.variables
@@ -371,7 +371,7 @@ class ConjunctiveQuery:
 
 
 def iter_answers(query: ConjunctiveQuery) -> Iterator[Table]:
-    """Yield non-empty tables over the output variables whose union is the answer; a row may come more than once.
+    """Yield non-empty tables over the output variables whose union is the answer; a row may be repeated.
 
     Groups of literals that share no variable are solved apart and multiplied. The counts of a row that comes more than
     once are to be added, as `union` does.
@@ -414,7 +414,7 @@ def iter_answers(query: ConjunctiveQuery) -> Iterator[Table]:
 
 
 def collect_answers(query: ConjunctiveQuery) -> Table | None:
-    """The whole answer of a query, each row once; None if there is none.
+    """Return the whole answer of a query, each row once; None if the answer is empty.
 
     Raises:
       RowBudgetExceeded: the joins make more rows than the query's budget allows.
@@ -436,7 +436,7 @@ def collect_answers(query: ConjunctiveQuery) -> Table | None:
 
 
 def union(tables: list[Table], bits: int) -> Table:
-    """The distinct rows of tables over the same variables; a single table is returned as it is."""
+    """Return the distinct rows of tables over the same variables; a single table is returned unchanged."""
     if len(tables) == 1:
         return tables[0]
     columns = tuple(
@@ -457,7 +457,7 @@ def union(tables: list[Table], bits: int) -> Table:
 def project(
     table: Table, variables: tuple[int, ...], query: ConjunctiveQuery
 ) -> Table:
-    """The table over some of its variables, each row once."""
+    """Return the table restricted to some of its variables, each row once."""
     if variables == table.variables:
         return table
     columns = tuple(table.columns[table.variables.index(v)] for v in variables)
@@ -469,7 +469,7 @@ def project(
 
 
 def _connected_components(query: ConjunctiveQuery) -> list[list[Literal]]:
-    """The literals grouped by shared variables."""
+    """Group the literals that are linked by shared variables."""
     groups: list[list[Literal]] = []
     for literal in query.literals:
         linked = [
@@ -486,14 +486,14 @@ def _connected_components(query: ConjunctiveQuery) -> list[list[Literal]]:
 
 
 def _variables_of(literals: Sequence[Literal]) -> set[int]:
-    """The variables of some literals."""
+    """Return the variables of some literals."""
     return {variable for literal in literals for variable in literal.variables}
 
 
 def _subquery(
     query: ConjunctiveQuery, literals: list[Literal], crossing: list[Inequality]
 ) -> ConjunctiveQuery:
-    """The query that one group of literals answers by itself."""
+    """Return the query that one group of literals answers by itself."""
     variables = _variables_of(literals)
     output = query.needed_variables((), crossing) & variables
     inside: list[Inequality] = []
@@ -514,14 +514,14 @@ def _subquery(
 def _multiply_counts(
     left: Tensor | None, row: Tensor, right: Tensor | None, position: Tensor
 ) -> Tensor | None:
-    """The counts of pairs of rows of two tables; None where they are not counted."""
+    """Return the counts of pairs of rows of two tables; None where rows are not counted."""
     if left is None or right is None:
         return None
     return left.index_select(0, row) * right.index_select(0, position)
 
 
 def _extend(table: Table, query: ConjunctiveQuery) -> Iterator[Table]:
-    """Join a table with every literal of the query; yields non-empty tables over the output variables."""
+    """Join a table with every literal of the query; yield non-empty tables over the output variables."""
     if not table.size:
         return
     if not query.literals:
@@ -560,7 +560,7 @@ def _extend(table: Table, query: ConjunctiveQuery) -> Iterator[Table]:
 
 
 def _choose_step(table: Table, query: ConjunctiveQuery) -> JoinStep:
-    """The literal to join now: of those that share a variable, the one with the fewest resulting rows."""
+    """Choose the literal to join next: the one with the fewest resulting rows among those that share a variable."""
     if not table.variables:
         first = query.first
         if first is None or first not in query.literals:
@@ -623,7 +623,7 @@ def _make_step(
 
 
 def _join(table: Table, step: JoinStep) -> Iterator[Table]:
-    """The join of a table with the view of a step, in chunks."""
+    """Yield the join of a table with the view of a step, in chunks."""
     view = step.view
     if not table.variables:
         counts = view.counts
@@ -671,7 +671,7 @@ def ragged_arange(start: Tensor, count: Tensor) -> Iterator[RowPairs]:
 def _filter(
     table: Table, inequalities: Sequence[Inequality], query: ConjunctiveQuery
 ) -> Table:
-    """The rows that differ in some position of each pair; rows stay distinct."""
+    """Return the rows of a table that satisfy every inequality."""
     for left, right in inequalities:
         column = dict(zip(table.variables, table.columns))
         differs = [
@@ -696,7 +696,7 @@ Atom = tuple[int, ...]  # predicate, argument, ...
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One rule, atoms padded to the width of the knowledge base."""
+    """Rule with its id; atoms are padded to the width of the knowledge base."""
 
     id: int
     head: Atom
@@ -706,7 +706,7 @@ class Rule:
 def rules_from_kb(
     kb: KnowledgeBase, rule_ids: Sequence[int] | None = None
 ) -> list[Rule]:
-    """Some rules of a knowledge base, in the order of their ids given; by default all, in file order."""
+    """Return rules of a knowledge base by id, in the given order; by default all, in file order."""
     table = kb.rules
     if rule_ids is None:
         rule_ids = range(len(table))
@@ -722,7 +722,7 @@ def rules_from_kb(
 def relations_by_predicate(
     atoms: I32[Tensor, "N W"], predicates: Collection[int] | None = None
 ) -> dict[int, Relation]:
-    """The relation of each predicate that has an atom.
+    """Group atoms by predicate; return {predicate: relation of its argument rows}.
 
     Args:
       atoms: distinct, in lexicographic order.
@@ -740,7 +740,7 @@ def relations_by_predicate(
 
 
 def relation_from_atoms(atoms: I32[Tensor, "N W"]) -> Relation:
-    """The relation of distinct sorted atoms of one predicate: their argument columns."""
+    """Return the argument columns of distinct sorted atoms of one predicate, as a relation."""
     columns = tuple(
         column.to(torch.int64).contiguous() for column in atoms[:, 1:].unbind(1)
     )
@@ -755,7 +755,7 @@ def body_query(
     output_variables: tuple[int, ...] | None = None,
     budget: RowBudget | None = None,
 ) -> ConjunctiveQuery:
-    """The query over a rule's body, each atom read from a relation of its own.
+    """Build the query over a rule's body, each atom read from a relation of its own.
 
     Args:
       relations: one for each atom of the body.
@@ -775,7 +775,7 @@ def body_query(
 
 
 def head_columns(rule: Rule, table: Table, device: torch.device) -> Columns:
-    """The argument columns of the head for every row of an answer."""
+    """Return the argument columns of a rule's head, one row per row of an answer."""
     columns = dict(zip(table.variables, table.columns))
     for term in rule.head[1:]:
         if term not in columns:
@@ -786,7 +786,7 @@ def head_columns(rule: Rule, table: Table, device: torch.device) -> Columns:
 def object_identity_constraints(
     rule: Rule, n_constants: int, object_identity: bool
 ) -> list[Inequality]:
-    """Inequalities that keep the variables of a rule apart from each other and from the constants that it names.
+    """Return inequalities that make a rule's variables differ from each other and from its constants.
 
     Args:
       object_identity: False for no inequalities.
@@ -805,14 +805,14 @@ def object_identity_constraints(
 
 
 def atom_variables(atom: Atom, n_constants: int) -> tuple[int, ...]:
-    """The distinct variables of an atom in order of occurrence."""
+    """Return the distinct variables of an atom in order of occurrence."""
     return tuple(dict.fromkeys(t for t in atom[1:] if t > n_constants))
 
 
 def most_general_unifier(
     left: Atom, right: Atom, n_constants: int
 ) -> dict[int, int] | None:
-    """The most general unifier of two atoms, from variables to terms; None if they do not unify."""
+    """Return the most general unifier of two atoms as {variable: term}; None if they do not unify."""
     if left[0] != right[0]:
         return None
     substitution: dict[int, int] = {}
@@ -835,7 +835,7 @@ def most_general_unifier(
 
 
 def substitute_rule(rule: Rule, substitution: dict[int, int]) -> Rule:
-    """The rule with its variables replaced."""
+    """Return the rule with its variables replaced."""
     head, *body = (
         (atom[0], *substitute_terms(atom[1:], substitution))
         for atom in (rule.head, *rule.body)
@@ -846,14 +846,14 @@ def substitute_rule(rule: Rule, substitution: dict[int, int]) -> Rule:
 def substitute_terms(
     terms: Sequence[int], substitution: dict[int, int]
 ) -> tuple[int, ...]:
-    """The terms with their variables replaced."""
+    """Return the terms with their variables replaced."""
     return tuple(substitution.get(t, t) for t in terms)
 
 
 def substitute_inequalities(
     inequalities: Sequence[Inequality], substitution: dict[int, int]
 ) -> list[Inequality]:
-    """The inequalities with their variables replaced."""
+    """Return the inequalities with their variables replaced."""
     return [
         (
             substitute_terms(left, substitution),

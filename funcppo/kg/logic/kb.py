@@ -55,7 +55,7 @@ BindingPattern = tuple[int, tuple[bool, ...]]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KBSizes:
-    """The static sizes of a knowledge base; a new value compiles a new graph."""
+    """Static sizes of a knowledge base; a new value compiles a new graph."""
 
     n_constants: int  # C
     n_predicates: int  # P
@@ -180,7 +180,7 @@ def from_dataset(dataset: Dataset) -> tuple[KnowledgeBase, KBSizes]:
 def index_facts(
     facts: np.ndarray, *, n_constants: int, n_predicates: int
 ) -> dict[str, np.ndarray]:
-    """What `build` makes of facts alone, as arrays by name: the sorted facts and their indices.
+    """Return the sorted facts and their indices, which `build` makes of facts alone, as {name: array}.
 
     Arguments and errors are those of `build`.
     """
@@ -200,14 +200,14 @@ def index_facts(
 def contains(
     kb: KnowledgeBase, sizes: KBSizes, atom: I64[Tensor, "... W"]
 ) -> Bool[Tensor, "..."]:
-    """Whether each atom is a fact."""
+    """Check whether each atom is a fact."""
     return fact_id(kb, sizes, atom) >= 0
 
 
 def fact_id(
     kb: KnowledgeBase, sizes: KBSizes, atom: I64[Tensor, "... W"]
 ) -> I64[Tensor, "..."]:
-    """The row of each atom in `facts`, -1 where it is not a fact (an atom with a variable never is)."""
+    """Return the row of each atom in `facts`; -1 for an atom that is no fact (one with a variable never is)."""
     key, is_valid = encode_atoms(kb.key_prefixes, sizes, atom)
     row, found = row_index.hash_lookup(kb.fact_index, key)
     return torch.where(is_valid & found, row, -1)
@@ -216,7 +216,7 @@ def fact_id(
 def encode_atoms(
     key_prefixes: tuple[Tensor, ...], sizes: KBSizes, atom: Tensor
 ) -> Lookup:
-    """The key of each atom.
+    """Compute the key of each atom.
 
     Returns:
       value: the key.
@@ -239,7 +239,7 @@ def encode_atoms(
 def find_atoms(
     atom_index: AtomIndex, sizes: KBSizes, atom: I64[Tensor, "... W"]
 ) -> I64[Tensor, "..."]:
-    """The row of each atom in the table that was indexed, -1 where it is not there."""
+    """Return the row of each atom in the indexed table; -1 for an atom that is not in the table."""
     key, is_valid = encode_atoms(atom_index.key_prefixes, sizes, atom)
     row, found = row_index.binary_search(atom_index.keys, key)
     return torch.where(is_valid & found, row, -1)
@@ -272,7 +272,7 @@ def index_sorted_atoms(
 def remove_fact(
     kb: KnowledgeBase, sizes: KBSizes, fact: I64[Tensor, "W"]
 ) -> tuple[KnowledgeBase, KBSizes]:
-    """The knowledge base without one fact, for a query that must not prove itself; unchanged if it is not a fact.
+    """Return the knowledge base without one fact, and its sizes; both unchanged if the atom is no fact.
 
     `support` and `body_pairs` stay those of all facts: see `rule_confidence`.
     """
@@ -346,9 +346,10 @@ def find_postings(
     predicate: I64[Tensor, "n"],
     argument: I64[Tensor, "n"],
 ) -> row_index.Span:
-    """Where `argument_postings` has the facts of a predicate with a constant at an argument position, from 0.
+    """Return the span of `argument_postings` with the facts of a predicate that have a given argument.
 
-    Facts of a span are in the order of `facts`; a span is empty where there are none.
+    The argument position counts from 0. Facts of a span are in the order of `facts`; without such facts the span is
+    empty.
     """
     key = (position * (sizes.n_predicates + 1) + predicate) * (
         sizes.n_constants + 1
@@ -377,7 +378,7 @@ def lookup_rules(
 def rule_confidence(
     kb: KnowledgeBase, leave_one_out: bool = False
 ) -> F32[Tensor, "R"]:
-    """support / body pairs of each rule, 0 where a rule derives nothing.
+    """Compute the confidence of each rule, support / body pairs; 0 for a rule that derives nothing.
 
     Args:
       leave_one_out: the query is itself a known fact: it counts neither as support nor as a body pair.
@@ -391,10 +392,11 @@ def rule_confidence(
 def compute_max_fanout(
     kb: KnowledgeBase, sizes: KBSizes, max_height: int
 ) -> int:
-    """The most facts that one lookup can return in a search from a ground query, goals solved left to right.
+    """Return the most facts that one lookup can return in a search from a ground query.
 
-    Answers are ground, so which arguments of a body atom are bound follows from which arguments of its head are. The
-    binding patterns reached in `max_height` rule applications are few, and each has a widest lookup.
+    Goals are solved left to right. Answers are ground, so which arguments of a body atom are bound follows from which
+    arguments of its head are. The binding patterns reached in `max_height` rule applications are few, and each has a
+    widest lookup.
     """
     rules_by_predicate: dict[int, list[np.ndarray]] = {}
     for rule in kb.rules.cpu().numpy():
@@ -424,14 +426,14 @@ def compute_max_fanout(
 
 
 def n_bytes(kb: KnowledgeBase) -> int:
-    """The memory that a knowledge base holds, in bytes."""
+    """Return the memory that a knowledge base holds, in bytes."""
     return sum(leaf.numel() * leaf.element_size() for leaf in tree.leaves(kb))
 
 
 def _from_arrays(
     arrays: Mapping[str, np.ndarray], device: torch.device | str
 ) -> KnowledgeBase:
-    """The knowledge base without rules of what `index_facts` gave; on a CPU it shares the memory of the arrays."""
+    """Build a knowledge base without rules from the arrays of `index_facts`; on a CPU it shares their memory."""
     tensors = {name: from_numpy(a).to(device) for name, a in arrays.items()}
     n_prefixes = sum(name.startswith(_KEY_PREFIX) for name in tensors)
     fact_index, argument_index = (
@@ -453,7 +455,7 @@ def _without_rules(
     argument_postings: Tensor,
     fact_offsets: Tensor,
 ) -> KnowledgeBase:
-    """The knowledge base of facts alone."""
+    """Return the knowledge base of facts and their indices, without rules."""
     none = torch.zeros(0, device=facts.device)
     return KnowledgeBase(
         facts=facts,
@@ -476,7 +478,7 @@ def _sort_and_index_facts(
     n_predicates: int,
     device: torch.device | str,
 ) -> KnowledgeBase:
-    """The knowledge base without rules of facts in any order, once each."""
+    """Build a knowledge base without rules from facts in any order; duplicates are merged."""
     _validate_facts(facts, n_constants, n_predicates)
     table = from_numpy(np.ascontiguousarray(facts, dtype=np.int32)).to(device)
     rows, _ = sort_and_index_atoms(table, n_predicates, n_constants)
@@ -487,7 +489,7 @@ def _sort_and_index_facts(
 def _index_sorted_facts(
     facts: I32[Tensor, "N W"], n_predicates: int, n_constants: int
 ) -> KnowledgeBase:
-    """The knowledge base without rules of facts that are distinct and in lexicographic order."""
+    """Build a knowledge base without rules from distinct facts in lexicographic order."""
     prefixes, keys = index_sorted_atoms(facts, n_predicates, n_constants)
     ids = torch.arange(len(facts), device=facts.device, dtype=torch.int32)
     entries = torch.stack([keys, ids], dim=1)
@@ -512,7 +514,10 @@ def _index_sorted_facts(
 def _index_arguments(
     facts: I32[Tensor, "N W"], n_predicates: int, n_constants: int
 ) -> tuple[HashTable, Tensor]:
-    """The index of facts by one argument, and its postings; large temporaries are freed as soon as they are used."""
+    """Build the index of facts by (argument position, predicate, argument), and its postings.
+
+    Large temporaries are freed as soon as they are used.
+    """
     predicate = facts[:, 0].to(torch.int64)
     spans: list[Tensor] = []
     postings: list[Tensor] = []
@@ -546,7 +551,7 @@ def _argument_key(
     n_predicates: int,
     n_constants: int,
 ) -> Tensor:
-    """The key of an argument: ascending by position, then predicate, then argument."""
+    """Return the key of each argument: ascending by position, then predicate, then argument."""
     return (position * (n_predicates + 1) + predicate) * (
         n_constants + 1
     ) + argument
@@ -555,7 +560,7 @@ def _argument_key(
 def _atom_bits(
     n_predicates: int, n_constants: int, atom_width: int
 ) -> list[int]:
-    """How many bits hold each column of an atom."""
+    """Return how many bits hold each column of an atom."""
     return [n_predicates.bit_length()] + [n_constants.bit_length()] * (
         atom_width - 1
     )
@@ -564,7 +569,7 @@ def _atom_bits(
 def _validate_facts(
     facts: np.ndarray, n_constants: int, n_predicates: int
 ) -> None:
-    """Raise ValueError for a table that holds no facts over these ids."""
+    """Raise ValueError unless the table holds ground facts with ids in range."""
     if facts.ndim != 2 or facts.shape[1] < 2:
         raise ValueError(f"expected facts [N, W], got {facts.shape}")
     if len(facts) >= _NO_LIMIT:
@@ -598,7 +603,7 @@ def _validate_rules(
     n_constants: int,
     n_predicates: int,
 ) -> None:
-    """Raise ValueError for a table that holds no rules over these ids, as wide as the facts."""
+    """Raise ValueError unless the table holds safe rules with predicates in range, as wide as the facts."""
     has_width = rules.ndim == 3 and rules.shape[2] == facts_shape[-1]
     if not has_width:
         raise ValueError(
@@ -622,7 +627,10 @@ def _validate_rules(
 def _body_patterns(
     rule: np.ndarray, is_bound: tuple[bool, ...], n_constants: int
 ) -> list[BindingPattern]:
-    """The binding patterns of a rule's body atoms, solved left to right, given which head arguments are bound."""
+    """Return the binding pattern of each body atom of a rule, given which head arguments are bound.
+
+    Body atoms are solved left to right.
+    """
     bound_terms = {
         int(term) for term, bound in zip(rule[0, 1:], is_bound) if bound
     }
@@ -646,7 +654,7 @@ def _body_patterns(
 def _max_lookup(
     kb: KnowledgeBase, predicate: int, is_bound: tuple[bool, ...]
 ) -> int:
-    """An upper bound of the count of `lookup_facts` for goals of this pattern: the best single-argument lookup."""
+    """Return an upper bound of the facts that `lookup_facts` returns for goals of a binding pattern."""
     first, last = int_list(kb.fact_offsets[predicate : predicate + 2])
     if first == last:
         return 1
@@ -661,7 +669,7 @@ def _max_lookup(
 
 
 class TripleIndex(NamedTuple):
-    """Distinct triples as ascending integer keys, one table of keys for each side.
+    """Distinct triples as ascending integer keys, one table of keys for each side of a ranking query.
 
     The key of a triple for a side is (predicate, given argument, replaced argument) in base C + 1, so that all answers
     to one query are neighbours.
@@ -673,7 +681,7 @@ class TripleIndex(NamedTuple):
 
 
 class FilterIndex(NamedTuple):
-    """The triples that candidates are looked up in, the same for every query of a data set."""
+    """Known and derivable triples, in which the candidates of a filtered ranking are looked up."""
 
     # the known triples, of all splits and of facts.txt, which are filtered from the candidates
     true_triples: TripleIndex
@@ -682,7 +690,7 @@ class FilterIndex(NamedTuple):
 
 
 class Answers(NamedTuple):
-    """The answers to a batch of queries, in ascending order of query and entity."""
+    """Answers to a batch of queries, in ascending order of query and entity."""
 
     query_row: I64[Tensor, "L"]  # row of the query in the batch
     triple_key: I64[Tensor, "L"]  # key of the answering triple
@@ -725,7 +733,7 @@ def build_triple_index(
 def contains_triple(
     index: TripleIndex, atoms: I64[Tensor, "... W"], side: int
 ) -> Bool[Tensor, "..."]:
-    """Whether each atom is in the index of a side: a triple whose replaced argument is in the index's pool."""
+    """Check, per atom, whether the index of a side holds it (triples with a replaced argument in the pool)."""
     return contains_key(
         index, _query_key(index, atoms, side) + atoms[..., side], side
     )
@@ -734,7 +742,7 @@ def contains_triple(
 def contains_key(
     index: TripleIndex, triple_key: I64[Tensor, "..."], side: int
 ) -> Bool[Tensor, "..."]:
-    """Whether each key of a triple is in the index of a side."""
+    """Check, per triple key, whether the index of a side holds it."""
     keys = _side_keys(index, side)
     if triple_key.is_cuda or triple_key.numel() <= MAX_SEARCHED_AT_ONCE:
         return _is_among(keys, triple_key)
@@ -746,7 +754,7 @@ def contains_key(
 def _is_among(
     keys: I64[Tensor, "N"], wanted: I64[Tensor, "..."]
 ) -> Bool[Tensor, "..."]:
-    """Whether each value is one of some ascending ones."""
+    """Check, per value of `wanted`, whether ascending `keys` hold it."""
     first = torch.searchsorted(keys, wanted)
     return first < torch.searchsorted(keys, wanted, right=True)
 
@@ -754,7 +762,7 @@ def _is_among(
 def answer_range(
     index: TripleIndex, queries: I64[Tensor, "Q W"], side: int
 ) -> tuple[I64[Tensor, "Q"], I64[Tensor, "Q"]]:
-    """Where the answers to each query start and stop in the keys of a side."""
+    """Return where the answers to each query start and stop among the keys of a side."""
     keys = _side_keys(index, side)
     query_key = _query_key(index, queries, side)
     start = torch.searchsorted(keys, query_key)
@@ -764,7 +772,7 @@ def answer_range(
 def list_answers(
     index: TripleIndex, queries: I64[Tensor, "Q W"], side: int
 ) -> Answers:
-    """List every triple of the index that answers a query."""
+    """Return all triples of the index that answer each query."""
     start, stop = answer_range(index, queries, side)
     query_row, position = row_index.expand_ranges(start, stop - start)
     triple_key = _side_keys(index, side)[position]
@@ -772,14 +780,14 @@ def list_answers(
 
 
 def binary_atoms(atoms: Tensor) -> Tensor:
-    """The atoms of exactly two arguments."""
+    """Return the atoms with exactly two arguments."""
     if atoms.shape[1] <= TAIL:
         return atoms.new_zeros((0, TAIL + 1))
     return atoms[is_binary(atoms)]
 
 
 def is_binary(atoms: Tensor) -> Tensor:
-    """Whether each atom has exactly two arguments."""
+    """Check, per atom, whether it has exactly two arguments."""
     if atoms.shape[1] <= TAIL:
         return torch.zeros_like(atoms[:, 0], dtype=torch.bool)
     has_second_argument = atoms[:, TAIL] > 0
@@ -790,7 +798,7 @@ def is_binary(atoms: Tensor) -> Tensor:
 def _sorted_keys(
     triples: Tensor, base: int, side: int, pool: Tensor | None
 ) -> Tensor:
-    """The ascending, distinct keys of triples for a side, of those whose replaced argument is in the pool."""
+    """Return the ascending, distinct keys of triples for a side; only those with a replaced argument in the pool."""
     given, replaced = triples[:, _given_argument(side)], triples[:, side]
     keys = (triples[:, 0] * base + given) * base + replaced
     if pool is not None:
@@ -799,17 +807,17 @@ def _sorted_keys(
 
 
 def _given_argument(side: int) -> int:
-    """The argument that a query of a side keeps."""
+    """Return the argument position that a query of a side keeps."""
     return TAIL if side == HEAD else HEAD
 
 
 def _side_keys(index: TripleIndex, side: int) -> Tensor:
-    """The keys of a side."""
+    """Return the keys of the index for a side."""
     return index.head_query_keys if side == HEAD else index.tail_query_keys
 
 
 def _query_key(index: TripleIndex, queries: Tensor, side: int) -> Tensor:
-    """The key of each query with 0 as its replaced argument: all answers lie within `base` above it."""
+    """Return the key of each query with 0 as its replaced argument: all answers lie within `base` above it."""
     predicate = queries[..., 0].to(torch.int64)
     given = queries[..., _given_argument(side)]
     return (predicate * index.base + given) * index.base

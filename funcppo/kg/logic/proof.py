@@ -40,7 +40,7 @@ class Node:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Proof:
-    """A proof of `nodes[0].goal`."""
+    """Proof of `nodes[0].goal`, as a list of nodes."""
 
     nodes: tuple[Node, ...]  # the root first
 
@@ -111,7 +111,7 @@ def check_proof(
 
 
 def _position_errors(proof: Proof) -> list[str]:
-    """What is wrong with the positions that nodes give as children; the root is nobody's child."""
+    """Return one error per node whose child positions are out of range; the root is nobody's child."""
     n_nodes = len(proof.nodes)
     if not n_nodes:
         return ["expected at least one node, got no nodes"]
@@ -158,7 +158,7 @@ def _order_nodes(
 
 
 def _format_path(position: int, users: Sequence[tuple[int, int]]) -> str:
-    """The path of a node: root/1/0 is the first child of the second child of the root."""
+    """Format the path of a node: root/1/0 is the first child of the second child of the root."""
     ordinals: list[str] = []
     while position:
         position, ordinal = users[position]
@@ -169,7 +169,7 @@ def _format_path(position: int, users: Sequence[tuple[int, int]]) -> str:
 def _fact_errors(
     node: Node, facts: AbstractSet[Atom], excluded_fact: Atom | None
 ) -> list[str]:
-    """What is wrong with a node that is a fact."""
+    """Return the errors of a node that claims to be a fact."""
     if node.children or node.substitution:
         return ["a fact has no children and no substitution"]
     if node.goal not in facts:
@@ -186,7 +186,7 @@ def _rule_errors(
     rules: Sequence[Sequence[Sequence[int]]],
     n_constants: int,
 ) -> list[str]:
-    """What is wrong with a node that applies a rule, compared with its children."""
+    """Return the errors of a node that applies a rule: its rule id, substitution and children."""
     if not 0 <= rule_id < len(rules):
         return [f"there is no rule {rule_id}"]
     atoms = [atom for atom in rules[rule_id] if atom[0]]
@@ -227,7 +227,7 @@ def _rule_errors(
 
 
 def _substitute(atom: Sequence[int], binding: dict[int, int]) -> Atom:
-    """The atom with its variables replaced by constants."""
+    """Return the atom with its variables replaced by constants."""
     predicate, *terms = atom
     return (predicate, *(binding.get(term, term) for term in terms))
 
@@ -235,7 +235,10 @@ def _substitute(atom: Sequence[int], binding: dict[int, int]) -> Atom:
 def _identity_errors(
     node: Node, rule: Sequence[Sequence[int]], n_constants: int
 ) -> list[str]:
-    """What breaks object identity: two variables with one constant, or a variable with a constant of the rule."""
+    """Return an error if the substitution breaks object identity.
+
+    It does if two variables have one constant, or a variable has a constant that the rule names.
+    """
     named: set[int] = set()
     for atom in rule:
         named.update(term for term in atom[1:] if 1 <= term <= n_constants)
@@ -376,14 +379,14 @@ def to_dot(
 
 
 def _format_choice(node: Node, format_rule: RuleFormatter, by: str = "") -> str:
-    """The choice that proves a goal: a fact, or a rule with its id and text."""
+    """Format the choice that proves a goal: "fact", or the id and text of a rule."""
     if node.rule is None:
         return "fact"
     return f"{by}rule {node.rule}: {format_rule(node.rule)}"
 
 
 def _quote_dot(label: str) -> str:
-    """A quoted string of the DOT language, in which a backslash starts an escape."""
+    """Quote and escape a label as a DOT string."""
     escaped = label.replace("\\", "\\\\")
     escaped = escaped.replace('"', '\\"')
     escaped = escaped.replace("\n", "\\n")

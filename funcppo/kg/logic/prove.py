@@ -89,7 +89,7 @@ def make_program(
     rules: Iterable[Iterable[Sequence[int]]],
     n_constants: int,
 ) -> Program:
-    """The program of nested lists, such as `kb.facts.tolist()` and `kb.rules.tolist()`."""
+    """Build a program from nested lists, such as `kb.facts.tolist()` and `kb.rules.tolist()`."""
     atoms = tuple(tuple(fact) for fact in facts)
     clauses: list[Clause] = []
     for rule in rules:
@@ -112,7 +112,7 @@ def from_model(
     *,
     leave_one_out: bool,
 ) -> Proof:
-    """Build the proof that a model holds of an atom; each distinct subgoal is proved once.
+    """Build a proof of an atom from a model; each distinct subgoal is proved once.
 
     Args:
       derive_goal: the last step of a derivation of a goal that is no fact: the id of a rule, and a ground body of atoms
@@ -159,7 +159,7 @@ def from_model(
 def from_trace(
     program: Program, root: Atom, choices: Iterable[Choice]
 ) -> Proof:
-    """Build the proof that leftmost resolution reaches by some choices; the root never counts as a fact.
+    """Build the proof that leftmost resolution reaches by the given choices; the root never counts as a fact.
 
     Each choice resolves the leftmost open goal with a rule or a fact; then every open goal that is a fact becomes a
     leaf. A variable that a later choice binds is bound in earlier nodes too.
@@ -224,7 +224,7 @@ def _resolve(
     step: int,
     width: int,
 ) -> tuple[Node, list[Atom], dict[int, int]]:
-    """The node of a goal that a choice resolves, without children, the body of its clause, and the unifier.
+    """Resolve a goal by one choice: return its node (without children), the body of the clause, and the unifier.
 
     Args:
       width: the largest term of the program and of the root.
@@ -252,14 +252,14 @@ def _resolve(
 
 
 def _open_node(goal: Atom) -> Node:
-    """The node of a goal before a choice."""
+    """Return the node of a goal that no choice has resolved yet."""
     return Node(
         goal=goal, rule=None, substitution=(), probability=None, children=()
     )
 
 
 def _find_clause(program: Program, kind: str, index: int, step: int) -> Clause:
-    """The rule or fact of a choice, as a clause."""
+    """Return the rule or fact of a choice, as a clause."""
     if kind == "rule" and 0 <= index < len(program.rules):
         return program.rules[index]
     if kind == "fact" and 0 <= index < len(program.facts):
@@ -268,12 +268,12 @@ def _find_clause(program: Program, kind: str, index: int, step: int) -> Clause:
 
 
 def _substitute(atom: Atom, substitution: dict[int, int]) -> Atom:
-    """The atom with its variables replaced."""
+    """Return the atom with its variables replaced."""
     return (atom[0], *substitute_terms(atom[1:], substitution))
 
 
 def _bind_node(node: Node, substitution: dict[int, int]) -> Node:
-    """The node with variables of a trace replaced."""
+    """Return the node with the variables of its goal and of its substitution's terms replaced."""
     variables = [variable for variable, _ in node.substitution]
     terms = [term for _, term in node.substitution]
     bound = substitute_terms(terms, substitution)
@@ -290,10 +290,10 @@ def _bind_node(node: Node, substitution: dict[int, int]) -> Node:
 def find_derivation(
     kb: KnowledgeBase, sizes: KBSizes, model: LeastModel, atom: Atom
 ) -> tuple[int, tuple[Atom, ...]]:
-    """Find a rule that derives an atom of the model from atoms of smaller heights.
+    """Find the first rule that derives an atom of the model from atoms of smaller heights, and its ground body.
 
-    It is the first rule in file order with such a body; of its bodies, the one whose variables, in order of occurrence,
-    have the smallest constants.
+    The rule is the first in file order with such a body; of its bodies, the one whose variables, in order of
+    occurrence, have the smallest constants.
 
     Args:
       atom: padded to the width of the knowledge base.
@@ -337,7 +337,7 @@ def find_ground_body(
     rule: int,
     object_identity: bool,
 ) -> tuple[Atom, ...] | None:
-    """Find the facts, the atom itself not among them, from which a given rule derives an atom.
+    """Find the ground body from which a given rule derives an atom by facts other than the atom.
 
     Args:
       atom: padded to the width of the knowledge base.
@@ -364,7 +364,7 @@ def _smallest_body(
     sizes: KBSizes,
     object_identity: bool,
 ) -> tuple[Atom, ...] | None:
-    """The smallest ground body by which a rule derives an atom; None if there is none.
+    """Return the smallest ground body by which a rule derives an atom; None if there is no such body.
 
     Args:
       find_atoms: the atoms that may stand in the body, of those that match an open atom.
@@ -403,10 +403,10 @@ def _smallest_body(
 def _unify_head(
     rule: Rule, atom: Atom, n_constants: int, object_identity: bool
 ) -> RuleInstance | None:
-    """The rule under the unifier of its head and an atom; None if they do not unify.
+    """Return the rule under the unifier of its head and an atom, with its inequalities; None if they do not unify.
 
-    Under object identity neither do a head and an atom that give two variables one constant, or a variable a constant
-    that the rule names.
+    Under object identity a head and an atom do not unify either if two variables get one constant, or a variable gets a
+    constant that the rule names.
     """
     unifier = most_general_unifier(rule.head, atom, n_constants)
     if unifier is None:
@@ -424,7 +424,7 @@ def _unify_head(
 
 
 class FactHeights(NamedTuple):
-    """The smallest heights of proofs of some facts from other facts."""
+    """Smallest heights of proofs of facts from other facts."""
 
     height: I64[Tensor, "n"]  # -1 without a proof, or undecided
     n_undecided: int  # distinct facts for which a bound was reached first
@@ -441,7 +441,7 @@ def fact_heights(
     object_identity: bool = False,
     memory_share: float = 1.0,
 ) -> FactHeights:
-    """Find the smallest height at which other facts prove each fact.
+    """Compute, per fact, the smallest height of a proof from other facts.
 
     Args:
       facts: of the knowledge base, in any order; repetitions allowed.
@@ -497,7 +497,7 @@ def _prove_one(
     object_identity: bool,
     budget: RowBudget,
 ) -> int | None:
-    """The height of a smallest proof of a fact from other facts, -1 if there is none; None if it is not decided."""
+    """Return the smallest height of a proof of a fact from other facts: -1 without a proof, None if undecided."""
     try:
         budget.spend(sizes.n_facts)
     except RowBudgetExceeded:
@@ -521,7 +521,7 @@ def _prove_one(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class QueryResult:
-    """The answer to a ground query; a value of the host."""
+    """Answer to a ground query; a value of the host."""
 
     # whether the atom is derivable without counting as a fact itself
     verdict: Verdict
@@ -608,7 +608,7 @@ def prove_ground(
 def _add_if_derived_next(
     model: LeastModel, atom: Atom, rules: list[RuleInstance]
 ) -> LeastModel:
-    """The model with the atom added if one of the rules derives it in the next step."""
+    """Return the model with the atom added if one of the rules derives it in the next step."""
     row = torch.tensor(
         [atom], dtype=model.atoms.dtype, device=model.atoms.device
     )
@@ -637,7 +637,7 @@ def _build_proof(
     atom: Atom,
     height: int,
 ) -> Proof:
-    """A checked proof of an atom of the model that is not a fact."""
+    """Build and check a proof of an atom of the model that is not a fact."""
     # Facts of other predicates cannot occur in the proof: skip them.
     predicates = kb.facts.new_tensor(sorted(model.predicates))
     facts = kb.facts[torch.isin(kb.facts[:, 0], predicates)]
@@ -662,7 +662,7 @@ def _build_proof(
 
 
 class FailedRules(NamedTuple):
-    """Why no rule derives an atom."""
+    """Rules whose head matches an atom that they do not derive, each with the first goals that nothing satisfies."""
 
     # The first ones whose head matches: the id, and the first goals of the body that nothing satisfies.
     rules: list[tuple[int, tuple[Atom, ...]]]
@@ -676,7 +676,7 @@ def matching_rules(
     *,
     object_identity: bool = False,
 ) -> list[RuleInstance]:
-    """Find the rules whose head unifies with an atom, in file order, each under its most general unifier.
+    """Return the rules whose head unifies with an atom, in file order, each under its most general unifier.
 
     Args:
       atom: padded to the width of the knowledge base; may hold variables.
@@ -700,7 +700,7 @@ def failed_rules(
     object_identity: bool,
     n_rules: int,
 ) -> FailedRules:
-    """The first rules whose head matches an atom without a proof, each with the goals that nothing satisfies.
+    """Return the first rules that match an unproved atom, each with the first body goals that nothing satisfies.
 
     Args:
       model: without the atom, up to a step before the greatest height.
@@ -718,7 +718,7 @@ def failed_rules(
 def unsatisfied_prefix(
     model: LeastModel, instance: RuleInstance
 ) -> tuple[Atom, ...]:
-    """Find the shortest prefix of a rule's body that no atoms of a model satisfy.
+    """Return the shortest prefix of a rule's body that no atoms of a model satisfy; empty if they satisfy it all.
 
     Args:
       instance: one of those that `matching_rules` returns.

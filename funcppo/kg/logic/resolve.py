@@ -23,7 +23,7 @@ from funcppo.kg.logic.row_index import broadcast
 
 
 class Substitution(NamedTuple):
-    """J = W - 1 bindings, applied one after another (a triangular substitution)."""
+    """Bindings of variables to terms, J = W - 1 of them, applied one after another (triangular substitution)."""
 
     variable: I32[Tensor, "... J"]  # 0 binds nothing
     term: I32[Tensor, "... J"]  # what replaces the variable
@@ -73,7 +73,10 @@ def unify(
 def substitute(
     terms: I32[Tensor, "... L"], substitution: Substitution
 ) -> I32[Tensor, "... L"]:
-    """Replace every bound variable. Pass arguments only: the id of a predicate may equal that of a variable."""
+    """Replace every bound variable by its term.
+
+    Pass arguments only: the id of a predicate may equal that of a variable.
+    """
     for j in range(substitution.variable.shape[-1]):
         is_bound = terms == substitution.variable[..., j, None]
         terms = torch.where(is_bound, substitution.term[..., j, None], terms)
@@ -83,7 +86,7 @@ def substitute(
 def canonicalize(
     terms: I32[Tensor, "... L"], n_constants: int
 ) -> I32[Tensor, "... L"]:
-    """Number the variables of each row C + 1, C + 2, ... by first occurrence.
+    """Renumber the variables of each row C + 1, C + 2, ... by first occurrence.
 
     Two rows are equal up to renaming exactly when their canonical forms are equal.
     """
@@ -106,7 +109,7 @@ def canonicalize(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ResolveConfig:
-    """The static shape of a search."""
+    """Static shapes and limits of a resolution step."""
 
     sizes: KBSizes
     max_height: Size  # a goal at this height is resolved with facts only
@@ -130,7 +133,7 @@ class Goals(NamedTuple):
 
 
 class Successors(NamedTuple):
-    """The goal lists one step away, left-aligned: rules in file order, then facts in id order."""
+    """Goal lists that one resolution step leads to, left-aligned: rules in file order, then facts in id order."""
 
     goals: Goals  # [B, S, A, ...]; A is 0 unless resolvents are built
     rule: I32[Tensor, "B S"]  # id of the rule applied; -1 for a fact
@@ -141,7 +144,7 @@ class Successors(NamedTuple):
 
 
 class _Clauses(NamedTuple):
-    """Clauses for the leftmost goal of each row."""
+    """Clauses to resolve the leftmost goal of each row with."""
 
     clause: I64[Tensor, "B S"]  # id of a rule or a fact
     is_rule: Bool[Tensor, "B S"]
@@ -152,7 +155,7 @@ class _Clauses(NamedTuple):
 def make_resolve_config(
     kb: KnowledgeBase, sizes: KBSizes, max_height: int
 ) -> ResolveConfig:
-    """The smallest shape in which no search from a ground query can overflow.
+    """Return the smallest shape in which no search from a ground query can overflow.
 
     A rule replaces the leftmost goal by at most M - 1 others one higher, so at most 1 + max_height (M - 2) are open.
     """
@@ -175,7 +178,7 @@ def make_resolve_config(
 
 
 def rules_only_config(cfg: ResolveConfig) -> ResolveConfig:
-    """The shape of a search that ends with the choice of a rule for a ground root."""
+    """Return the shape of a search that ends with the choice of a rule for a ground root."""
     n_rules = max(cfg.sizes.max_rules_per_predicate, 1)
     return replace(
         cfg,
@@ -238,7 +241,7 @@ def resolve(
 def _match_clauses(
     cfg: ResolveConfig, kb: KnowledgeBase, goals: Goals, root: Tensor
 ) -> _Clauses:
-    """The H + F clauses that may resolve the leftmost goal; `mask` marks those that unify with it."""
+    """List the H + F candidate clauses for each leftmost goal; `mask` marks those that unify with it."""
     sizes = cfg.sizes
     goal = goals.atoms[:, 0]
 
@@ -282,7 +285,7 @@ def _match_clauses(
 
 
 def _compact_clauses(width: int, clauses: _Clauses) -> _Clauses:
-    """Move the marked clauses to the left of `width` slots, in order; rows with more of them overflow."""
+    """Move the masked clauses of each row to the left of `width` slots, in order; flag overflow."""
     slot = _compaction_slots(clauses.mask, width)
     # One integer holds the id and the kind of a clause.
     code = torch.where(clauses.is_rule, clauses.clause, -1 - clauses.clause)
@@ -302,13 +305,13 @@ def _compact_clauses(width: int, clauses: _Clauses) -> _Clauses:
 
 
 def _compaction_slots(mask: Tensor, width: int) -> Tensor:
-    """The slot of each marked entry once the marked move left; `width`, a slot to discard, for all others."""
+    """Return the slot that each masked entry moves to; `width`, a slot to discard, for all others."""
     slot = mask.long().cumsum(-1) - 1
     return torch.where(mask & (slot < width), slot, width)
 
 
 def _standardize_apart(cfg: ResolveConfig, atoms: Tensor) -> Tensor:
-    """Rule atoms with their variables moved past every variable that a canonical goal list can hold."""
+    """Return rule atoms with their variables moved past every variable that a canonical goal list can hold."""
     offset = cfg.max_goals * (cfg.sizes.atom_width - 1)
     shifted = torch.where(atoms > cfg.sizes.n_constants, atoms + offset, atoms)
     return torch.cat([atoms[..., :1], shifted[..., 1:]], -1)
@@ -317,7 +320,10 @@ def _standardize_apart(cfg: ResolveConfig, atoms: Tensor) -> Tensor:
 def _build_resolvents(
     cfg: ResolveConfig, kb: KnowledgeBase, goals: Goals, clauses: _Clauses
 ) -> tuple[I32[Tensor, "B S G W"], I32[Tensor, "B S G"]]:
-    """Atoms and heights of body and remaining goals, M - 1 + A - 1 of them, under the unifier of goal and clause."""
+    """Build the goal list that each clause leaves, [B, S, (M - 1) + (A - 1)]: its body, then the remaining goals.
+
+    Returns atoms, under the unifier of goal and head, and heights.
+    """
     sizes = cfg.sizes
     clause, is_rule = clauses.clause, clauses.is_rule
     B, S = clause.shape

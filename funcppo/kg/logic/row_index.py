@@ -54,23 +54,23 @@ def on_huge_pages(table: Tensor) -> Tensor:
 
 
 def from_numpy(array: np.ndarray) -> Tensor:
-    """The host tensor that shares the memory of an array."""
+    """Return a CPU tensor that shares the memory of an array."""
     return torch.from_numpy(array)  # pyright: ignore[reportUnknownMemberType]
 
 
 def broadcast(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """Two tensors as views of the shape that both broadcast to."""
+    """Return two tensors as views of their common broadcast shape."""
     views = torch.broadcast_tensors(a, b)  # pyright: ignore[reportUnknownMemberType,reportUnknownVariableType]
     return cast("tuple[Tensor, Tensor]", views)
 
 
 def int_list(values: I64[Tensor, "n"]) -> list[int]:
-    """The integers of a one-dimensional tensor, as Python values of the host."""
+    """Return the integers of a one-dimensional tensor as a Python list."""
     return cast("list[int]", values.tolist())  # pyright: ignore[reportUnknownMemberType]
 
 
 def atom_tuples(atoms: I32[Tensor, "n W"]) -> list[tuple[int, ...]]:
-    """The atoms of a table as tuples of ids, padding included."""
+    """Return each atom of a table as a tuple of ids, padding included."""
     rows = cast("list[list[int]]", atoms.tolist())  # pyright: ignore[reportUnknownMemberType]
     return [tuple(row) for row in rows]
 
@@ -78,26 +78,26 @@ def atom_tuples(atoms: I32[Tensor, "n W"]) -> list[tuple[int, ...]]:
 def rule_tuples(
     rules: I32[Tensor, "R M W"],
 ) -> list[list[tuple[int, ...]]]:
-    """The rules of a table as lists of atoms, head first, missing atoms included."""
+    """Return each rule of a table as a list of atom tuples, head first, padding atoms included."""
     tables = cast("list[list[list[int]]]", rules.tolist())  # pyright: ignore[reportUnknownMemberType]
     return [[tuple(atom) for atom in table] for table in tables]
 
 
 def unique_rows(table: Tensor) -> Tensor:
-    """The distinct rows of a table, in lexicographic order."""
+    """Return the distinct rows of a table, in lexicographic order."""
     return cast("Tensor", torch.unique(table, dim=0))  # pyright: ignore[reportUnknownMemberType]
 
 
 def unique_rows_with_inverse(
     table: Tensor,
 ) -> tuple[Tensor, I64[Tensor, "n"]]:
-    """The distinct rows of a table, in lexicographic order, and the place of each row of the table among them."""
+    """Return the distinct rows of a table in lexicographic order, and the position of each row among them."""
     result = torch.unique(table, dim=0, return_inverse=True)  # pyright: ignore[reportUnknownMemberType,reportUnknownVariableType]
     return cast("tuple[Tensor, Tensor]", result)
 
 
 def runs(values: Tensor) -> tuple[Tensor, I64[Tensor, "r"]]:
-    """The value and the length of each run of equal consecutive values."""
+    """Return the value and the length of each run of equal consecutive values."""
     result = torch.unique_consecutive(values, return_counts=True)  # pyright: ignore[reportUnknownMemberType,reportUnknownVariableType]
     return cast("tuple[Tensor, Tensor]", result)
 
@@ -113,7 +113,7 @@ MAX_SORTED_AT_ONCE = 1 << 24
 
 
 class SortedKeys(NamedTuple):
-    """Keys in ascending order."""
+    """Keys in ascending order, with the position that each had before."""
 
     key: I64[Tensor, "n"]
     # where each was before; equal keys stay in their order
@@ -121,14 +121,14 @@ class SortedKeys(NamedTuple):
 
 
 class UniqueKeys(NamedTuple):
-    """The distinct values of some keys."""
+    """Distinct keys in ascending order, and the position of each original key among them."""
 
     key: I64[Tensor, "d"]  # ascending
     inverse: I64[Tensor, "n"]  # position of each key among them
 
 
 def sort_values(values: Tensor) -> Tensor:
-    """The values of an integer tensor of one dimension, ascending."""
+    """Return the values of a one-dimensional integer tensor, ascending."""
     if values.is_cuda or len(values) < MIN_PACKED:
         return torch.sort(values).values
     array = values.numpy().copy()
@@ -137,7 +137,7 @@ def sort_values(values: Tensor) -> Tensor:
 
 
 def sort_keys(key: I64[Tensor, "n"]) -> SortedKeys:
-    """Sort keys, equal ones in the order in which they come."""
+    """Sort keys stably; return them with the positions that they had."""
     position_bits = max(len(key) - 1, 0).bit_length()
     if key.is_cuda or len(key) < MIN_PACKED:
         return SortedKeys(*torch.sort(key, stable=True))
@@ -155,7 +155,7 @@ def sort_keys(key: I64[Tensor, "n"]) -> SortedKeys:
 
 
 def argsort_floats(value: F32[Tensor, "n"]) -> I64[Tensor, "n"]:
-    """The positions of values, none of them NaN, in ascending order; equal ones in the order in which they come."""
+    """Return the positions of values (none NaN) in ascending order; equal values stay in their order."""
     if value.is_cuda or len(value) < MIN_PACKED:
         return torch.argsort(value, stable=True)
     # The bits of a float, as an integer, ascend with its size; adding 0 turns -0 into 0.
@@ -167,13 +167,13 @@ def argsort_floats(value: F32[Tensor, "n"]) -> I64[Tensor, "n"]:
 
 
 def unique_values(values: Tensor) -> Tensor:
-    """The distinct values of an integer tensor, ascending."""
+    """Return the distinct values of an integer tensor, ascending."""
     ascending = sort_values(values.reshape(-1))
     return ascending[first_of_run(ascending)]
 
 
 def unique_inverse(values: I64[Tensor, "n"]) -> UniqueKeys:
-    """The distinct values of a tensor, ascending, and for each value its position among them."""
+    """Return the distinct values of a tensor, ascending, and the position of each value among them."""
     key, order = sort_keys(values)
     is_first = first_of_run(key)
     rank = is_first.cumsum(0) - 1
@@ -182,14 +182,14 @@ def unique_inverse(values: I64[Tensor, "n"]) -> UniqueKeys:
 
 
 def value_counts(values: I64[Tensor, "n"]) -> I64[Tensor, "d"]:
-    """How often each distinct value of a tensor occurs, in ascending order of the values."""
+    """Count how often each distinct value occurs, in ascending order of the values."""
     ascending = sort_values(values)
     start = first_of_run(ascending).nonzero().squeeze(1)
     return torch.diff(start, append=start.new_tensor([len(ascending)]))
 
 
 def first_of_run(sorted_key: Tensor) -> Bool[Tensor, "n"]:
-    """Mask of the first element of each run of equal values."""
+    """Return a mask of the first element of each run of equal values."""
     is_new = sorted_key[1:] != sorted_key[:-1]
     return torch.cat(
         [torch.ones_like(sorted_key[:1], dtype=torch.bool), is_new]
@@ -197,7 +197,7 @@ def first_of_run(sorted_key: Tensor) -> Bool[Tensor, "n"]:
 
 
 def _sort_in_place(array: np.ndarray) -> None:
-    """Sort integers as one call does, but in many short calls: first those below the median, then the others."""
+    """Sort integers in many short calls: split at the median and sort both halves."""
     if len(array) <= MAX_SORTED_AT_ONCE:
         array.sort()
         return
@@ -208,7 +208,7 @@ def _sort_in_place(array: np.ndarray) -> None:
 
 
 def _from_numpy(array: np.ndarray) -> Tensor:
-    """The host tensor that shares the memory of an array."""
+    """Return a CPU tensor that shares the memory of an array."""
     return torch.from_numpy(array)  # pyright: ignore[reportUnknownMemberType]
 
 
@@ -232,7 +232,7 @@ class HashTable(NamedTuple):
 
 
 class Lookup(NamedTuple):
-    """The result of looking keys up."""
+    """Result of a lookup, per key: its value or position, and whether it was found."""
 
     # value or position of each key; arbitrary where it was not found
     value: I64[Tensor, "..."]
@@ -240,7 +240,7 @@ class Lookup(NamedTuple):
 
 
 class EncodedRows(NamedTuple):
-    """Keys of the rows of a table."""
+    """Integer keys of the rows of a table, and what is needed to encode other rows alike."""
 
     # prefix tables, needed to encode other rows alike
     key_prefixes: tuple[Tensor, ...]
@@ -248,14 +248,14 @@ class EncodedRows(NamedTuple):
 
 
 class Span(NamedTuple):
-    """Runs of consecutive rows."""
+    """Ranges of consecutive rows, each a start and a length."""
 
     start: I64[Tensor, "..."]
     length: I64[Tensor, "..."]
 
 
 def build_hash_table(entries: I64[Tensor, "D 2"]) -> HashTable:
-    """Build the table of entries (key, value), whose keys are distinct and not negative."""
+    """Build the hash table of (key, value) entries, whose keys are distinct and not negative."""
     if not len(entries):
         # An entry that matches no key.
         entries = torch.full((1, 2), -1, device=entries.device)
@@ -273,7 +273,7 @@ def build_hash_table(entries: I64[Tensor, "D 2"]) -> HashTable:
 
 
 def _group_by_bucket(keys: Tensor) -> tuple[Tensor, Tensor]:
-    """Offsets of the buckets, and the order of keys by bucket."""
+    """Return the start of each hash bucket, and the order of the keys by bucket."""
     n_buckets = 1 << max(keys.numel() - 1, 1).bit_length() - 1
     bucket, order = sort_keys(bucket_index(keys, n_buckets))
     bucket = bucket.to(torch.int32)
@@ -284,7 +284,7 @@ def _group_by_bucket(keys: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def bucket_index(key: Tensor, n_buckets: int) -> Tensor:
-    """The bucket of each key, by multiplicative hashing; `n_buckets` is a power of two."""
+    """Return the hash bucket of each key, by multiplicative hashing; `n_buckets` is a power of two."""
     mixed = key * HASH_MULTIPLIER
     return (mixed ^ (mixed >> 32)) & (n_buckets - 1)
 
@@ -314,7 +314,7 @@ def hash_lookup(table: HashTable, key: I64[Tensor, "..."]) -> Lookup:
 
 
 def run_length_encode(key: I64[Tensor, "n"]) -> I64[Tensor, "D 2"]:
-    """Each distinct value of an ascending tensor, with the span of its run; see `decode_span`."""
+    """Return (value, encoded span) for each run of an ascending tensor; `decode_span` reads the span."""
     start = first_of_run(key).nonzero().squeeze(1)
     count = torch.diff(start, append=start.new_tensor([len(key)]))
     return torch.stack(
@@ -323,7 +323,7 @@ def run_length_encode(key: I64[Tensor, "n"]) -> I64[Tensor, "D 2"]:
 
 
 def decode_span(span: I64[Tensor, "..."]) -> Span:
-    """Start and length of the runs that `run_length_encode` encoded."""
+    """Return the start and the length of each run that `run_length_encode` encoded."""
     return Span(span >> ROW_COUNT_BITS, span & ((1 << ROW_COUNT_BITS) - 1))
 
 
@@ -356,7 +356,7 @@ def encode_with_prefixes(
     columns: Sequence[Tensor],
     bits: Sequence[int],
 ) -> Lookup:
-    """The keys that `encode_rows` gave to rows with these values.
+    """Compute the keys that `encode_rows` gave to rows with these values.
 
     The caller excludes values that do not fit their bits.
 
@@ -380,12 +380,12 @@ def encode_with_prefixes(
 
 
 def offsets(lengths: I64[Tensor, "n"]) -> I64[Tensor, "n1"]:
-    """Where consecutive runs of these lengths start, and where the last one ends."""
+    """Return where consecutive runs of the given lengths start, followed by where the last one ends: [n + 1]."""
     return torch.nn.functional.pad(lengths.cumsum(0), (1, 0))
 
 
 def binary_search(keys: Tensor, key: Tensor) -> Lookup:
-    """The position of each `key` in ascending `keys`, and whether it is there; `keys` may be empty."""
+    """Return the position of each `key` in ascending `keys` and whether it is found; `keys` may be empty."""
     if keys.numel() == 0:
         return Lookup(
             torch.zeros_like(key), torch.zeros_like(key, dtype=torch.bool)
@@ -396,7 +396,7 @@ def binary_search(keys: Tensor, key: Tensor) -> Lookup:
 
 
 def decode_rows(key: Tensor, bits: Sequence[int]) -> tuple[Tensor, ...]:
-    """The columns of keys that needed no prefix table."""
+    """Return the columns that keys were encoded from; only for keys without prefix tables."""
     columns: list[Tensor] = []
     shift = sum(bits)
     for width in bits:
@@ -409,7 +409,7 @@ def decode_rows(key: Tensor, bits: Sequence[int]) -> tuple[Tensor, ...]:
 def unique_columns(
     columns: Sequence[Tensor], bits: Sequence[int]
 ) -> tuple[Tensor, ...]:
-    """The distinct rows of a table in lexicographic order, column by column."""
+    """Return the distinct rows of a table in lexicographic order, as columns."""
     prefixes, key = encode_rows(columns, bits)
     if not prefixes:
         return decode_rows(unique_values(key), bits)
@@ -425,7 +425,7 @@ RowPairs = tuple[I64[Tensor, "n"], I64[Tensor, "n"]]
 
 
 def expand_ranges(start: I64[Tensor, "n"], count: I64[Tensor, "n"]) -> RowPairs:
-    """All pairs (row, start[row] + i) with i < count[row]."""
+    """Return all pairs (row, start[row] + i) with i < count[row]."""
     row = torch.repeat_interleave(count)
     shift = start - torch.cumsum(count, 0) + count
     number = torch.arange(len(row), device=start.device)

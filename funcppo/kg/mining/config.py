@@ -26,7 +26,7 @@ MAX_TINY_FACTS = 2_000
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MiningConfig:
-    """Which rules to look for in a graph, and how much work to spend."""
+    """Settings of rule mining: which rules to look for in a graph, and how much work to spend."""
 
     max_length: Annotated[int, Range(1, MAX_PATH_LENGTH)] = 3
     """Maximum number of atoms in the body of a rule; 4 and 5 are for sparse graphs."""
@@ -51,14 +51,14 @@ class MiningConfig:
 
     @property
     def row_limit(self) -> int:
-        """Maximum number of rows to compute in all."""
+        """Return the maximum number of rows to compute in all."""
         if self.max_rows is not None:
             return self.max_rows
         return max(1, int(self.seconds * ROWS_PER_SECOND))
 
 
 def default_config(n_facts: int, n_entities: int) -> MiningConfig:
-    """The settings that are used where none are set.
+    """Return the default settings for a graph of this size.
 
     In a tiny dense graph bodies of three atoms join nearly all pairs of entities, and the best of so many are best by
     chance. Shorter bodies, and more rules for each fact, derive more answers there and rank them better. In a small

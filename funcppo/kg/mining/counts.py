@@ -46,12 +46,12 @@ MAX_RULE_ATOMS = MAX_PATH_LENGTH + 1  # atoms of the longest rule, head included
 
 
 def ignore_progress(stage: str, done: float, total: float) -> None:
-    """Show no progress."""
+    """Ignore the arguments: the default progress callback."""
 
 
 @dataclass(kw_only=True, slots=True)
 class Budget:
-    """The work and the time of one search, and what is spent of them."""
+    """Limits on the work and the time of one search, and how much of them is spent."""
 
     max_rows: int
     """Rows that may be computed."""
@@ -76,40 +76,40 @@ class Budget:
 
     @property
     def elapsed(self) -> float:
-        """Seconds since the start."""
+        """Return the seconds since the start."""
         return self.clock() - self._start
 
     def start_stage(self, name: str, expected_rows: float) -> None:
-        """Say what is done next, and how much work that is expected to be."""
+        """Report the next stage and the work that it is expected to take."""
         self._stage = name
         self._stage_start = self.rows
         self._stage_rows = expected_rows
         self.progress(name, 0.0, expected_rows)
 
     def spend(self, n_rows: float) -> None:
-        """Count work that was done."""
+        """Add rows of work that was done."""
         self.rows += n_rows
         done = self.rows - self._stage_start
         total = max(self._stage_rows, done)
         self.progress(self._stage, done, total)
 
     def rows_left(self, share: float = 1.0) -> float:
-        """Rows until this share of the work is spent, not negative."""
+        """Return the rows until this share of the work is spent, not negative."""
         return max(0.0, share * self.max_rows - self.rows)
 
     @property
     def spent_share(self) -> float:
-        """The share of the work that is spent, or of the time if that is more; the first half of the time is free."""
+        """Return the larger of the spent shares of work and time; the first half of the time is free."""
         return max(self.rows / self.max_rows, self._time_share)
 
     def is_late(self, share: float = 1.0) -> bool:
-        """Whether this share of the time is spent; asked before what is left out if so."""
+        """Check whether this share of the time is spent; if so, record that time ended some part."""
         late = self._time_share >= share
         self.was_late |= late
         return late
 
     def is_exhausted(self, share: float = 1.0) -> bool:
-        """Whether this share of the work or of the time is spent."""
+        """Check whether this share of the work or of the time is spent."""
         return self.is_late(share) or self.rows >= share * self.max_rows
 
     @property
@@ -119,7 +119,7 @@ class Budget:
 
 
 class MinedRules(NamedTuple):
-    """Rules and their counts."""
+    """Rules and their counts, one row per rule."""
 
     # label of the head, from X, and labels of the body's edges, from X; -1 for none
     labels: I64[Tensor, "R 6"]
@@ -137,22 +137,22 @@ class MinedRules(NamedTuple):
 
     @property
     def n_derived(self) -> F64[Tensor, "R"]:
-        """The facts that each rule derives from other facts."""
+        """Return the number of facts that each rule derives from other facts."""
         return self.support - self.circular_support
 
     @property
     def n_other_pairs(self) -> F64[Tensor, "R"]:
-        """The pairs of the body without circular support."""
+        """Return the number of each rule's body pairs without circular support."""
         return self.body_pairs - self.circular_support
 
     @property
     def body_length(self) -> I64[Tensor, "R"]:
-        """The number of body atoms of each rule."""
+        """Return the number of body atoms of each rule."""
         return (self.labels[:, 1:] >= 0).sum(1)
 
 
 class FoundRules(NamedTuple):
-    """Rules above the thresholds, and the facts that they derive from others."""
+    """Rules above the thresholds, and the facts that they derive from other facts."""
 
     rules: MinedRules
     cost: F64[Tensor, "R"]  # rows that counting the rule again takes
@@ -161,17 +161,17 @@ class FoundRules(NamedTuple):
 
 
 def select_rules(rules: MinedRules, rows: Tensor) -> MinedRules:
-    """Some of the rules, by a mask or by rows."""
+    """Return the rules in the given rows, or where a mask is true."""
     return MinedRules(*(column[rows] for column in rules))
 
 
 def concatenate_rules(parts: Sequence[MinedRules]) -> MinedRules:
-    """All rules of some tables."""
+    """Return the rules of all tables in one table."""
     return MinedRules(*(torch.cat(columns) for columns in zip(*parts)))
 
 
 def take(found: FoundRules, rows: I64[Tensor, "r"]) -> FoundRules:
-    """Some rows of a table, without the facts that the rules derive."""
+    """Return the rules in the given rows, without the facts that they derive."""
     return FoundRules(
         select_rules(found.rules, rows),
         found.cost[rows],
@@ -181,7 +181,7 @@ def take(found: FoundRules, rows: I64[Tensor, "r"]) -> FoundRules:
 
 
 def keep(found: FoundRules, is_kept: Bool[Tensor, "R"]) -> FoundRules:
-    """Some of the rules, and the facts that they derive."""
+    """Return the rules where the mask is true, and the facts that they derive."""
     row = is_kept[found.rule].nonzero().squeeze(1)
     new_number = torch.cumsum(is_kept, 0) - 1
     return FoundRules(
@@ -195,7 +195,7 @@ def keep(found: FoundRules, is_kept: Bool[Tensor, "R"]) -> FoundRules:
 def above_thresholds(
     found: FoundRules, min_support: float, min_confidence: float
 ) -> FoundRules:
-    """The rules of enough support and confidence, circular support left out."""
+    """Return the rules of enough support and confidence, circular support left out."""
     rules = found.rules
     is_kept = (rules.n_derived >= min_support) & (
         leave_one_out_confidence(rules) >= min_confidence
@@ -209,7 +209,7 @@ def path_labels(
     length: int,
     n_labels: int,
 ) -> I64[Tensor, "R 6"]:
-    """The labels of path rules with heads of a predicate, numbered from 0, and bodies of one length."""
+    """Return the labels of path rules, given head predicates (from 0) and codes of bodies of one length."""
     columns = [
         body_code // n_labels**power % n_labels
         for power in reversed(range(length))
@@ -224,30 +224,33 @@ def held_out_score(
     body_pairs: F64[Tensor, "R"],
     length: I64[Tensor, "R"] | int,
 ) -> F64[Tensor, "R"]:
-    """The smoothed confidence if one of the facts that the rule derives from others were unknown."""
+    """Compute the smoothed confidence of each rule as if one fact that it derives from others were unknown."""
     right = support - circular_support - 1
     pairs = body_pairs - circular_support - 1
     return right / (pairs + SMOOTHING_COUNT * length)
 
 
 def confidence(rules: MinedRules) -> F64[Tensor, "R"]:
-    """support / body_pairs."""
+    """Compute the confidence of each rule, support / body_pairs."""
     return rules.support / rules.body_pairs.clamp_min(1)
 
 
 def leave_one_out_confidence(rules: MinedRules) -> F64[Tensor, "R"]:
-    """(support - circular) / (body_pairs - circular)."""
+    """Compute, per rule, (support - circular) / (body_pairs - circular)."""
     return rules.n_derived / rules.n_other_pairs.clamp_min(1)
 
 
 def smoothed_confidence(rules: MinedRules) -> F64[Tensor, "R"]:
-    """The confidence with SMOOTHING_COUNT wrong pairs a body atom, less two standard errors if estimated."""
+    """Compute the smoothed confidence of each rule, less two standard errors if counts are estimates."""
     n_pairs = rules.n_other_pairs + SMOOTHING_COUNT * rules.body_length
     return (rules.n_derived / n_pairs - 2 * rules.std_error).clamp_min(0)
 
 
 def held_out_smoothed_confidence(rules: MinedRules) -> F64[Tensor, "R"]:
-    """The smoothed confidence if one of the facts that the rule derives were unknown."""
+    """Compute the smoothed confidence of each rule as if one fact that it derives were unknown.
+
+    Two standard errors are subtracted if counts are estimates.
+    """
     score = held_out_score(
         rules.support,
         rules.circular_support,
@@ -258,7 +261,7 @@ def held_out_smoothed_confidence(rules: MinedRules) -> F64[Tensor, "R"]:
 
 
 def rule_atoms(rules: MinedRules, n_constants: int) -> I64[Tensor, "R 6 3"]:
-    """Head and body of each rule as ids; variables are numbered from C + 1 in the order of their occurrence."""
+    """Return head and body of each rule as ids; variables are numbered from C + 1 by first occurrence."""
     x = torch.full_like(rules.support, n_constants + 1, dtype=torch.int64)
     y = x + 1
     length = rules.body_length
@@ -280,7 +283,7 @@ def rule_atoms(rules: MinedRules, n_constants: int) -> I64[Tensor, "R 6 3"]:
 
 
 def _edge_atom(label: Tensor, source: Tensor, target: Tensor) -> Tensor:
-    """The atom that an edge of a label walks along; 0 for label -1."""
+    """Return the atom that an edge from source to target stands for; all 0 for label -1."""
     is_backward = label % 2 == 1
     predicate = torch.div(label, 2, rounding_mode="floor") + 1
     first = torch.where(is_backward, target, source)
@@ -293,7 +296,7 @@ def _edge_atom(label: Tensor, source: Tensor, target: Tensor) -> Tensor:
 
 
 class Votes(NamedTuple):
-    """The votes of each fact so far, the best first; rules without a vote may still be among `rules`."""
+    """Best rules of each fact so far, best first; `rules` may hold rules without a vote too."""
 
     rules: MinedRules
     cost: F64[Tensor, "R"]  # rows that counting each rule again takes
@@ -302,7 +305,7 @@ class Votes(NamedTuple):
 
 
 def no_votes(n_facts: int, votes_per_fact: int, device: torch.device) -> Votes:
-    """No fact has voted."""
+    """Return the table in which no fact has voted."""
     score = torch.zeros(
         (n_facts, votes_per_fact), dtype=torch.float64, device=device
     )
@@ -315,12 +318,12 @@ def no_votes(n_facts: int, votes_per_fact: int, device: torch.device) -> Votes:
 
 
 def score_to_beat(votes: Votes) -> F64[Tensor, "N"]:
-    """What a rule's score must exceed to get a vote of each fact."""
+    """Return, per fact, the score that a rule must exceed to get a vote."""
     return votes.score[:, -1]
 
 
 def add_votes(votes: Votes, found: FoundRules) -> Votes:
-    """The votes after some more rules, and the facts that these derive from others."""
+    """Update the votes with more rules and the facts that they derive from other facts."""
     score = held_out_smoothed_confidence(found.rules)
     is_better = score[found.rule] > score_to_beat(votes)[found.fact]
     row = is_better.nonzero().squeeze(1)
@@ -362,14 +365,14 @@ def add_votes(votes: Votes, found: FoundRules) -> Votes:
 
 
 def rules_with_votes(votes: Votes) -> FoundRules:
-    """The rules that have a vote, in the order in which they were found."""
+    """Return the rules that have a vote, in the order in which they were found."""
     compacted = compact(votes)
     none = votes.rule[:0, 0]
     return FoundRules(compacted.rules, compacted.cost, none, none)
 
 
 def compact(votes: Votes) -> Votes:
-    """The votes without the rules that have none."""
+    """Return the votes without the rules that have none."""
     rule = row_index.unique_values(votes.rule.flatten())
     rule = rule[rule >= 0]
     number = torch.searchsorted(rule, votes.rule)
@@ -384,7 +387,7 @@ def compact(votes: Votes) -> Votes:
 def replace_rules(
     votes: Votes, rows: I64[Tensor, "r"], rules: MinedRules
 ) -> Votes:
-    """The votes with other counts of some rules."""
+    """Return the votes with the counts of some rules replaced."""
     columns = zip(votes.rules, rules)
     return votes._replace(
         rules=MinedRules(

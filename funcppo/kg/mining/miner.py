@@ -59,7 +59,7 @@ SEARCH_SHARE, STAGE_SHARE, COUNT_SHARE, RECOUNT_SHARE = 0.7, 0.75, 0.85, 0.95
 
 @dataclass(kw_only=True, slots=True)
 class StageReport:
-    """What a stage of the search looked at."""
+    """Extent of one stage of the search."""
 
     name: str
     fraction: float = 1.0
@@ -78,7 +78,7 @@ class StageReport:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MiningResult:
-    """The rules that were mined, and how completely."""
+    """Mined rules, and how complete the search was."""
 
     rules: MinedRules  # in descending order of smoothed confidence
     # rules that reach the thresholds with their circular support, redundant ones included
@@ -92,7 +92,7 @@ class MiningResult:
 
 
 def needed_bytes(n_facts: int, n_predicates: int, max_length: int) -> int:
-    """Memory that mining takes at most, beside the facts themselves: their index, the rows of a chunk, the bodies.
+    """Return an upper bound of the memory that mining takes beside the facts: their index, a chunk's rows, the bodies.
 
     Args:
       max_length: of the bodies, in atoms.
@@ -182,7 +182,7 @@ def mine_rules(
 
 @dataclass(kw_only=True, slots=True)
 class _Miner:
-    """A search and what it has found so far, which an interrupt leaves whole: each field is replaced at once."""
+    """State of a search, which an interrupt leaves consistent: each field is replaced at once."""
 
     edges: EdgeIndex
     priority: F32[Tensor, "C1"]  # a random number in [0, 1) for each entity
@@ -199,7 +199,7 @@ class _Miner:
     stages: list[StageReport] = field(default_factory=list[StageReport])
 
     def mine(self) -> None:
-        """Search for rules of all lengths, count those that a sample showed, and all PCA pairs."""
+        """Search for rules of all lengths, count the rules that a sample showed, then count all PCA pairs."""
         for length in range(1, self.cfg.max_length + 1):
             share = SEARCH_SHARE
             if length < self.cfg.max_length:
@@ -215,7 +215,7 @@ class _Miner:
         self._count_pca_pairs()
 
     def _stage_share(self) -> float:
-        """The share of the budget at which the next stage of the search must end, if others come after it."""
+        """Return the share of the budget at which the next stage must end, if other stages follow it."""
         spent = self.budget.spent_share
         return spent + STAGE_SHARE * max(0.0, SEARCH_SHARE - spent)
 
@@ -239,7 +239,7 @@ class _Miner:
         report.is_finished = not self.budget.is_late(share)
 
     def _thresholds(self, fraction: float = 1.0) -> tuple[float, float]:
-        """The least support and confidence of a rule in a sample of a fraction of the entities."""
+        """Return the least support and confidence of a rule in a sample of a fraction of the entities."""
         least = self.cfg.min_support
         return max(least * fraction, min(2, least)), self.cfg.min_confidence
 
@@ -273,7 +273,7 @@ class _Miner:
     def _add_paths(
         self, samples: Iterator[BodySample], length: int, bodies: list[Bodies]
     ) -> Iterator[None]:
-        """Add the rules of some samples, part by part.
+        """Add the rules of samples to the votes, part by part; yield before each addition.
 
         Args:
           bodies: receives those that may be extended.
@@ -330,7 +330,7 @@ class _Miner:
         self._run_stage(report, self._stage_share(), add_rules())
 
     def _search_long_paths(self, length: int, share: float) -> None:
-        """Search for path rules of one length that are too long to be found by extending bodies."""
+        """Search for path rules of one length that is too long for extending bodies."""
         search = LongPathSearch(
             edges=self.edges,
             length=length,
@@ -361,7 +361,7 @@ class _Miner:
         self._run_stage(report, share, add_rules())
 
     def _find_closed(self, search: LongPathSearch) -> ClosedRules:
-        """The long rules that may be among the best of some fact, before the pairs of their bodies are counted."""
+        """Find the long rules that may be among the best of some fact, before their body pairs are counted."""
         edges, budget = self.edges, self.budget
         share = (budget.spent_share + search.share) / 2
         plan = paths.plan_closing(edges, search.length, budget.rows_left(share))
@@ -427,7 +427,7 @@ class _Miner:
             self.n_counted += len(known.cost)
 
     def _recount_kept(self) -> None:
-        """Count the rules that have a vote by estimates exactly, the cheapest ones, as far as the budget goes."""
+        """Count exactly the rules that have a vote by estimates, the cheapest first, as far as the budget goes."""
         votes = compact(self.votes)
         found = rules_with_votes(votes)
         rows = (votes.rules.std_error > 0).nonzero().squeeze(1)
@@ -441,7 +441,7 @@ class _Miner:
             self.votes = votes
 
     def _count_pca_pairs(self) -> None:
-        """Count the PCA pairs of the rules with a vote: exactly, and estimates where the budget is spent."""
+        """Count the PCA pairs of the rules with a vote: exactly, or by estimates where the budget is spent."""
         rules_kept = compact(self.votes).rules
         is_path = rules_kept.end_constants[:, 0] == 0
         for count_part, is_counted in (
@@ -461,11 +461,11 @@ class _Miner:
                 self.votes = votes
 
     def _constant_pca_pairs(self, found: FoundRules) -> Iterator[CountedPart]:
-        """Yield the PCA pairs of rules with constants."""
+        """Yield parts of rules with constants, with their PCA pairs."""
         return rules.count_pca_pairs(self.edges, found.rules, self.budget)
 
     def _path_pca_pairs(self, found: FoundRules) -> Iterator[CountedPart]:
-        """Yield the PCA pairs of path rules, as far as the budget goes."""
+        """Yield parts of path rules, with their exact counts and PCA pairs, as far as the budget goes."""
         return rules.count_path_rules(
             self.edges,
             found,
@@ -476,7 +476,7 @@ class _Miner:
         )
 
     def _estimated_pca_pairs(self, found: FoundRules) -> Iterator[CountedPart]:
-        """Yield estimates of the PCA pairs of path rules whose other counts are exact."""
+        """Yield parts of path rules with estimated PCA pairs; their other counts are exact."""
         for part in self._estimate(found, self._estimate_rows()):
             exact = select_rules(found.rules, part.rows)
             pca_pairs = torch.maximum(part.rules.pca_pairs, exact.support)
@@ -489,7 +489,7 @@ class _Miner:
     def _count(
         self, name: str, found: FoundRules, rows: I64[Tensor, "r"], share: float
     ) -> Iterator[CountedPart]:
-        """Yield exact counts of some of the rules until a share of the budget is spent; rows are those of all rules."""
+        """Yield exact counts of some rules until a share of the budget is spent; rows refer to all of `found`."""
         chosen = counts.take(found, rows)
         self.budget.start_stage(name, float(chosen.cost.sum()))
         for part in rules.count_path_rules(
@@ -505,7 +505,7 @@ class _Miner:
     def _estimate(
         self, found: FoundRules, max_rows: float
     ) -> Iterator[CountedPart]:
-        """Yield counts that are estimated from a sample of their own."""
+        """Yield counts of rules, estimated from a second sample of the entities."""
         fraction = min(1.0, max_rows / max(float(found.cost.sum()), 1.0))
         return rules.count_path_rules(
             self.edges,
@@ -517,13 +517,13 @@ class _Miner:
         )
 
     def _estimate_rows(self) -> float:
-        """Rows that estimates may take: half of what is left, or a small share of all where less is left."""
+        """Return the rows that estimates may take: half of the rest, or a small share of all if the rest is less."""
         return max(self.budget.rows_left() / 2, 0.05 * self.budget.max_rows)
 
     # -- what was left out
 
     def notes(self) -> list[str]:
-        """What was sampled, estimated or left out, a line each."""
+        """Return notes on what was sampled, estimated or left out, one line each."""
         notes: list[str] = []
         if self.n_uncounted:
             notes.append(
@@ -573,7 +573,7 @@ class _Miner:
 
 
 def _affordable(found: FoundRules, max_rows: float) -> Tensor:
-    """Rows of the cheapest rules that can be counted within a limit, the best rules first."""
+    """Return the rows of the cheapest rules that can be counted within a limit, the best rules first."""
     cost, by_cost = torch.sort(found.cost, stable=True)
     chosen = by_cost[torch.cumsum(cost, 0) <= max_rows]
     score = counts.held_out_smoothed_confidence(found.rules)[chosen]
@@ -581,7 +581,7 @@ def _affordable(found: FoundRules, max_rows: float) -> Tensor:
 
 
 def _sort_rules(found: MinedRules) -> MinedRules:
-    """The rules by descending smoothed confidence; of equal ones the shorter first, then by their labels."""
+    """Sort the rules by descending smoothed confidence; ties by length, labels and constants."""
     order = torch.arange(len(found.support), device=found.support.device)
     for key in (
         *found.end_constants.flip(1).unbind(1),

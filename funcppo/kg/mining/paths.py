@@ -50,7 +50,7 @@ MAX_CLOSED_PAIRS = 1 << 23
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KeyIndex:
-    """The distinct values of an ascending tensor of keys."""
+    """Index of the distinct values of an ascending tensor of keys."""
 
     keys: I64[Tensor, "D"]
     offsets: I64[Tensor, "D1"]  # rows of key i: offsets[i] to offsets[i + 1]
@@ -61,7 +61,7 @@ class KeyIndex:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EdgeIndex:
-    """Both directions of each fact with two arguments, in the order of source, label and target."""
+    """Both directions of each binary fact as edges, in the order of source, label and target, with lookup tables."""
 
     source: I64[Tensor, "L"]
     label: I64[Tensor, "L"]
@@ -94,19 +94,19 @@ class EdgeIndex:
 
     @property
     def n_predicates(self) -> int:
-        """Number of predicates."""
+        """Return the number of predicates."""
         return self.n_labels // 2
 
 
 class SourceRange(NamedTuple):
-    """The entities with a priority from `low` to below `high`: a random sample of all."""
+    """Random sample of the entities: those with a priority from `low` to below `high`."""
 
     priority: F32[Tensor, "C1"]  # a random number in [0, 1) for each entity
     low: float = 0.0
     high: float = 1.0
 
     def contains(self, entity: I64[Tensor, "n"]) -> Bool[Tensor, "n"]:
-        """Whether each entity is in the range."""
+        """Check, per entity, whether it is in the range."""
         priority = self.priority[entity]
         return (priority >= self.low) & (priority < self.high)
 
@@ -123,12 +123,12 @@ class PathBlock(NamedTuple):
 
     @property
     def entry_body(self) -> I64[Tensor, "m"]:
-        """The body of each entry."""
+        """Return the body of each entry."""
         return self.row_body[self.entry_row]
 
 
 class JoinedPairs(NamedTuple):
-    """The pairs of entities that bodies join, each once a body."""
+    """Pairs of entities (source, target) that each body joins, once per body, with the number of paths."""
 
     body_code: I64[Tensor, "K"]
     body: I64[Tensor, "m"]  # row of the body
@@ -140,7 +140,7 @@ class JoinedPairs(NamedTuple):
 def build_edge_index(
     facts: I64[Tensor, "N 3"], n_predicates: int, n_constants: int
 ) -> EdgeIndex:
-    """Index both directions of each fact.
+    """Build the index of both directions of each fact.
 
     Args:
       facts: [predicate, first argument, second argument], distinct.
@@ -199,7 +199,7 @@ def build_edge_index(
 def _sorted_edges(
     predicate: Tensor, first: Tensor, second: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Fact, source, label and target of both directions of each fact, by source, label and target."""
+    """Return fact, source, label and target of both directions of each fact, by source, label and target."""
     row = torch.arange(len(predicate), device=predicate.device)
     columns = (
         torch.cat([row, row]),
@@ -217,7 +217,7 @@ def _sorted_edges(
 def _subject_matrix(
     start_key: Tensor, n_labels: int, n_entity_ids: int
 ) -> Tensor:
-    """[entities, predicates]: which entities are first arguments of which predicates."""
+    """Return a sparse matrix [entities, predicates] of 1: which entities are first arguments of which predicates."""
     is_forward = (start_key % 2 == 0).nonzero().squeeze(1)
     forward = start_key[is_forward]
     return _ones_matrix(
@@ -228,7 +228,7 @@ def _subject_matrix(
 
 
 def build_key_index(sorted_keys: I64[Tensor, "n"], n_possible: int) -> KeyIndex:
-    """Index the runs of an ascending tensor of keys from 0 to below `n_possible`, as are the keys to look up."""
+    """Build the index of an ascending tensor of keys from 0 to below `n_possible`, as are the keys to look up."""
     is_first = row_index.first_of_run(sorted_keys)
     start = is_first.nonzero().squeeze(1)
     keys = sorted_keys[start]
@@ -247,7 +247,7 @@ def build_key_index(sorted_keys: I64[Tensor, "n"], n_possible: int) -> KeyIndex:
 def find_keys(
     index: KeyIndex, key: I64[Tensor, "n"]
 ) -> tuple[I64[Tensor, "m"], I64[Tensor, "m"]]:
-    """Look keys up: by their last bits, and those that this leaves by a search if keys are longer.
+    """Look keys up in an index.
 
     Returns:
       The rows of the keys that are found, ascending, and the position of each in the index.
@@ -269,7 +269,7 @@ def has_edge(
     label: I64[Tensor, "n"],
     target: I64[Tensor, "n"],
 ) -> Bool[Tensor, "n"]:
-    """Whether there is an edge of the label from each source to its target."""
+    """Check, per row, whether an edge of the label leads from the source to the target."""
     row, start = find_keys(edges.starts, source * edges.n_labels + label)
     key = start * edges.n_entity_ids + target[row]
     position = torch.searchsorted(edges.edge_key, key)
@@ -285,7 +285,7 @@ def sparse_matrix(
     value: F32[Tensor, "m"],
     size: tuple[int, int],
 ) -> Tensor:
-    """A sparse matrix of distinct entries in the order of rows."""
+    """Build a sparse matrix from distinct entries that are in row order."""
     with warnings.catch_warnings():
         # PyTorch 2.11 warns of it even where it is asked for, as here.
         warnings.filterwarnings(
@@ -301,13 +301,13 @@ def sparse_matrix(
 
 
 def _ones_matrix(row: Tensor, column: Tensor, size: tuple[int, int]) -> Tensor:
-    """A sparse matrix whose entries are 1."""
+    """Build a sparse matrix whose entries are 1."""
     ones = torch.ones_like(row, dtype=torch.float32)
     return sparse_matrix(row, column, ones, size)
 
 
 def multiply(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Row, column and value of the entries of the product of two sparse matrices, in the order of rows."""
+    """Multiply two sparse matrices; return row, column and value of the product's entries, in row order."""
     with warnings.catch_warnings():
         # PyTorch calls compressed rows, which it uses here, a beta feature.
         warnings.filterwarnings("ignore", "Sparse CSR tensor support")
@@ -317,7 +317,7 @@ def multiply(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def pack(cost: F64[Tensor, "n"], limit: float) -> Iterator[tuple[int, int]]:
-    """Yield ranges of items whose cost adds up to about the limit; an item that costs more is alone."""
+    """Yield ranges (first, end) of items whose total cost is about the limit; an item that costs more is alone."""
     if not len(cost):
         return
     bucket = torch.cumsum(cost, 0) // limit
@@ -329,7 +329,7 @@ def pack(cost: F64[Tensor, "n"], limit: float) -> Iterator[tuple[int, int]]:
 def pack_runs(
     group: I64[Tensor, "n"], cost: I64[Tensor, "n"], limit: float
 ) -> Iterator[tuple[int, int]]:
-    """Like `pack`, but cut only between the runs of a group."""
+    """Yield ranges (first, end) as `pack` does, but cut only between runs of equal `group` values."""
     _, size = torch.unique_consecutive(group, return_counts=True)
     row_end = torch.cumsum(size, 0)
     total = torch.cumsum(cost.double(), 0)[row_end - 1]
@@ -370,7 +370,7 @@ def walk_in_parts(
     sources: SourceRange,
     spend: Callable[[float], object],
 ) -> Iterator[PathBlock]:
-    """Walk as `walk` does, with the memory of a few blocks of CHUNK_ROWS entries.
+    """Walk as `walk` does, in parts that take the memory of a few blocks of CHUNK_ROWS entries.
 
     Args:
       body_code: distinct, ascending.
@@ -385,7 +385,7 @@ def walk_in_parts(
 
 
 def _prefixes(edges: EdgeIndex, body_code: Tensor, length: int) -> list[Tensor]:
-    """The distinct prefixes of bodies, from those of one label to the bodies themselves."""
+    """Return the distinct prefixes of bodies, by length: from those of one label to the bodies themselves."""
     codes = [body_code]
     for _ in range(length - 1):
         codes.append(torch.unique_consecutive(codes[-1] // edges.n_labels))
@@ -398,7 +398,7 @@ def _walk_further(
     codes: Sequence[Tensor],
     spend: Callable[[float], object],
 ) -> Iterator[PathBlock]:
-    """Yield the blocks of the last of some codes, each one label longer than those before.
+    """Extend a block label by label; yield blocks of the bodies in the last element of `codes`.
 
     Args:
       block: holds prefixes of the first of them.
@@ -430,7 +430,7 @@ def _walk_further(
 
 
 def _without_empty(block: PathBlock) -> PathBlock:
-    """The bodies of a block that have a row."""
+    """Return the block without the bodies that have no row."""
     body, row_body = torch.unique_consecutive(
         block.row_body, return_inverse=True
     )
@@ -440,7 +440,7 @@ def _without_empty(block: PathBlock) -> PathBlock:
 def extend(
     edges: EdgeIndex, block: PathBlock, first_label: int, last_label: int
 ) -> JoinedPairs:
-    """Extend each body of a block by each label from `first_label` to below `last_label`."""
+    """Extend each body of a block by each label from `first_label` to below `last_label`; return the joined pairs."""
     n_labels = edges.n_labels
     in_range = (edges.label >= first_label) & (edges.label < last_label)
     chosen = in_range.nonzero().squeeze(1)
@@ -475,7 +475,7 @@ def extend(
 
 
 def joined_pairs(block: PathBlock) -> JoinedPairs:
-    """The pairs of the bodies of a block."""
+    """Return the pairs of entities that the bodies of a block join."""
     return JoinedPairs(
         body_code=block.body_code,
         body=block.entry_body,
@@ -486,7 +486,7 @@ def joined_pairs(block: PathBlock) -> JoinedPairs:
 
 
 def select_bodies(block: PathBlock, first: int, last: int) -> PathBlock:
-    """The bodies of a block from `first` to below `last`."""
+    """Return the bodies of a block from `first` to below `last`."""
     ends = block.row_body.new_tensor([first, last])
     row = torch.searchsorted(block.row_body, ends)
     first_row, last_row = row.tolist()
@@ -505,7 +505,7 @@ def select_bodies(block: PathBlock, first: int, last: int) -> PathBlock:
 
 
 def select_sources(block: PathBlock, sources: SourceRange) -> PathBlock:
-    """The rows of a block with a source in a range."""
+    """Return the rows of a block whose source is in a range."""
     is_kept = sources.contains(block.row_source)
     entry = is_kept[block.entry_row].nonzero().squeeze(1)
     new_row = torch.cumsum(is_kept, 0) - 1
@@ -522,7 +522,7 @@ def select_sources(block: PathBlock, sources: SourceRange) -> PathBlock:
 def _first_steps(
     edges: EdgeIndex, labels: Tensor, sources: SourceRange
 ) -> PathBlock:
-    """The bodies of one label."""
+    """Walk along bodies of one label from a range of sources."""
     first = edges.label_offsets[labels]
     body, position = expand_ranges(
         first, edges.label_offsets[labels + 1] - first
@@ -553,7 +553,7 @@ _Leads = tuple[I64[Tensor, "n"], I64[Tensor, "n"], I64[Tensor, "n"]]
 def _find_leads(
     edges: EdgeIndex, block: PathBlock, body_code: Tensor
 ) -> _Leads:
-    """Where bodies go on whose prefixes are bodies of a block."""
+    """Find the edges by which a block's entries continue to longer bodies: (body, entry, start) per lead."""
     prefix = torch.searchsorted(block.body_code, body_code // edges.n_labels)
     label = body_code % edges.n_labels
 
@@ -570,7 +570,7 @@ def _find_leads(
 
 
 def _row_key(block: PathBlock, leads: _Leads) -> Tensor:
-    """A number for each body and source: its body times the rows of the block, and its row."""
+    """Return one number for each lead's body and row of the block, ascending."""
     body, entry, _ = leads
     return body * len(block.row_body) + block.entry_row[entry]
 
@@ -578,7 +578,7 @@ def _row_key(block: PathBlock, leads: _Leads) -> Tensor:
 def _follow(
     edges: EdgeIndex, block: PathBlock, body_code: Tensor, leads: _Leads
 ) -> PathBlock:
-    """One label further: the bodies of `body_code`, whose prefixes are bodies of the block."""
+    """Walk one label further: to the bodies of `body_code`, whose prefixes are bodies of the block."""
     row_key, row = torch.unique_consecutive(
         _row_key(block, leads), return_inverse=True
     )
@@ -604,7 +604,7 @@ def _follow(
 
 
 class FactHits(NamedTuple):
-    """Entries of pairs whose entities some fact has, by ascending body."""
+    """Entries of joined pairs whose two entities some fact links, by ascending body."""
 
     body: I64[Tensor, "n"]
     pair: I64[Tensor, "n"]  # row in `EdgeIndex.pairs`
@@ -612,7 +612,7 @@ class FactHits(NamedTuple):
 
 
 def find_hits(edges: EdgeIndex, pairs: JoinedPairs) -> FactHits:
-    """The pairs whose entities some fact has."""
+    """Find the joined pairs whose two entities some fact links."""
     row, pair = find_keys(
         edges.pairs, pairs.source * edges.n_entity_ids + pairs.target
     )
@@ -627,7 +627,7 @@ RuleFacts = tuple[I64[Tensor, "n"], I64[Tensor, "n"], I64[Tensor, "n"]]
 def match_facts(
     edges: EdgeIndex, hits: FactHits, rule_key: I64[Tensor, "R"]
 ) -> RuleFacts:
-    """The facts that rules derive.
+    """Match joined pairs with the facts that rules derive: (rule, fact, entry) of each match.
 
     Args:
       rule_key: body * n_predicates + predicate of each rule, distinct and ascending.
@@ -658,7 +658,7 @@ def match_facts(
 def sum_by_subject(
     edges: EdgeIndex, block: PathBlock, value: Tensor, rule_key: Tensor
 ) -> Tensor:
-    """The sum of a value over those sources of each rule's body that are first arguments of its head's predicate.
+    """Sum a value, per rule, over the body's sources that are first arguments of the head's predicate.
 
     Args:
       value: of each row of the block.
@@ -684,7 +684,7 @@ def is_circular(
     body_labels: I64[Tensor, "n J"],
     n_paths: F32[Tensor, "n"],
 ) -> Bool[Tensor, "n"]:
-    """Whether each fact is derived by its body from itself alone.
+    """Check, per fact, whether its body derives it from itself alone.
 
     Args:
       fact: facts whose arguments their bodies join.
@@ -703,19 +703,19 @@ def is_circular(
 
 
 def _takes_fact(edges: EdgeIndex, fact: Tensor, label: Tensor) -> Tensor:
-    """Whether a step along the label from the fact's first argument to its second is the fact."""
+    """Check whether a step along the label from the fact's first argument to its second is the fact itself."""
     head = 2 * edges.predicate[fact]
     is_loop = edges.first_argument[fact] == edges.second_argument[fact]
     return (label == head) | (is_loop & (label == head + 1))
 
 
 def _count_along_1(edges: EdgeIndex, fact: Tensor, labels: Tensor) -> Tensor:
-    """Paths of one step along the fact."""
+    """Count the paths of one step that use the fact."""
     return _takes_fact(edges, fact, labels[:, 0]).float()
 
 
 def _count_along_2(edges: EdgeIndex, fact: Tensor, labels: Tensor) -> Tensor:
-    """Paths of two steps along the fact."""
+    """Count the paths of two steps between the fact's arguments that use the fact."""
     x = edges.first_argument[fact]
     y = edges.second_argument[fact]
     l1, l2 = labels.unbind(1)
@@ -729,7 +729,7 @@ def _count_along_2(edges: EdgeIndex, fact: Tensor, labels: Tensor) -> Tensor:
 
 
 def _count_along_3(edges: EdgeIndex, fact: Tensor, labels: Tensor) -> Tensor:
-    """Paths of three steps along the fact."""
+    """Count the paths of three steps between the fact's arguments that use the fact."""
     x = edges.first_argument[fact]
     y = edges.second_argument[fact]
     l1, l2, l3 = labels.unbind(1)
@@ -765,7 +765,7 @@ def _count_round_trips(
     back: Tensor,
     is_asked: Tensor,
 ) -> Tensor:
-    """The paths from each entity along the label `there` and then `back` to it; 0 where it is not asked."""
+    """Count the paths from each entity along label `there` and along `back` to itself; 0 where not asked."""
     asked = is_asked.nonzero().squeeze(1)
     n_labels = edges.n_labels
     key = (entity * n_labels + there) * n_labels + back
@@ -808,14 +808,14 @@ class ClosedRules(NamedTuple):
 
 
 def no_closed_rules(device: torch.device) -> ClosedRules:
-    """A table without a rule."""
+    """Return a table without rules."""
     none = torch.zeros(0, dtype=torch.int64, device=device)
     count = none.double()
     return ClosedRules(none, none, count, count, count, count, none, none)
 
 
 def concatenate_closed(parts: Sequence[ClosedRules]) -> ClosedRules:
-    """All rules of some tables."""
+    """Return the rules of all tables in one table."""
     rules: list[Tensor] = []
     n_rules = 0
     for part in parts:
@@ -828,7 +828,7 @@ def concatenate_closed(parts: Sequence[ClosedRules]) -> ClosedRules:
 def select_closed(
     closed: ClosedRules, is_kept: Bool[Tensor, "R"]
 ) -> ClosedRules:
-    """Some of the rules."""
+    """Return the rules where the mask is true, and the facts that they derive."""
     row = is_kept[closed.rule].nonzero().squeeze(1)
     new_number = torch.cumsum(is_kept, 0) - 1
     kept = ClosedRules(
@@ -841,7 +841,7 @@ def select_closed(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ClosingPlan:
-    """From which facts to walk, and how far."""
+    """Head predicates to find long bodies for, and how to walk from their facts."""
 
     predicates: tuple[
         int, ...
@@ -856,7 +856,7 @@ class ClosingPlan:
 def closing_rows(
     edges: EdgeIndex, length: int
 ) -> tuple[F64[Tensor, "N"], Bool[Tensor, "N"]]:
-    """The half walks of each fact, and whether the longer half is made from the first argument."""
+    """Compute the half walks of each fact, and whether the longer half starts at the first argument."""
     n_short = length // 2
     n_walks = torch.ones(
         edges.n_entity_ids, dtype=torch.float64, device=edges.source.device
@@ -877,7 +877,7 @@ def closing_rows(
 
 
 def plan_closing(edges: EdgeIndex, length: int, max_rows: float) -> ClosingPlan:
-    """Choose the heads to look at, those of the least work, so that the work is within a limit.
+    """Choose the head predicates to search, those of least work first, so that the work is within a limit.
 
     Args:
       length: number of labels of the bodies.
@@ -915,7 +915,7 @@ def iter_closed_rules(
     budget: Budget,
     share: float,
 ) -> Iterator[ClosedRules | None]:
-    """Yield the rules of each head of a plan; None for a head with too many, or if the budget is spent.
+    """Yield the rules of each head of a plan; None for a head with too many, or once the budget is spent.
 
     Args:
       length: number of labels of the bodies.
@@ -954,7 +954,10 @@ def _closing_pairs(
     budget: Budget,
     share: float,
 ) -> tuple[Tensor, Tensor] | None:
-    """The distinct pairs of a head's fact and the code of a body that derives it; None if they are too many."""
+    """Return the distinct pairs (fact of a head, code of a body that derives it); None if they are too many.
+
+    None too if the share of the budget is spent.
+    """
     n_short = length // 2
     none = edges.predicate[:0]
     facts = [none]
@@ -986,7 +989,7 @@ def _meet(
     length: int,
     budget: Budget,
 ) -> tuple[Tensor, Tensor]:
-    """The distinct pairs of the position of a fact and the code of a body that derives it."""
+    """Join half walks from both arguments of facts; return distinct pairs (position of the fact, code of the body)."""
     n_backward = length - n_forward
     prefix_fact, prefix, middle = _half_walks(
         edges, fact_row, n_forward, is_forward=True
@@ -1018,7 +1021,7 @@ def _meet(
 def _distinct_pairs(
     fact: Tensor, code: Tensor, n_facts: int
 ) -> tuple[Tensor, Tensor]:
-    """The distinct pairs of two columns, the first below `n_facts`."""
+    """Return the distinct pairs of two columns, the first of which is below `n_facts`."""
     codes, number = row_index.unique_inverse(code)
     key = row_index.unique_values(number * n_facts + fact)
     return key % n_facts, codes[key // n_facts]
@@ -1027,7 +1030,7 @@ def _distinct_pairs(
 def _half_walks(
     edges: EdgeIndex, fact_row: Tensor, n_steps: int, *, is_forward: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Ends of walks from one argument of each fact that do not take the fact, each once a fact and body.
+    """Walk `n_steps` from one argument of each fact without taking the fact; return the distinct walks.
 
     Returns:
       The position of the fact, the code of the labels towards its second argument, and the end.

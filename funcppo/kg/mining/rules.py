@@ -62,7 +62,7 @@ MAX_BODY_ROWS = 2 * CHUNK_ROWS
 
 
 class Bodies(NamedTuple):
-    """The bodies of one length that have paths, by ascending code; estimates where they were sampled."""
+    """Bodies of one length that have paths, by ascending code; counts are estimates where bodies were sampled."""
 
     code: I64[Tensor, "K"]
     n_pairs: F64[Tensor, "K"]
@@ -72,7 +72,7 @@ class Bodies(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExtensionPlan:
-    """Which bodies to extend, and from how many sources."""
+    """Bodies to extend, and the share of the entities to start from."""
 
     bodies: Bodies  # those to extend, the most promising first
     n_left_out: int  # bodies that are not extended
@@ -81,7 +81,7 @@ class ExtensionPlan:
 
 
 class BodySample(NamedTuple):
-    """Bodies counted from a share of all sources."""
+    """Pairs that bodies join, from a share of all sources."""
 
     pairs: JoinedPairs
     fraction: float
@@ -89,7 +89,7 @@ class BodySample(NamedTuple):
 
 
 class RuleTable(NamedTuple):
-    """Rules of bodies, in the order of body and head."""
+    """Candidate rules, in the order of body and head."""
 
     body: I64[Tensor, "R"]  # row of the body
     predicate: I64[Tensor, "R"]  # of the head, from 0
@@ -98,7 +98,7 @@ class RuleTable(NamedTuple):
 
 
 class CountedPart(NamedTuple):
-    """Some of the rules, counted."""
+    """Some of the rules with their counts, and the facts that they derive."""
 
     rows: I64[Tensor, "r"]  # rows of these rules in the table of all
     rules: MinedRules
@@ -115,7 +115,7 @@ def make_rules(
     pca_pairs: F64[Tensor, "R"] | None = None,
     end_constants: I64[Tensor, "R 2"] | None = None,
 ) -> MinedRules:
-    """Rules whose counts are exact.
+    """Build rules from exact counts.
 
     Args:
       pca_pairs: None where they were not counted.
@@ -142,13 +142,13 @@ def make_rules(
 
 
 def facts_per_pair(edges: EdgeIndex) -> float:
-    """The mean number of facts between two entities, in rows of work beside that of the pair."""
+    """Return the mean number of facts between two entities, in rows of work per joined pair."""
     # Matching a pair with one of the facts between its entities takes 0.06 rows of work.
     return len(edges.fact) / 2 / max(edges.n_entity_ids, 1) ** 2 * 0.06
 
 
 def iter_first_bodies(edges: EdgeIndex, budget: Budget) -> Iterator[BodySample]:
-    """Yield the bodies of one label, counted from all sources."""
+    """Yield samples of the bodies of one label, from all sources."""
     priority = torch.zeros(edges.n_entity_ids, device=edges.label.device)
     labels = torch.arange(edges.n_labels, device=edges.label.device)
     n_edges = torch.bincount(edges.label, minlength=edges.n_labels)
@@ -161,7 +161,7 @@ def iter_first_bodies(edges: EdgeIndex, budget: Budget) -> Iterator[BodySample]:
 
 
 def summarise_bodies(edges: EdgeIndex, sample: BodySample) -> Bodies:
-    """How many pairs the bodies of a sample have, and how much work they are."""
+    """Count the pairs of each body of a sample, and the work that walking and extending it takes."""
     pairs = sample.pairs
     n_bodies = len(pairs.body_code)
     degree = torch.diff(edges.offsets).double()
@@ -181,13 +181,13 @@ def summarise_bodies(edges: EdgeIndex, sample: BodySample) -> Bodies:
 
 
 def no_bodies(device: torch.device) -> Bodies:
-    """A table without a body."""
+    """Return a table without bodies."""
     none = torch.zeros(0, dtype=torch.float64, device=device)
     return Bodies(none.long(), none, none, none)
 
 
 def concatenate_bodies(parts: Sequence[Bodies]) -> Bodies:
-    """All bodies of some tables, which have none in common."""
+    """Return the bodies of all tables in one table; the tables have no body in common."""
     return Bodies(*(torch.cat(columns) for columns in zip(*parts)))
 
 
@@ -231,7 +231,7 @@ def iter_extensions(
     priority: F32[Tensor, "C1"],
     budget: Budget,
 ) -> Iterator[BodySample]:
-    """Yield the bodies that extend those of a plan, each in one sample.
+    """Yield samples of the bodies that extend those of a plan; each body is in one sample.
 
     Args:
       length: number of labels of the bodies of the plan.
@@ -260,7 +260,7 @@ def find_candidates(
     min_support: float,
     min_confidence: float,
 ) -> tuple[RuleTable, FactHits]:
-    """The rules of some bodies that have enough support and confidence, circular support included.
+    """Find the rules with bodies of a sample that have enough support and confidence, circular support included.
 
     Returns:
       The rules, and the pairs of the bodies that are facts.
@@ -308,7 +308,7 @@ def find_rules(
     thresholds: tuple[float, float],
     score_to_beat: F64[Tensor, "N"],
 ) -> FoundRules:
-    """Those among some candidates that are above the thresholds and may be the best rule of some fact.
+    """Return the candidates that are above the thresholds and may be the best rule of some fact.
 
     Counts are those of the sample.
 
@@ -337,7 +337,7 @@ def find_rules(
 
 
 def _best_score(table: RuleTable, length: int) -> Tensor:
-    """The scores that rules have without circular support; with it they are at most as high."""
+    """Compute the score that each rule would have without circular support, an upper bound of its score."""
     return held_out_score(table.support, 0.0, table.n_pairs, length)
 
 
@@ -349,7 +349,7 @@ def _found_rules(
     facts: paths.RuleFacts,
     is_kept: Tensor,
 ) -> FoundRules:
-    """Those rules of a table that are kept, with their circular support."""
+    """Return the rules of a table that are kept, with their circular support."""
     pairs = sample.pairs
     of_kept = is_kept[facts[0]]
     rule, fact, entry = (column[of_kept] for column in facts)
@@ -379,7 +379,7 @@ def _found_rules(
 def _walk_rows(
     edges: EdgeIndex, sample: BodySample, code: Tensor, n_paths: Tensor
 ) -> Tensor:
-    """Rows that walking along each body of a sample takes: its paths and those of its prefixes."""
+    """Return the rows that walking along each body of a sample takes: its paths and those of its prefixes."""
     prefixes = sample.prefixes
     if not len(prefixes.code):
         return n_paths
@@ -388,7 +388,7 @@ def _walk_rows(
 
 
 def _promise(edges: EdgeIndex, bodies: Bodies, length: int) -> Tensor:
-    """An upper bound of the support of the rules whose bodies begin with each body, beside the number of its pairs.
+    """Compute, per body, an upper bound of the support of rules whose bodies begin with it, divided by its pairs.
 
     The support is at most the number of facts of some predicate whose first argument has the first label.
     """
@@ -424,7 +424,7 @@ def _extend_block(
     sources: SourceRange,
     budget: Budget,
 ) -> Iterator[tuple[JoinedPairs, float]]:
-    """Yield the bodies of a block with every label added, and the share of the sources."""
+    """Yield the pairs of a block's bodies extended by every label, and the share of the sources."""
     weight = 1 + facts_per_pair(edges)
     unit_rows = CHUNK_ROWS / weight
     degree = torch.diff(edges.offsets).double()
@@ -449,7 +449,7 @@ def _extend_by_label(
     sources: SourceRange,
     budget: Budget,
 ) -> Iterator[tuple[JoinedPairs, float]]:
-    """Yield one body with every label added, some labels at a time, and the share of the sources."""
+    """Yield the pairs of a block's bodies extended by a few labels at a time, and the share of the sources."""
     weight = 1 + facts_per_pair(edges)
     n_rows = torch.bincount(block.target, minlength=edges.n_entity_ids)
     cost = torch.bincount(
@@ -470,7 +470,7 @@ def _extend_by_label(
 
 
 class RuleSums(NamedTuple):
-    """Sums over the sources that were looked at."""
+    """Sums, per rule, over the sources that were walked from."""
 
     support: F64[Tensor, "R"]
     circular_support: F64[Tensor, "R"]
@@ -548,7 +548,7 @@ def count_rules(
 
 
 def _body_code(body_labels: Tensor, n_labels: int) -> Tensor:
-    """The labels of each body as digits of a number."""
+    """Return the labels of each body as digits of one number."""
     code = body_labels[:, 0]
     for label in body_labels[:, 1:].unbind(1):
         code = code * n_labels + label
@@ -563,7 +563,7 @@ def count_path_rules(
     budget: Budget,
     is_over: Callable[[], bool],
 ) -> Iterator[CountedPart]:
-    """Yield the counts of path rules of at most three atoms, part by part in their order, until the work is over.
+    """Yield the counts of path rules of at most three body atoms, part by part, until `is_over` says so.
 
     A rule that costs more than a chunk is counted from one range of the sources after the other.
 
@@ -607,7 +607,7 @@ def estimate_rules(
     sources: SourceRange,
     sums: RuleSums,
 ) -> MinedRules:
-    """The counts of rules, estimated from a sample of n of the N sources of each body; exact if it has all of them.
+    """Estimate the counts of rules from a sample of n of the N sources of each body; exact if it has all of them.
 
         count = N / n * sum
         var(confidence) = (1 - n / N) n / (n - 1) * sum((support_i - confidence pairs_i)^2) / pairs^2
@@ -658,7 +658,7 @@ def estimate_rules(
 
 
 def inverse(order: Tensor) -> Tensor:
-    """The position of each item in an order."""
+    """Return the position of each item in an order (the inverse permutation)."""
     number = torch.arange(len(order), device=order.device)
     return torch.zeros_like(order).scatter(0, order, number)
 
@@ -667,7 +667,7 @@ def inverse(order: Tensor) -> Tensor:
 
 
 class _Features(NamedTuple):
-    """Features of entities, grouped by entity."""
+    """Features (edges) of entities, grouped by entity."""
 
     offsets: Tensor  # features of entity e: offsets[e] to offsets[e + 1]
     code: Tensor  # label * n_entity_ids + target; 0 for any target
@@ -676,7 +676,7 @@ class _Features(NamedTuple):
 
 
 class ConstantSearch(NamedTuple):
-    """The heads and the bodies to combine."""
+    """Heads and bodies to combine into rules with constants."""
 
     heads: I64[Tensor, "n"]  # edges, grouped by what they are a head of
     # what each edge is a head of: label and target, or a predicate whose two arguments are equal
@@ -687,12 +687,12 @@ class ConstantSearch(NamedTuple):
 
     @property
     def n_rows(self) -> float:
-        """Rows that the search computes."""
+        """Return the number of rows that the search computes."""
         return float(sum(n.sum() for n in self.n_bodies))
 
 
 def plan_search(edges: EdgeIndex, min_support: int) -> ConstantSearch:
-    """The heads and bodies that enough entities have."""
+    """Select the heads and bodies that enough entities have."""
     code = _edge_code(edges)
     label_code = edges.label * edges.n_entity_ids
     is_first = row_index.first_of_run(
@@ -787,19 +787,19 @@ def count_pca_pairs(
 
 
 def _edge_code(edges: EdgeIndex) -> Tensor:
-    """Label and target of each edge in one integer."""
+    """Return label and target of each edge as one integer."""
     return edges.label * edges.n_entity_ids + edges.target
 
 
 def _first_loop_code(edges: EdgeIndex) -> int:
-    """The least code of a head h(X, X), above those of labels and targets."""
+    """Return the least code of a head h(X, X), above the codes of labels and targets."""
     return edges.n_labels * edges.n_entity_ids
 
 
 def _frequent_features(
     source: Tensor, code: Tensor, edges: EdgeIndex, min_support: int
 ) -> _Features:
-    """The features that enough entities have, in the order of entities."""
+    """Return the features that enough entities have, in the order of entities."""
     _, count = _count_values(code)
     is_frequent = count >= min_support
     source = source[is_frequent]
@@ -815,7 +815,7 @@ def _frequent_features(
 
 
 def _count_values(code: Tensor) -> tuple[Tensor, Tensor]:
-    """For each element of a tensor, which distinct value it is, and how often that occurs."""
+    """Return, per element, the number of its distinct value and how often that value occurs."""
     number = row_index.unique_inverse(code).inverse
     return number, torch.bincount(number)[number]
 
@@ -823,7 +823,7 @@ def _count_values(code: Tensor) -> tuple[Tensor, Tensor]:
 def _rules_of_block(
     edges: EdgeIndex, bodies: _Features, head_edges: Tensor, head_code: Tensor
 ) -> FoundRules:
-    """The rules whose heads have these codes, with all edges of each of them."""
+    """Build the rules of a block of heads, with all edges of each head."""
     start = bodies.offsets[edges.source[head_edges]]
     end = bodies.offsets[edges.source[head_edges] + 1]
     row, feature = expand_ranges(start, end - start)
@@ -872,7 +872,7 @@ def _rules_of_block(
 def _is_circular(
     edges: EdgeIndex, edge: Tensor, code: Tensor, has_twice: Tensor
 ) -> Tensor:
-    """Whether the body holds through the head's own fact alone.
+    """Check, per row, whether the body holds through the head's own fact alone.
 
     A body h(X, Z) holds through h(X, c) alone where X has no other edge of the label. Walked the other way, the fact
     h(c, c) is an edge of its own: a body of that label and target, or with no other edge of that label, is it again.
@@ -905,7 +905,7 @@ RANGE_ENDS = (1 / 64, 1 / 16, 1 / 4, 1.0)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LongPathSearch:
-    """What counting the rules of one length reads, longer than those found by extending bodies.
+    """Counting of path rules of one length that is too long for extending bodies.
 
     The rules come with the facts that they derive from other facts (see `paths.iter_closed_rules`). With s of these,
     and w pairs of the body that are no facts of the head, the smoothed confidence of a rule of n atoms with one fact
@@ -929,7 +929,7 @@ class LongPathSearch:
     def select_promising(
         self, closed: ClosedRules, score_to_beat: F64[Tensor, "N"]
     ) -> ClosedRules:
-        """The rules that may still be above the thresholds and among the best of some fact.
+        """Return the rules that may still be above the thresholds and among the best of some fact.
 
         Args:
           score_to_beat: of each fact, what the score of a rule must exceed to be among its best.
@@ -950,7 +950,7 @@ class LongPathSearch:
     def count_range(
         self, closed: ClosedRules, low: float, high: float
     ) -> ClosedRules | None:
-        """The rules with the counts from one more range of the sources; None if the share of the budget is spent."""
+        """Return the rules with counts from one more range of sources added; None if the budget's share is spent."""
         edges = self.edges
         body_code, body = row_index.unique_inverse(closed.body_code)
         key, order = row_index.sort_keys(
@@ -996,7 +996,9 @@ class LongPathSearch:
     def find_rules(
         self, batch: ClosedRules, score_to_beat: F64[Tensor, "N"]
     ) -> FoundRules | None:
-        """Those of a batch that are above the thresholds and may be among the best of some fact, counted exactly.
+        """Return the rules of a batch that are above the thresholds and may be among the best of some fact.
+
+        Their counts are exact.
 
         Args:
           batch: rules with their counts from the first range of sources.
@@ -1031,7 +1033,7 @@ class LongPathSearch:
         return above_thresholds(found, *self.thresholds)
 
     def _score(self, closed: ClosedRules, fraction: float = 1.0) -> Tensor:
-        """The score of each rule if the sources counted are a fraction of all: at most, if 1."""
+        """Compute the score of each rule, if the counted sources are a fraction of all; an upper bound if 1."""
         n_wrong = (closed.body_pairs - closed.support) / fraction
         return held_out_score(
             closed.n_derived, 0.0, closed.n_derived + n_wrong, self.length
@@ -1039,14 +1041,14 @@ class LongPathSearch:
 
 
 def expected_rows(closed: ClosedRules) -> F64[Tensor, "R"]:
-    """The pairs of the body of each rule, as the first range of the sources has them."""
+    """Estimate the body pairs of each rule from the first range of sources."""
     return (closed.body_pairs + 1) / RANGE_ENDS[0]
 
 
 def _count_block(
     edges: EdgeIndex, block: PathBlock, rule_key: I64[Tensor, "R"]
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Support, pairs and PCA pairs of rules over the sources of a block.
+    """Count support, body pairs and PCA pairs of rules over the sources of a block.
 
     Args:
       rule_key: body * n_predicates + predicate of each rule, ascending.
