@@ -827,9 +827,9 @@ def _choose_batch_size(
 ) -> SearchConfig:
     """The settings that score fastest within the memory limit, which rank 0 measures for all processes."""
     from funcppo.kg.ranking.scoring import needs_search
-    from funcppo.kg.run import evaluate
+    from funcppo.kg.run import held_out
 
-    cfg = evaluate.run_search_config(run, cast("ScoreName", setup.score))
+    cfg = held_out.run_search_config(run, cast("ScoreName", setup.score))
     if not needs_search(run.task, cfg):
         return cfg
     processes = distributed.current_processes()

@@ -49,7 +49,7 @@ from funcppo.kg.ranking.ranking import (
     RankingProtocol,
     check_queries,
 )
-from funcppo.kg.run import budget, evaluate, fit, rule_files
+from funcppo.kg.run import budget, fit, held_out, rule_files
 from funcppo.kg.run.budget import Choice, RunTime
 from funcppo.kg.run.config import Note, RunConfig
 from funcppo.kg.run.fit import Quality, QuestionSetup, ValidEvidence
@@ -749,7 +749,7 @@ def start_run(
         run = _start_from_questions(run, run_config.learner == "auto", run_time)
     if run.questions is None and not run_time.until(RunTime.FIT).is_over:
         run_time.on_phase("ranking valid by rule confidences")
-        run = replace(run, rule_metric=evaluate.rule_metric(run))
+        run = replace(run, rule_metric=held_out.rule_metric(run))
     steps = run.run_config.steps or DEFAULT_STEPS
     return replace(
         run,
@@ -891,7 +891,7 @@ def _rank_untrained(
     show = partial(
         run_time.on_phase, f"ranking valid by {run.score}, untrained"
     )
-    ranked = evaluate.rank_valid(run, params, show)
+    ranked = held_out.rank_valid(run, params, show)
     mrr = fit.summarise(run.task, ranked)["mrr"]
     ranks = rank_metrics.expected_reciprocal_ranks(ranked.counts)
     return Candidate(label, run, Quality(mrr, ranks))
@@ -904,7 +904,7 @@ def _choose_odds_power(run: Run, run_time: RunTime) -> Candidate[Run]:
     run = with_valid_evidence(run, deadline.seconds_left)
     if run.valid_evidence is None:
         return Candidate("without valid", run, None)
-    run = replace(run, rule_metric=evaluate.rule_metric(run))
+    run = replace(run, rule_metric=held_out.rule_metric(run))
 
     def of_power(power: float) -> Candidate[Run]:
         config, setup = run.run_config, run.questions

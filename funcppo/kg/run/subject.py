@@ -12,7 +12,7 @@ from funcppo.core.deadline import NO_DEADLINE, Deadline
 from funcppo.kg.graph.dataset import Dataset
 from funcppo.kg.ranking import scoring
 from funcppo.kg.ranking.ranking import selection_metric
-from funcppo.kg.run import evaluate
+from funcppo.kg.run import held_out
 from funcppo.kg.run.budget import RunTime
 from funcppo.kg.run.choices import Settings, choose_settings, describe_choice
 from funcppo.kg.run.config import CHOICE_SECONDS, Note
@@ -74,7 +74,7 @@ def run_subject(
     """
     is_open = score == "auto"
     name = run.default_score if is_open else score
-    value = parse(name, evaluate.trained_scores(run))
+    value = parse(name, held_out.trained_scores(run))
     embedding = run.state.embedding
     if not link_embedding.n_models(embedding):
         embedding = None

@@ -45,7 +45,7 @@ from funcppo.kg.graph.dataset import Dataset
 from funcppo.kg.logic.joins import RowBudgetExceeded
 from funcppo.kg.mining.config import MiningConfig
 from funcppo.kg.ranking import calibration, ranking
-from funcppo.kg.run import budget, choices, evaluate, fit, rule_files
+from funcppo.kg.run import budget, choices, fit, held_out, rule_files
 from funcppo.kg.run.budget import Choice, RunTime
 from funcppo.kg.run.choices import (
     ABOVE_MIN_GAIN,
@@ -175,7 +175,7 @@ def _quality(
     run: Run, params: Any, on_progress: ProgressCallback = ignore_progress
 ) -> Quality:
     """How well parameters rank the queries of a validation."""
-    ranked = evaluate.rank_valid(run, params, on_progress)
+    ranked = held_out.rank_valid(run, params, on_progress)
     return fit.quality_of(run.task, ranked)
 
 
@@ -983,7 +983,7 @@ def rank_results(
     run, rule_scores = _choose_other_facts(run, run_time)
     run_time.on_phase("calibrating on valid")
     half = run_time.until(run_time.TEST).share(0.5)
-    temperature, bins = evaluate.calibrate(run, half, run_time.on_phase)
+    temperature, bins = held_out.calibrate(run, half, run_time.on_phase)
     task, config = run.task, run.run_config
     _note_end(run, run_time, temperature)
 
@@ -999,7 +999,7 @@ def rank_results(
             "noisy-or",
             *rule_scores,
         )
-        metrics, n_ranked, test_bins = evaluate.metrics_within(
+        metrics, n_ranked, test_bins = held_out.metrics_within(
             run,
             test,
             protocol,
@@ -1075,11 +1075,11 @@ def _choose_other_facts(
 
     def count_other_facts(_: Candidate[Run]) -> Iterator[Candidate[Run]]:
         run_time.on_phase("ranking valid, other facts counted")
-        report = evaluate.stopping_at(deadline)
+        report = held_out.stopping_at(deadline)
         try:
             report("counting")
             task = prover_task.with_other_facts(run.task, report, 100_000_000)
-        except evaluate.TimeOver:
+        except held_out.TimeOver:
             reason = "there was no time for it (--seconds)"
         except RowBudgetExceeded:
             reason = (
@@ -1091,7 +1091,7 @@ def _choose_other_facts(
                 of_valid = replace(valid.task, other_facts=task.other_facts)
                 valid = replace(valid, task=of_valid)
             counted = replace(run, task=task, valid_evidence=valid)
-            metric = evaluate.rule_metric(counted, variant) or 0.0
+            metric = held_out.rule_metric(counted, variant) or 0.0
             yield Candidate(variant, counted, Quality(metric))
             return
         run_time.note_cut(f"{variant}: not tried on valid: {reason}")

@@ -21,7 +21,7 @@ import numpy as np
 
 from funcppo.core.types import F64
 from funcppo.kg.ranking import calibration
-from funcppo.kg.run.evaluate import TEMPERED, TRAINED, UNTRAINED
+from funcppo.kg.run.held_out import TEMPERED, TRAINED, UNTRAINED
 from funcppo.kg.show import names as show_names
 from funcppo.kg.show.measure import (
     MovedWeight,

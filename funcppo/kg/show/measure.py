@@ -65,7 +65,7 @@ from funcppo.kg.ranking.ranking import (
     stratified_sample,
 )
 from funcppo.kg.ranking.scoring import SearchReplay
-from funcppo.kg.run import evaluate
+from funcppo.kg.run import held_out
 from funcppo.kg.run.config import RESULTS_FILE, RunConfig, read_config
 from funcppo.kg.run.fit import QuestionSetup
 from funcppo.kg.run.run import Run
@@ -427,7 +427,7 @@ def rank_test(
     """
     test = run.task.dataset.test
     rows = (
-        evaluate.test_rows(run)
+        held_out.test_rows(run)
         if max_ranked is None
         else stratified_sample(test, max_ranked)
     )
@@ -451,7 +451,7 @@ def rank_test(
     parts: dict[str, list[RankedRows]] = {}
     bins: dict[str, list[Bins]] = {}
     auc: dict[str, float] = {}
-    for name, ranked in evaluate.iter_rankings(
+    for name, ranked in held_out.iter_rankings(
         run,
         chosen,
         RankingProtocol(sides=ranked_sides(run.task)),
@@ -460,7 +460,7 @@ def rank_test(
     ):
         columns.setdefault(name, []).append(_row_columns(ranked))
         parts.setdefault(name, []).append(ranking.ranked_rows(ranked))
-        counted = evaluate.policy_bins(run, name, ranked, temperature)
+        counted = held_out.policy_bins(run, name, ranked, temperature)
         for state, of_state in counted.items():
             bins.setdefault(state, []).append(of_state)
         if run.task.is_countries:  # which are ranked in one part
@@ -485,7 +485,7 @@ def rank_test(
             name: ScoreRanks(
                 rows_of[name][6],
                 rows_of[name][7],
-                evaluate.summarise_parts(run, of_score, auc.get(name)),
+                held_out.summarise_parts(run, of_score, auc.get(name)),
             )
             for name, of_score in parts.items()
         },
@@ -550,7 +550,7 @@ def _iter_rule_probabilities(
     run: Run, atoms: Tensor
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """Yield rules that derive some atoms, with the probabilities that stand for them before and after learning."""
-    first, *_, last = evaluate.policies(run).values()
+    first, *_, last = held_out.policies(run).values()
     setup = run.questions
     if setup is None:
         for part in atoms.split(64):
@@ -590,7 +590,7 @@ def learnt_weights(run: Run) -> LearntWeights | None:
     if setup is None:
         return None
     dataset = run.task.dataset
-    untrained, *_, trained = evaluate.policies(run).values()
+    untrained, *_, trained = held_out.policies(run).values()
     weights: list[MovedWeight] = []
     counts = np.zeros(dataset.n_predicates + 1)
     squares = np.zeros_like(counts)

@@ -15,7 +15,7 @@ from funcppo.kg.logic import fixpoint
 from funcppo.kg.logic.joins import RowBudgetExceeded
 from funcppo.kg.ranking import ranking
 from funcppo.kg.ranking.ranking import RankingProtocol, ranked_sides
-from funcppo.kg.run import choices, evaluate, fit
+from funcppo.kg.run import choices, fit, held_out
 from funcppo.kg.run.budget import RunTime
 from funcppo.kg.run.choices import (
     ABOVE_MIN_GAIN,
@@ -377,7 +377,7 @@ def row_of(run, stage):
 
 
 def valid_mrr(run):
-    ranked = evaluate.rank_valid(run, run.state.start_params)
+    ranked = held_out.rank_valid(run, run.state.start_params)
     return fit.summarise(run.task, ranked)["mrr"]
 
 
@@ -444,7 +444,7 @@ def test_training_starts_with_the_power_of_the_odds_that_ranks_valid_best(
     assert not any(row.stage.startswith("power") for row in set_.choices)
     save_checkpoint(set_, tmp_path)
     for one in (set_, resume_run(set_.run_config, tmp_path)):
-        untrained, fitted, _ = evaluate.policies(one).values()
+        untrained, fitted, _ = held_out.policies(one).values()
         assert torch.equal(tree.ravel(untrained), tree.ravel(fitted))
         assert float(untrained.score.feature_weight[0, 0, 0]) == 3.0
         assert not untrained.score.feature_weight[..., 1:].any()

@@ -23,7 +23,7 @@ from funcppo.core.deadline import NO_DEADLINE, Deadline
 from funcppo.core.settings import METRICS_FILE, write_config
 from funcppo.kg.graph import loaders
 from funcppo.kg.ranking import rank_metrics
-from funcppo.kg.run import evaluate, fit, train
+from funcppo.kg.run import fit, held_out, train
 from funcppo.kg.run.budget import RunTime
 from funcppo.kg.run.config import CHECKPOINT_FILE
 from funcppo.kg.run.fit import Quality
@@ -386,7 +386,7 @@ def test_rules_answer_on_few_valid_triples_if_they_gain_beyond_chance(
         rank_metrics.expected_reciprocal_ranks(ranked.counts)
         for ranked in (
             run.valid_evidence.rank(parse(run.run_config.rule_score)),
-            evaluate.rank_valid(run, run.state.best_params),
+            held_out.rank_valid(run, run.state.best_params),
         )
     )
     gain = (rule - policy).tolist()
@@ -499,7 +499,7 @@ def test_valid_decides_whether_other_facts_are_tried_on_test(
         assert run.task.other_facts is not None
         return after
 
-    monkeypatch.setattr(evaluate, "rule_metric", rule_metric)
+    monkeypatch.setattr(held_out, "rule_metric", rule_metric)
     config = replace(run.run_config, rule_score=name)
     run = replace(run, run_config=config, rule_metric=before)
     answering, results = rank_results(run, 0.0, RunTime())

@@ -14,7 +14,7 @@ from funcppo.kg.answers import Answerer, OpenQuery
 from funcppo.kg.graph.rules import format_rule
 from funcppo.kg.logic.kb import HEAD, TAIL
 from funcppo.kg.ranking import explain
-from funcppo.kg.run import evaluate
+from funcppo.kg.run import held_out
 from funcppo.kg.run.run import build_run, open_run
 from funcppo.kg.run.subject import run_subject
 from funcppo.kg.show import measure, page
@@ -56,8 +56,8 @@ def test_ranks_are_the_same_where_queries_derive_their_answers(
     bare = build_run(config, held.task.dataset)
     assert bare.task.answers_plan is not None
     bare = dataclasses.replace(bare, questions=held.questions, state=held.state)
-    monkeypatch.setattr(evaluate, "FIRST_CHUNK_QUERIES", 3)
-    monkeypatch.setattr(evaluate, "MAX_CHUNK_ANSWERS", 20)
+    monkeypatch.setattr(held_out, "FIRST_CHUNK_QUERIES", 3)
+    monkeypatch.setattr(held_out, "MAX_CHUNK_ANSWERS", 20)
 
     found, expected = (measure.rank_test(run, None) for run in (bare, held))
     n = found.n_queries
@@ -134,7 +134,7 @@ def test_choices_of_a_policy_are_those_of_its_proofs_before_and_after(runs):
 
 def changed_run(run, **changes):
     """The run with the untrained weights, but for given ones: name to (place, value)."""
-    untrained = next(iter(evaluate.policies(run).values()))
+    untrained = next(iter(held_out.policies(run).values()))
     params = tree.map(torch.clone, untrained)
     score = params.score
     for name, (place, value) in changes.items():

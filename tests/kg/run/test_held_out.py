@@ -11,7 +11,7 @@ from funcppo.core.deadline import NO_DEADLINE, Deadline
 from funcppo.kg.logic.kb import HEAD, TAIL
 from funcppo.kg.ranking import calibration, ranking
 from funcppo.kg.ranking.ranking import RankingProtocol
-from funcppo.kg.run import evaluate, fit
+from funcppo.kg.run import fit, held_out
 from funcppo.kg.run import run as run_module
 from funcppo.kg.run.run import (
     build_run,
@@ -24,7 +24,7 @@ from tests.kg.run.runs import CONFIG, new_run
 
 def test_queries_that_cannot_be_ranked_are_refused(run):
     with pytest.raises(ValueError, match="answer among the 5 candidates"):
-        evaluate.metrics_within(
+        held_out.metrics_within(
             run, run.task.dataset.test, RankingProtocol(sides=(HEAD,)), ()
         )
 
@@ -58,7 +58,7 @@ def test_a_validation_ranks_fewer_queries_where_it_is_long(height, monkeypatch):
 def ranked_within(run, seconds, monkeypatch):
     """The test metrics where a query takes a second, and how many queries each ranking had."""
     now, sizes = [0.0], []
-    rank_parts = evaluate._rank_parts
+    rank_parts = held_out._rank_parts
 
     def take_seconds(run, split, protocol, names, on_phase, *more):
         sizes.append(len(split))
@@ -70,9 +70,9 @@ def ranked_within(run, seconds, monkeypatch):
     def clock():
         return now[0]
 
-    monkeypatch.setattr(evaluate, "_rank_parts", take_seconds)
-    monkeypatch.setattr(evaluate, "time", SimpleNamespace(monotonic=clock))
-    found = evaluate.metrics_within(
+    monkeypatch.setattr(held_out, "_rank_parts", take_seconds)
+    monkeypatch.setattr(held_out, "time", SimpleNamespace(monotonic=clock))
+    found = held_out.metrics_within(
         run,
         run.task.dataset.test,
         RankingProtocol(sides=ranking.ranked_sides(run.task)),
@@ -86,8 +86,8 @@ def test_where_there_is_time_test_is_ranked_whole(run, monkeypatch):
     test = run.task.dataset.test
     protocol = RankingProtocol(sides=ranking.ranked_sides(run.task))
     names = ("max-confidence",)
-    expected = evaluate.metrics_within(run, test, protocol, names)[0]
-    rankings = dict(evaluate.iter_rankings(run, test, protocol, names))
+    expected = held_out.metrics_within(run, test, protocol, names)[0]
+    rankings = dict(held_out.iter_rankings(run, test, protocol, names))
     assert list(rankings) == list(expected)
     for name, ranked in rankings.items():
         assert fit.summarise(run.task, ranked) == expected[name]
@@ -115,14 +115,14 @@ def test_the_interval_of_a_mean_over_a_part_worked_by_hand(run):
     """Reciprocal ranks 1 and 0.5 of two of four queries: 0.75 and 1.959964 * sqrt(0.125 / 2 * (1 - 2 / 4))."""
     split = run.task.dataset.test[:2]
     protocol = RankingProtocol(sides=(TAIL,))
-    parts = evaluate._rank_parts(run, split, protocol, (), lambda *_: None)
+    parts = held_out._rank_parts(run, split, protocol, (), lambda *_: None)
     (part,) = next(iter(parts.values()))
     part = part._replace(reciprocal_rank=torch.tensor([1.0, 0.5]))
-    found = evaluate._summarise_sample(run, [part], 4)
+    found = held_out._summarise_sample(run, [part], 4)
     error = 1.959964 * (0.125 / 2 * 0.5) ** 0.5
     assert found["mrr_interval"] == pytest.approx([0.75 - error, 0.75 + error])
     # A whole split has no error.
-    found = evaluate._summarise_sample(run, [part], 2)
+    found = held_out._summarise_sample(run, [part], 2)
     assert "mrr_interval" not in found
 
 
@@ -132,25 +132,25 @@ def test_the_rule_score_ranks_the_queries_of_a_validation(run):
     run = replace(run, run_config=replace(run.run_config, rule_score=name))
     queries = validation_queries(run)
     protocol = RankingProtocol(sides=ranking.ranked_sides(run.task))
-    expected = evaluate.metrics_within(run, queries, protocol, [name])[0]
+    expected = held_out.metrics_within(run, queries, protocol, [name])[0]
     metric = ranking.selection_metric(run.task)
-    assert evaluate.rule_metric(run) == expected[name][metric]
+    assert held_out.rule_metric(run) == expected[name][metric]
     # Where T_P is not held, what rules derive takes as long as T_P.
     model = replace(run.task.least_model, stop_reason="a bound")
     task = replace(run.task, least_model=model)
-    assert evaluate.rule_metric(replace(run, task=task)) is None
+    assert held_out.rule_metric(replace(run, task=task)) is None
 
 
 def test_calibration_ranks_valid_before_and_after_training(run):
     """Its bins are those of a ranking by each policy, and the temperature has the least log loss of the trained one."""
-    temperature, found = evaluate.calibrate(run, NO_DEADLINE)
+    temperature, found = held_out.calibrate(run, NO_DEADLINE)
     for state, params, at in (
         ("untrained", run.state.start_params, 1.0),
         ("trained", run.state.best_params, 1.0),
         ("trained_at_temperature", run.state.best_params, temperature),
     ):
         expected = calibration.bin_ranking(
-            evaluate.rank_valid(run, params),
+            held_out.rank_valid(run, params),
             among_candidates=False,
             temperature=at,
         )
@@ -164,7 +164,7 @@ def test_calibration_ranks_valid_before_and_after_training(run):
     # Test is counted without the temperature and with it.
     protocol = RankingProtocol(sides=ranking.ranked_sides(run.task))
     bins = [
-        evaluate.metrics_within(
+        held_out.metrics_within(
             run, run.task.dataset.test, protocol, (), temperature=temperature
         )[2]
         for temperature in (None, 1.0, 4.0)
@@ -189,14 +189,14 @@ def test_rule_scores_are_those_of_the_derivations(has_facts, asking):
         split = np.concatenate([split, run.task.dataset.train[-1:]])
     protocol = RankingProtocol(sides=ranking.ranked_sides(run.task))
     names = ["exists@1", "max-confidence", "noisy-or"]
-    found = evaluate.metrics_within(run, split, protocol, names)[0]
+    found = held_out.metrics_within(run, split, protocol, names)[0]
     for name in names:
         ranked = ranking.rank_split(run.task, split, parse(name), protocol)
         expected = fit.summarise(run.task, ranked)
         # an atom has a score for each side where scores come from evidence
         assert found[name].pop("n_scored") >= expected.pop("n_scored")
         assert found.pop(name) == expected
-    assert set(found) == set(evaluate.policies(run))
+    assert set(found) == set(held_out.policies(run))
 
 
 def test_where_queries_derive_their_answers_metrics_are_the_same(
@@ -222,10 +222,10 @@ def test_where_queries_derive_their_answers_metrics_are_the_same(
     split = held.task.dataset.valid
     protocol = RankingProtocol(sides=ranking.ranked_sides(held.task))
     names = ["exists@1", "noisy-or"]
-    expected = evaluate.metrics_within(held, split, protocol, names)[0]
-    monkeypatch.setattr(evaluate, "FIRST_CHUNK_QUERIES", 3)
-    monkeypatch.setattr(evaluate, "MAX_CHUNK_ANSWERS", 20)
-    found = evaluate.metrics_within(bare, split, protocol, names)[0]
+    expected = held_out.metrics_within(held, split, protocol, names)[0]
+    monkeypatch.setattr(held_out, "FIRST_CHUNK_QUERIES", 3)
+    monkeypatch.setattr(held_out, "MAX_CHUNK_ANSWERS", 20)
+    found = held_out.metrics_within(bare, split, protocol, names)[0]
     for name, metrics in expected.items():
         # an answer of two chunks is scored in both
         assert found[name].pop("n_scored") >= metrics.pop("n_scored")
