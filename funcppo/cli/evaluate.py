@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     import numpy as np
     from rich.console import Console
 
-    from funcppo.core.record_log import Record, RecordLog
+    from funcppo.core.files import Record, RecordLog
     from funcppo.kg.graph.dataset import Dataset
     from funcppo.kg.ranking.evaluate import Evaluator, ProofFinder
     from funcppo.kg.run.run import Run
@@ -316,7 +316,7 @@ class Evaluate(ScoreOptions):
 
     def _check_outputs(self) -> None:
         """Check the files to write, before any work."""
-        from funcppo.core import record_log
+        from funcppo.core import files
 
         outputs = [
             ("--json", self.json),
@@ -325,8 +325,8 @@ class Evaluate(ScoreOptions):
         ]
         if self.details is not None:
             path = Path(self.details)
-            outputs.append(("--details", str(record_log.settings_path(path))))
-            record_log.check_writable(
+            outputs.append(("--details", str(files.settings_path(path))))
+            files.check_writable(
                 path, resume=self.resume, overwrite=self.overwrite
             )
         elif self.resume or self.overwrite:
@@ -378,7 +378,7 @@ class Evaluate(ScoreOptions):
         exporter: Exporter | None,
     ) -> None:
         """Add the records of all queries that have none, or of those ranked before an interrupt."""
-        from funcppo.core import record_log
+        from funcppo.core import files
 
         done = {record["query_row"] for record in records}
         n_sides = len(setup.evaluator.protocol.sides)
@@ -391,7 +391,7 @@ class Evaluate(ScoreOptions):
         ):
             for query in self._iter_queries(setup, rows, done):
                 if log:
-                    record_log.append(log, query)
+                    files.append_records(log, query)
                 # Proofs are in the file, and large.
                 records += [{**record, "proof": None} for record in query]
 
@@ -403,7 +403,7 @@ class Evaluate(ScoreOptions):
                 if interrupt.requested:
                     break
         if log:
-            record_log.close(log)
+            files.close_log(log)
 
     def _iter_queries(
         self, setup: EvaluationSetup, rows: np.ndarray, done: set[int]

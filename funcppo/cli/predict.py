@@ -39,7 +39,7 @@ from funcppo.kg.show.names import score_text
 
 # PyTorch takes seconds to import, and --help is not to wait for it
 if TYPE_CHECKING:
-    from funcppo.core.record_log import RecordLog
+    from funcppo.core.files import RecordLog
     from funcppo.kg.answers import Answer, Answerer, OpenQuery, Predictions
 
     # A query, and how it was written.
@@ -174,27 +174,27 @@ class Predict(ScoreOptions):
 
     def _check_outputs(self) -> None:
         """Check the files to write, before any work."""
-        from funcppo.core import record_log
+        from funcppo.core import files
 
         inputs = data_files(self.target, self.rules)
         inputs += [Path(self.queries)] if self.queries else []
-        files = [("--csv", self.csv), ("--out", self.out)]
-        for option, path in files:
+        outputs = [("--csv", self.csv), ("--out", self.out)]
+        for option, path in outputs:
             if path is not None and path != "-":
                 check_output_path(option, Path(path))
-        files.append(("--json", self.json))
+        outputs.append(("--json", self.json))
 
         target = self._part_target()
         if target is None:
-            check_overwrites(files, inputs)
+            check_overwrites(outputs, inputs)
             return
-        part = record_log.part_path(target)
-        option = next(x for x, path in files if path and Path(path) == target)
-        files += [(option, str(part))]
-        files += [(option, str(record_log.settings_path(target)))]
-        check_overwrites(files, inputs)
+        part = files.part_path(target)
+        option = next(x for x, path in outputs if path and Path(path) == target)
+        outputs += [(option, str(part))]
+        outputs += [(option, str(files.settings_path(target)))]
+        check_overwrites(outputs, inputs)
         for path in [part, target] if self.new else [part]:
-            record_log.check_writable(
+            files.check_writable(
                 path, resume=self.resume, overwrite=self.overwrite
             )
 
@@ -280,7 +280,7 @@ class Predict(ScoreOptions):
         interrupt: Interrupt,
     ) -> float:
         """Add the answers of the queries that have none, until all have or an interrupt; the seconds that it took."""
-        from funcppo.core import record_log
+        from funcppo.core import files
         from funcppo.kg.run.subject import describe_numbers
 
         is_quiet = self.new or "-" in (self.csv, self.json)
@@ -297,7 +297,7 @@ class Predict(ScoreOptions):
                     for found, (_, text) in zip(batch, texts)
                 ]
                 if log:
-                    record_log.append(log, records)
+                    files.append_records(log, records)
                 answered += records
                 if not is_quiet:
                     lines = (
@@ -311,7 +311,7 @@ class Predict(ScoreOptions):
                 if interrupt.requested:
                     break
         if log:
-            record_log.close(log)
+            files.close_log(log)
         return time.perf_counter() - start
 
     def _iter_batches(
@@ -366,15 +366,15 @@ class Predict(ScoreOptions):
         Raises:
           ValueError: it was done with other settings.
         """
-        from funcppo.core import record_log
+        from funcppo.core import files
 
         path = self._part_target()
         if not self.resume or path is None:
             return False
-        if not path.exists() or record_log.part_path(path).exists():
+        if not path.exists() or files.part_path(path).exists():
             return False
-        beside = record_log.settings_path(path)
-        record_log.check_settings(beside, settings, path)
+        beside = files.settings_path(path)
+        files.check_settings(beside, settings, path)
         outputs = [name for name in (self.csv, self.json, self.out) if name]
         return all(Path(name).is_file() for name in outputs)
 
@@ -382,12 +382,12 @@ class Predict(ScoreOptions):
         self, queries: Sequence[WrittenQuery], settings: JsonObject
     ) -> RecordLog | None:
         """The answers that stand beside --csv, --json or --out FILE; None without such a file."""
-        from funcppo.core import record_log
+        from funcppo.core import files
 
         path = self._part_target()
         if path is None:
             return None
-        part = record_log.part_path(path)
+        part = files.part_path(path)
 
         def check(records: list[JsonObject]) -> list[JsonObject]:
             """The records, which are the answers of the first queries."""
@@ -402,9 +402,9 @@ class Predict(ScoreOptions):
                     )
             return records
 
-        log = record_log.open_log(
+        log = files.open_log(
             part,
-            record_log.settings_path(path),
+            files.settings_path(path),
             settings,
             resume=self.resume,
             select=check,

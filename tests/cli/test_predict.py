@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from funcppo.cli import predict
-from funcppo.core import record_log
+from funcppo.core import files
 from funcppo.kg.graph import loaders
 from tests.cli.runner import contains, funcppo
 
@@ -467,7 +467,7 @@ def contents(path):
 
 def interrupt(monkeypatch, n_batches, *args):
     """Send a SIGINT after some batches are written; the exit status."""
-    append, calls = record_log.append, []
+    append, calls = files.append_records, []
 
     def append_and_interrupt(log, records):
         append(log, records)
@@ -476,7 +476,7 @@ def interrupt(monkeypatch, n_batches, *args):
             os.kill(os.getpid(), signal.SIGINT)
 
     with monkeypatch.context() as patch:
-        patch.setattr(record_log, "append", append_and_interrupt)
+        patch.setattr(files, "append_records", append_and_interrupt)
         return funcppo(patch, "predict", *args)
 
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from funcppo.core import record_log
+from funcppo.core import files
 
 SETTINGS = {"format": 2, "score": "noisy-or", "queries": None}
 RECORDS = [{"n": n, "name": "Zoë\u202e 🙂"} for n in range(4)]
@@ -12,11 +12,11 @@ RECORDS = [{"n": n, "name": "Zoë\u202e 🙂"} for n in range(4)]
 
 def work(path, *, resume=False, settings=SETTINGS, **options):
     """Write the records that are not there; what the file held when opened, and the notes."""
-    beside = record_log.settings_path(path)
-    log = record_log.open_log(path, beside, settings, resume=resume, **options)
+    beside = files.settings_path(path)
+    log = files.open_log(path, beside, settings, resume=resume, **options)
     for record in RECORDS[len(log.records) :]:
-        record_log.append(log, [record])
-    record_log.close(log)
+        files.append_records(log, [record])
+    files.close_log(log)
     return log.records, log.notes
 
 
@@ -34,7 +34,7 @@ def test_a_file_cut_at_any_byte_is_resumed_to_the_same_file(tmp_path):
         expected = (RECORDS[:n_kept], [note] if is_torn else [])
         assert work(path, resume=True) == expected
         assert path.read_bytes() == whole
-    assert record_log.read(path) == RECORDS
+    assert files.read_records(path) == RECORDS
 
 
 @pytest.mark.parametrize(
@@ -53,14 +53,14 @@ def test_a_file_of_other_settings_is_not_resumed(tmp_path, changed, problem):
         work(path, resume=True, settings=SETTINGS | changed)
     assert {x: x.read_bytes() for x in tmp_path.iterdir()} == files
     assert work(path, settings=SETTINGS | changed) == ([], [])
-    beside = record_log.settings_path(path)
+    beside = files.settings_path(path)
     assert json.loads(beside.read_bytes()) == SETTINGS | changed
 
 
 def test_settings_that_are_missing_or_more_are_named(tmp_path):
     path = tmp_path / "records.jsonl"
     work(path)
-    beside = record_log.settings_path(path)
+    beside = files.settings_path(path)
     beside.write_text(json.dumps(SETTINGS | {"older": 1}))
     with pytest.raises(ValueError, match="made with older None, got 1"):
         work(path, resume=True)
@@ -81,13 +81,13 @@ def test_a_line_that_is_no_record_is_named(tmp_path):
 def test_a_file_that_exists_is_replaced_on_request_only(tmp_path):
     path = tmp_path / "records.jsonl"
     path.touch()
-    record_log.check_writable(path, resume=False, overwrite=False)
+    files.check_writable(path, resume=False, overwrite=False)
     path.write_text("{}\n")
     with pytest.raises(ValueError, match="got a file that exists"):
-        record_log.check_writable(path, resume=False, overwrite=False)
+        files.check_writable(path, resume=False, overwrite=False)
     for resume in (False, True):
-        record_log.check_writable(path, resume=resume, overwrite=not resume)
+        files.check_writable(path, resume=resume, overwrite=not resume)
     with pytest.raises(ValueError, match="expected a file that can be written"):
-        record_log.check_writable(
+        files.check_writable(
             tmp_path / "no" / "file", resume=False, overwrite=False
         )

@@ -24,11 +24,7 @@ from typing import Any
 import numpy as np
 
 from funcppo.core import host
-from funcppo.core.files import (
-    remove_stale_parts,
-    shorten,
-    write_atomically,
-)
+from funcppo.core.files import remove_stale_parts, shorten, write_atomically
 from funcppo.kg.graph.dataset import (
     SPLITS,
     Dataset,

@@ -2,7 +2,7 @@
 
 `evaluate_queries` ranks a second's work at a time and yields the records of each query as they are made, so that a long
 evaluation can show its progress, be interrupted and be resumed. `open_log` starts or resumes a file of
-`record_log`, which holds a record for each query and side, and `summarise_records` computes all metrics from them.
+`core.files`, which holds a record for each query and side, and `summarise_records` computes all metrics from them.
 Every rank follows from the integers `n_better`, `n_equal` and `n_candidates`:
 
     rank = n_better + 1 .. n_better + n_equal + 1,    E[1 / rank] = mean of 1 / r over these r
@@ -24,8 +24,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from funcppo.core import files, record_log
-from funcppo.core.record_log import Record, RecordLog, Settings
+from funcppo.core import files
+from funcppo.core.files import Record, RecordLog, Settings
 from funcppo.core.settings import INT32_MAX
 from funcppo.kg.graph.rules import format_atom, proof_names
 from funcppo.kg.logic import proof
@@ -305,10 +305,10 @@ def open_log(
     Raises:
       ValueError: the file to resume holds something else, or it cannot be written. The message is one line.
     """
-    return record_log.open_log(
+    return files.open_log(
         path,
-        record_log.settings_path(path),
-        {record_log.FORMAT: FORMAT, **settings},
+        files.settings_path(path),
+        {files.FORMAT_KEY: FORMAT, **settings},
         resume=resume,
         parse=_parse_record,
         select=partial(_select_complete, n_sides=n_sides),
@@ -321,7 +321,7 @@ def read(path: Path) -> list[Record]:
     Raises:
       ValueError: a line, which the message names, is no record.
     """
-    return record_log.read(path, _parse_record)
+    return files.read_records(path, _parse_record)
 
 
 def read_settings(path: Path) -> Settings:
@@ -330,8 +330,8 @@ def read_settings(path: Path) -> Settings:
     Raises:
       ValueError: there are none, or they are of another format.
     """
-    beside = record_log.settings_path(path)
-    return record_log.read_settings(beside, path, FORMAT)
+    beside = files.settings_path(path)
+    return files.read_settings(beside, path, FORMAT)
 
 
 def summarise_records(

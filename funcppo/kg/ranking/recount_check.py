@@ -22,9 +22,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from funcppo.core import record_log
-from funcppo.core.files import Json
-from funcppo.core.record_log import Record
+from funcppo.core import files
+from funcppo.core.files import Json, Record
 from funcppo.kg.graph.rules import proof_names
 from funcppo.kg.logic.derive import LeftOut, make_label
 from funcppo.kg.logic.kb import SIDE_NAMES
@@ -553,7 +552,7 @@ def read_details(path: Path) -> Details:
     for name, values in (("split", ("test", "valid")), ("negatives", (None,))):
         if settings.get(name) not in values:
             raise ValueError(
-                f"{record_log.settings_path(path)}: {name}: expected one of {values}, got {settings.get(name)!r}"
+                f"{files.settings_path(path)}: {name}: expected one of {values}, got {settings.get(name)!r}"
             )
     sides = {name: side for side, name in SIDE_NAMES.items()}
     lines: dict[LineKey, tuple[int, Record]] = {}
@@ -594,7 +593,7 @@ def check_details(
         stated = details.settings.get(name)
         if stated != settings[name]:
             raise ValueError(
-                f"{record_log.settings_path(details.path)}: {name}: expected {settings[name]}, that of {target}, "
+                f"{files.settings_path(details.path)}: {name}: expected {settings[name]}, that of {target}, "
                 f"got {stated}"
             )
     for (query_row, side), (number, _) in details.lines.items():

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from funcppo.core import record_log
+from funcppo.core import files
 from funcppo.kg.graph import loaders
 from funcppo.kg.ranking import (
     evaluate,
@@ -266,8 +266,8 @@ def write(folder, records, **settings):
     """A details file."""
     path = folder / "details.jsonl"
     log = evaluate.open_log(path, SETTINGS | settings, 2, resume=False)
-    record_log.append(log, records)
-    record_log.close(log)
+    files.append_records(log, records)
+    files.close_log(log)
     return path
 
 
