@@ -12,7 +12,7 @@ import torch
 
 from funcppo import train_step
 from funcppo.config import Config, PPOConfig
-from funcppo.core.deadline import Deadline
+from funcppo.core.host import Deadline
 from funcppo.runtime import compile as compilation
 from funcppo.runtime.capture import (
     CapturedStep,

@@ -35,8 +35,8 @@ from rich.text import Text
 
 from funcppo.cli import STANDARD_OUTPUT, Terminated, package_version
 from funcppo.core import files
-from funcppo.core.deadline import NO_DEADLINE, Deadline
 from funcppo.core.files import remove_stale_parts, shorten
+from funcppo.core.host import NO_DEADLINE, Deadline
 from funcppo.core.settings import CONFIG_FILE, MAX_PORT, METRICS_FILE, is_cuda
 from funcppo.kg.graph.dataset import Dataset
 from funcppo.kg.graph.loaders import is_stored_graph, load

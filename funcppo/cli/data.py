@@ -31,7 +31,7 @@ from funcppo.cli.options import (
     Opt,
     OptionalFile,
 )
-from funcppo.core.deadline import Deadline
+from funcppo.core.host import Deadline
 from funcppo.core.settings import PositiveFloat, PositiveInt, Size
 from funcppo.kg.graph import loaders
 from funcppo.kg.graph.dataset import SPLITS, Dataset, describe

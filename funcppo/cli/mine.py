@@ -202,7 +202,7 @@ class Mine:
         self, mined: MinedDataset
     ) -> tuple[MinedDataset, list[str]]:
         """The mined rules with the counts that the file is to have, and notes on them."""
-        from funcppo.core.deadline import Deadline
+        from funcppo.core.host import Deadline
         from funcppo.kg.logic.joins import RowBudget
         from funcppo.kg.run.rule_files import count_mined_rules
 

@@ -46,7 +46,7 @@ from funcppo.cli.options import (
     Opt,
     OptionalFile,
 )
-from funcppo.core.deadline import NO_DEADLINE, Deadline
+from funcppo.core.host import NO_DEADLINE, Deadline
 from funcppo.core.settings import (
     CONFIG_FILE,
     METRICS_FILE,

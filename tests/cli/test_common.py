@@ -17,7 +17,7 @@ from rich.console import Console
 from funcppo import cli
 from funcppo.cli import common
 from funcppo.cli.common import WorkDisplay, make_console, metrics_table
-from funcppo.core.deadline import Deadline
+from funcppo.core.host import Deadline
 from funcppo.core.settings import write_config
 from funcppo.kg.graph.loaders import load
 from funcppo.kg.run.config import RUN_FILES, RunConfig

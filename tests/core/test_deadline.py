@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from funcppo.core.deadline import NO_DEADLINE, Deadline
+from funcppo.core.host import NO_DEADLINE, Deadline
 
 
 def test_a_deadline_is_over_at_its_moment():

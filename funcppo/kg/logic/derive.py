@@ -44,8 +44,7 @@ import torch
 from torch import Tensor
 
 from funcppo.core import host
-from funcppo.core.deadline import NO_DEADLINE, Deadline
-from funcppo.core.host import MAX_THREADS, map_in_threads
+from funcppo.core.host import MAX_THREADS, NO_DEADLINE, Deadline, map_in_threads
 from funcppo.core.types import I32, I64, Bool
 from funcppo.kg.logic import fixpoint, joins, row_index
 from funcppo.kg.logic.fixpoint import (

@@ -33,7 +33,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from funcppo.core.deadline import NO_DEADLINE, Deadline
+from funcppo.core.host import NO_DEADLINE, Deadline
 from funcppo.core.types import I32, I64, Bool
 from funcppo.kg.logic import joins, row_index
 from funcppo.kg.logic.joins import (

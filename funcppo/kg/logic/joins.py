@@ -24,7 +24,7 @@ from itertools import combinations
 import torch
 from torch import Tensor
 
-from funcppo.core.deadline import NO_DEADLINE, Deadline
+from funcppo.core.host import NO_DEADLINE, Deadline
 from funcppo.core.types import I32, I64
 from funcppo.kg.logic import row_index
 from funcppo.kg.logic.kb import KnowledgeBase

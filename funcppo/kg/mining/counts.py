@@ -31,7 +31,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from funcppo.core.deadline import Clock
+from funcppo.core.host import Clock
 from funcppo.core.types import F64, I64, Bool
 from funcppo.kg.logic import row_index
 from funcppo.kg.mining.config import MAX_PATH_LENGTH

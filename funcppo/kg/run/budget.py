@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import NamedTuple, TypeVar
 
 from funcppo.config import PPOConfig
-from funcppo.core.deadline import NO_DEADLINE, Clock, Deadline
+from funcppo.core.host import NO_DEADLINE, Clock, Deadline
 from funcppo.core.settings import is_cuda
 from funcppo.kg.logic.derive import GPU_CHUNK_FACTOR
 from funcppo.kg.logic.row_index import unique_values

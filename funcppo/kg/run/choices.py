@@ -19,8 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from funcppo.core.deadline import NO_DEADLINE, Deadline
-from funcppo.core.host import map_in_threads
+from funcppo.core.host import NO_DEADLINE, Deadline, map_in_threads
 from funcppo.kg.graph.dataset import Dataset
 from funcppo.kg.logic import (
     derive,

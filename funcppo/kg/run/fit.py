@@ -20,8 +20,8 @@ from torch.func import grad
 from funcppo import optim
 from funcppo.config import AdamConfig, Config, PPOConfig
 from funcppo.core import random, tree
-from funcppo.core.deadline import NO_DEADLINE, Deadline
 from funcppo.core.files import Json
+from funcppo.core.host import NO_DEADLINE, Deadline
 from funcppo.core.settings import is_cuda
 from funcppo.core.types import F64, I64
 from funcppo.kg.logic import derive

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from funcppo.core.deadline import NO_DEADLINE, Deadline
 from funcppo.core.files import Json
+from funcppo.core.host import NO_DEADLINE, Deadline
 from funcppo.core.settings import is_cuda
 from funcppo.core.types import F64
 from funcppo.kg.logic import kb as kbase

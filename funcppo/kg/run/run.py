@@ -18,8 +18,8 @@ from torch import Tensor
 from funcppo import checkpoint, logs, train_step
 from funcppo.config import Config, PPOConfig
 from funcppo.core import random
-from funcppo.core.deadline import NO_DEADLINE, Deadline
 from funcppo.core.files import shorten
+from funcppo.core.host import NO_DEADLINE, Deadline
 from funcppo.core.types import F32, I64
 from funcppo.kg.graph import loaders
 from funcppo.kg.graph.dataset import Dataset

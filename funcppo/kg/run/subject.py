@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from funcppo.core.deadline import NO_DEADLINE, Deadline
+from funcppo.core.host import NO_DEADLINE, Deadline
 from funcppo.kg.graph.dataset import Dataset
 from funcppo.kg.ranking import scoring
 from funcppo.kg.ranking.ranking import selection_metric

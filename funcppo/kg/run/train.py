@@ -31,8 +31,8 @@ from torch import Tensor
 from funcppo import compiled_step, logs, train_step
 from funcppo.config import Config
 from funcppo.core import files, tree
-from funcppo.core.deadline import Deadline
 from funcppo.core.files import Json
+from funcppo.core.host import Deadline
 from funcppo.core.settings import (
     CONFIG_FILE,
     METRICS_FILE,

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from funcppo.config import Config, PPOConfig
 from funcppo.core import tree
-from funcppo.core.deadline import NO_DEADLINE, Deadline
+from funcppo.core.host import NO_DEADLINE, Deadline
 from funcppo.core.types import I32, I64, Bool
 from funcppo.kg.graph.dataset import Dataset, entity_ids
 from funcppo.kg.logic import (

@@ -30,8 +30,8 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from funcppo.core.deadline import Clock
 from funcppo.core.files import shorten
+from funcppo.core.host import Clock
 
 # of the headers of a request, and of its path and query string
 MAX_HEADER_BYTES = 16_384

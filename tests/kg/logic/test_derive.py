@@ -13,7 +13,7 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from funcppo.core.deadline import Deadline
+from funcppo.core.host import Deadline
 from funcppo.kg.logic import derive, fixpoint, joins, kb
 from funcppo.kg.logic.derive import (
     WALK_UNIT,

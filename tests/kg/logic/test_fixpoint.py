@@ -13,7 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from funcppo.core.deadline import Deadline
+from funcppo.core.host import Deadline
 from funcppo.kg.graph.loaders import load
 from funcppo.kg.logic import fixpoint, joins, kb
 from funcppo.kg.logic.fixpoint import Verdict

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from funcppo.core import tree
-from funcppo.core.deadline import Deadline
+from funcppo.core.host import Deadline
 from funcppo.kg.graph.loaders import from_triples
 from funcppo.kg.logic import fixpoint
 from funcppo.kg.logic.joins import RowBudgetExceeded

@@ -12,7 +12,7 @@ from torch.func import grad
 from funcppo import optim, train_step
 from funcppo.config import AdamConfig, PPOConfig
 from funcppo.core import random, tree
-from funcppo.core.deadline import Deadline
+from funcppo.core.host import Deadline
 from funcppo.kg.graph import loaders
 from funcppo.kg.logic import derive, row_index
 from funcppo.kg.logic.derive import select_questions

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from funcppo.core.deadline import NO_DEADLINE, Deadline
+from funcppo.core.host import NO_DEADLINE, Deadline
 from funcppo.kg.logic.kb import HEAD, TAIL
 from funcppo.kg.ranking import calibration, ranking
 from funcppo.kg.ranking.ranking import RankingProtocol

@@ -19,7 +19,7 @@ from funcppo import (
 )
 from funcppo.config import PPOConfig
 from funcppo.core import random, tree
-from funcppo.core.deadline import NO_DEADLINE, Deadline
+from funcppo.core.host import NO_DEADLINE, Deadline
 from funcppo.core.settings import METRICS_FILE, write_config
 from funcppo.kg.graph import loaders
 from funcppo.kg.ranking import rank_metrics

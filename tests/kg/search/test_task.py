@@ -8,7 +8,7 @@ import torch
 
 from funcppo import train_step
 from funcppo.core import random
-from funcppo.core.deadline import Deadline
+from funcppo.core.host import Deadline
 from funcppo.kg.graph import loaders
 from funcppo.kg.logic import fixpoint, prove
 from funcppo.kg.logic import kb as kbase
