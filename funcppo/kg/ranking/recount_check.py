@@ -33,7 +33,7 @@ from funcppo.kg.ranking.explain import Explanation
 from funcppo.kg.ranking.ranking import Ranking, random_rows
 from funcppo.kg.ranking.recount import Atom, Atoms, Logic, RecountLimitError
 from funcppo.kg.scores.learned import TermKind
-from funcppo.kg.scores.other_facts import other_fact_shares
+from funcppo.kg.scores.rules import other_fact_shares
 from funcppo.kg.scores.score import OTHER_FACTS, Score
 from funcppo.kg.search.task import ProverTask, known_triples, with_other_facts
 

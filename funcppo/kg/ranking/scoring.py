@@ -36,9 +36,9 @@ from funcppo.kg.logic.derive import (
 from funcppo.kg.logic.fixpoint import Derivations
 from funcppo.kg.logic.kb import HEAD, TAIL, KBSizes
 from funcppo.kg.logic.row_index import sort_keys
-from funcppo.kg.scores import evidence, other_facts, rules
+from funcppo.kg.scores import evidence, rules
 from funcppo.kg.scores.evidence import Evidence, EvidenceConfig, FactIndex
-from funcppo.kg.scores.other_facts import OtherFactCounts
+from funcppo.kg.scores.rules import OtherFactCounts
 from funcppo.kg.scores.score import Candidates, Need, Score
 from funcppo.kg.search.beam import (
     UNPROVED_PENALTY,
@@ -127,7 +127,7 @@ class TaskCandidates(Candidates):
 
     def n_other_facts(self) -> I64[Tensor, "L"]:
         """Count, for each candidate, the other facts of its relation with the same entity on the asked side."""
-        return other_facts.count_other_facts_of(
+        return rules.count_other_facts_of(
             self.kb,
             self._task.sizes,
             self.other_fact_counts().degrees,

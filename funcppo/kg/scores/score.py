@@ -25,9 +25,9 @@ from funcppo.core.types import F64, I32, I64, Bool
 from funcppo.kg.logic.derive import DerivabilityIndex, LeftOut
 from funcppo.kg.logic.fixpoint import Derivations
 from funcppo.kg.logic.kb import KnowledgeBase
-from funcppo.kg.scores import other_facts, rules
+from funcppo.kg.scores import rules
 from funcppo.kg.scores.evidence import Evidence, FactIndex
-from funcppo.kg.scores.other_facts import OtherFactCounts
+from funcppo.kg.scores.rules import OtherFactCounts
 
 # What a score reads: the rules that derive a candidate, whether T_P does within a height, other facts of the candidate,
 # the evidence of its question, or the candidate itself, for a search.
@@ -217,14 +217,14 @@ class OtherFacts(Score):
     def log_odds(self, found: Candidates) -> F64[Tensor, "L"]:
         """Return the logarithm of the ratio."""
         counts = found.other_fact_counts()
-        shares = other_facts.other_fact_shares(found.kb, counts)
-        table = other_facts.log_likelihood_ratios(shares)
+        shares = rules.other_fact_shares(found.kb, counts)
+        table = rules.log_likelihood_ratios(shares)
         return table[found.labels(), (found.n_other_facts() > 0).long()]
 
     def explain(self, found: Candidates, row: int) -> list[Term]:
         """Return the ratio of a candidate with its counts."""
         counts = found.other_fact_counts()
-        shares = other_facts.other_fact_shares(found.kb, counts)
+        shares = rules.other_fact_shares(found.kb, counts)
         label = int(found.labels()[row])
         detail = OtherFactsDetail(
             int(found.n_other_facts()[row]),

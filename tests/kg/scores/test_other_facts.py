@@ -11,7 +11,7 @@ from funcppo.kg.logic import kb
 from funcppo.kg.logic.derive import make_label
 from funcppo.kg.logic.fixpoint import count_rules, with_confidence
 from funcppo.kg.logic.kb import HEAD, TAIL
-from funcppo.kg.scores import other_facts
+from funcppo.kg.scores import rules as rule_scores
 from funcppo.kg.search.config import ProverTaskConfig
 from funcppo.kg.search.task import build_task, with_other_facts
 from tests import oracles
@@ -43,7 +43,7 @@ def small_task(**settings):
 def shares_of(task):
     counted = with_other_facts(task)
     assert counted.other_facts is not None
-    return other_facts.other_fact_shares(counted.kb, counted.other_facts)
+    return rule_scores.other_fact_shares(counted.kb, counted.other_facts)
 
 
 def label_of(task, relation, side):
@@ -66,7 +66,7 @@ def test_shares_are_worked_by_hand():
         [(1 / 4 + 1 / 2 + 1) / (n_new + 2), (n_new + 1) / (n_new + 2)]
     )
 
-    table = other_facts.log_likelihood_ratios(shares)
+    table = rule_scores.log_likelihood_ratios(shares)
     a, b = 1 / 5, float(shares.of_derived[head])
     assert table[head].tolist() == pytest.approx(
         [math.log((1 - a) / (1 - b)), math.log(a / b)], rel=1e-14
@@ -81,7 +81,7 @@ def test_an_own_fact_is_no_other_fact():
     pairs = [("ann", "rome"), ("cid", "oslo"), ("cid", "rome"), ("dan", "oslo")]
     atoms = torch.tensor([[lives, ids[x], ids[y]] for x, y in pairs])
     for side, expected in ((HEAD, [0, 0, 1, 0]), (TAIL, [1, 0, 2, 1])):
-        found = other_facts.count_other_facts_of(
+        found = rule_scores.count_other_facts_of(
             task.kb, task.sizes, task.other_facts.degrees, atoms, side
         )
         assert found.tolist() == expected
@@ -119,7 +119,7 @@ def count_sets(program, found):
 @settings(max_examples=60)
 def test_counts_are_those_of_sets(program, object_identity):
     world, sizes = kb.build(**program.arrays())
-    counts = other_facts.count_other_facts(
+    counts = rule_scores.count_other_facts(
         world, sizes, object_identity=object_identity
     )
     of_facts, of_rules = count_sets(
@@ -138,7 +138,7 @@ def test_counts_are_those_of_sets(program, object_identity):
     # The shares weigh the rules by their confidences, in float64.
     rule_counts = count_rules(world, sizes, object_identity=object_identity)
     world = with_confidence(world, rule_counts, 3.0)
-    shares = other_facts.other_fact_shares(world, counts)
+    shares = rule_scores.other_fact_shares(world, counts)
     support = rule_counts.support - rule_counts.circular_support
     pairs = rule_counts.body_pairs - rule_counts.circular_support + 3
     for (predicate, side), (n_facts, n_with) in of_facts.items():
