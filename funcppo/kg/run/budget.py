@@ -20,7 +20,12 @@ from funcppo.kg.logic.derive import GPU_CHUNK_FACTOR
 from funcppo.kg.logic.row_index import unique_values
 from funcppo.kg.run.config import Note, RunConfig
 from funcppo.kg.scores import evidence, learned, path_network
-from funcppo.kg.scores.learned import AggregationConfig, Capacity
+from funcppo.kg.scores.learned import (
+    AggregationConfig,
+    Capacity,
+    PolicyConfig,
+    QuestionWorld,
+)
 from funcppo.kg.scores.question_config import (
     EMBEDDING_SECONDS,
     LISTING_SECONDS,
@@ -35,7 +40,6 @@ from funcppo.kg.scores.question_config import (
     QuestionConfig,
     batch_size,
 )
-from funcppo.kg.scores.questions import PolicyConfig, QuestionWorld
 from funcppo.kg.search.task import PhaseCallback, ProverTask, ignore_phase
 from funcppo.runtime import memory
 

@@ -66,6 +66,7 @@ from funcppo.kg.run.run import (
     with_valid_evidence,
 )
 from funcppo.kg.scores import evidence, path_network
+from funcppo.kg.scores.learned import Params_questions as Params
 from funcppo.kg.scores.question_config import (
     EMBEDDING_SECONDS,
     N_NETWORK_STEPS,
@@ -73,7 +74,6 @@ from funcppo.kg.scores.question_config import (
     ListwiseConfig,
     batch_size,
 )
-from funcppo.kg.scores.questions import Params
 from funcppo.kg.scores.score import OTHER_FACTS, Candidates, parse
 from funcppo.kg.search.beam import SchedulerState, SearchConfig
 from funcppo.kg.search.config import ProverTaskConfig

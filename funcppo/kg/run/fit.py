@@ -38,21 +38,18 @@ from funcppo.kg.ranking.ranking import ListedQueries, Ranking, RankingProtocol
 from funcppo.kg.ranking.scoring import QuestionEvidence
 from funcppo.kg.run import budget
 from funcppo.kg.run.config import Note, RunConfig
-from funcppo.kg.scores import (
-    evidence,
-    learned,
-    link_embedding,
-    path_network,
-    questions,
-)
+from funcppo.kg.scores import evidence, learned, link_embedding, path_network
 from funcppo.kg.scores.evidence import Evidence, EvidenceConfig, FactIndex
 from funcppo.kg.scores.learned import (
     AggregationConfig,
     AggregationWorld,
     Capacity,
     LearnedScore,
+    PolicyConfig,
+    QuestionWorld,
     Weights,
 )
+from funcppo.kg.scores.learned import Params_questions as Params
 from funcppo.kg.scores.link_embedding import Links
 from funcppo.kg.scores.path_network import NetworkConfig, PathNetwork
 from funcppo.kg.scores.question_config import (
@@ -65,7 +62,6 @@ from funcppo.kg.scores.question_config import (
     QuestionConfig,
     batch_size,
 )
-from funcppo.kg.scores.questions import Params, PolicyConfig, QuestionWorld
 from funcppo.kg.scores.score import Score
 from funcppo.kg.search.task import (
     PhaseCallback,
@@ -149,13 +145,13 @@ def question_world(setup: QuestionSetup) -> QuestionWorld:
     if setup.world is not None:
         return setup.world
     device = setup.facts.degree.device
-    blank = questions.blank_world(setup.aggregation)
+    blank = learned.blank_world(setup.aggregation)
     return tree.map(lambda x: x.to(device), blank)
 
 
 def untrained_params(setup: QuestionSetup) -> Params:
     """The weights that add the odds of the rule confidences, each to the power of the settings."""
-    return questions.init(
+    return learned.init_questions(
         setup.policy, random.key(0, setup.facts.degree.device)
     )
 
@@ -194,8 +190,8 @@ def question_learner(policy: PolicyConfig, ppo: PPOConfig) -> Config:
     """PPO on questions."""
     return Config(
         ppo=ppo,
-        env=questions.environment(policy.capacity),
-        agent=questions.agent(policy),
+        env=learned.environment(policy.capacity),
+        agent=learned.agent(policy),
     )
 
 
@@ -561,7 +557,7 @@ def batch_gradient(
     size = learned.capacity(world.evidence, question)
     n_together = max(1, cfg.max_batch_firings // budget.batch_firings(1, size))
     gradient_of = partial(
-        grad(questions.listwise_loss, argnums=3),
+        grad(learned.listwise_loss, argnums=3),
         replace(policy, capacity=size),
         world,
         cfg.penalty,

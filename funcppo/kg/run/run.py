@@ -41,8 +41,8 @@ from funcppo.kg.run.config import (
 )
 from funcppo.kg.run.fit import QuestionSetup, ValidEvidence
 from funcppo.kg.scores import link_embedding, path_network
+from funcppo.kg.scores.learned import Params_questions as Params
 from funcppo.kg.scores.question_config import MAX_VALID_FIRINGS
-from funcppo.kg.scores.questions import Params
 from funcppo.kg.scores.score import parse
 from funcppo.kg.search import task as prover_task
 from funcppo.kg.search.beam import ScoreName, SearchStep

@@ -19,12 +19,7 @@ from funcppo.kg.ranking.explain import (
     explanation_lines,
 )
 from funcppo.kg.ranking.recount_check import RecountCheck
-from funcppo.kg.scores import (
-    evidence,
-    learned,
-    link_embedding,
-    path_network,
-)
+from funcppo.kg.scores import evidence, learned, link_embedding, path_network
 from funcppo.kg.scores.learned import LearnedScore, Weights
 from funcppo.kg.scores.question_config import BellmanFordConfig, EmbeddingConfig
 from funcppo.kg.search.config import ProverTaskConfig

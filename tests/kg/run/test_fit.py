@@ -21,12 +21,7 @@ from funcppo.kg.ranking import ranking
 from funcppo.kg.ranking.ranking import RankingProtocol
 from funcppo.kg.run import budget, fit
 from funcppo.kg.run.fit import iter_epochs, list_questions
-from funcppo.kg.scores import (
-    evidence,
-    link_embedding,
-    path_network,
-    questions,
-)
+from funcppo.kg.scores import evidence, learned, link_embedding, path_network
 from funcppo.kg.scores.learned import LearnedScore
 from funcppo.kg.scores.question_config import (
     BellmanFordConfig,
@@ -199,9 +194,9 @@ def test_the_prior_is_the_policy_that_ppo_starts_from(setup, start):
     params = tree.map(lambda x: x + 0.1, start)
     world = fit.with_prior_score(setup, params).world
     question = world.question[:7]
-    state = questions.QuestionState(question, torch.zeros(7, dtype=torch.bool))
-    obs = questions.observe(setup.policy.capacity, world, state)
-    out = questions.apply(setup.policy, world, params, obs)
+    state = learned.QuestionState(question, torch.zeros(7, dtype=torch.bool))
+    obs = learned.observe(setup.policy.capacity, world, state)
+    out = learned.apply(setup.policy, world, params, obs)
     torch.testing.assert_close(out.logits, out.prior_logits)
     assert out.logits[obs.action_mask].std() > 0
 
@@ -280,7 +275,7 @@ def test_each_derived_question_is_in_one_batch_of_the_first_epoch(
     # The first step is on the first batch, down its loss; its questions are sorted by size, which rounds otherwise.
     _, question, settings, _, state = steps[0]
     assert state.n_steps == 0 and len(question) == 8
-    gradient = grad(questions.listwise_loss, argnums=3)(
+    gradient = grad(learned.listwise_loss, argnums=3)(
         setup.policy,
         setup.world,
         settings.penalty,

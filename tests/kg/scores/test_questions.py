@@ -10,13 +10,9 @@ import torch
 
 import funcppo as fp
 from funcppo.core import random
-from funcppo.kg.scores import learned, questions
+from funcppo.kg.scores import learned
+from funcppo.kg.scores.learned import PolicyConfig, QuestionState, QuestionWorld
 from funcppo.kg.scores.question_config import Penalty
-from funcppo.kg.scores.questions import (
-    PolicyConfig,
-    QuestionState,
-    QuestionWorld,
-)
 from tests.kg.logic.test_derive import HEAD, TAIL, ask_all
 from tests.kg.scores.test_evidence import KNOWS, VILLAGE
 from tests.kg.scores.test_learned import problem
@@ -42,7 +38,7 @@ def state_of(*question):
 
 def test_the_answer_is_rewarded_once_and_ends_the_episode():
     policy, world = make_world()
-    env = questions.environment(policy.capacity)
+    env = learned.environment(policy.capacity)
     place = [
         world.evidence.entity[world.evidence.question == q].tolist().index(2)
         for q in (0, 1)
@@ -60,11 +56,11 @@ def test_the_answer_is_rewarded_once_and_ends_the_episode():
 
 def test_the_policy_is_a_softmax_over_the_candidates_of_the_question():
     policy, world = make_world()
-    params = questions.init(policy, random.key(0))
-    obs = questions.observe(policy.capacity, world, state_of(0, 1))
+    params = learned.init_questions(policy, random.key(0))
+    obs = learned.observe(policy.capacity, world, state_of(0, 1))
     n_candidates = torch.diff(world.evidence.candidate_offsets)
     assert obs.action_mask.sum(1).tolist() == n_candidates.tolist()
-    output = questions.apply(policy, world, params, obs)
+    output = learned.apply(policy, world, params, obs)
     p = torch.softmax(output.logits, -1)
     assert (p[~obs.action_mask] == 0).all()
     whole = learned.score(
@@ -81,7 +77,7 @@ def test_the_policy_is_a_softmax_over_the_candidates_of_the_question():
     # the loss of the warm start, and its penalty
     answer = world.evidence.answer - world.evidence.candidate_offsets[:-1]
     log_p = [math.log(float(p[q, answer[q]])) for q in (0, 1)]
-    loss = questions.listwise_loss(
+    loss = learned.listwise_loss(
         policy, world, Penalty(), params, world.question
     )
     assert float(loss) == pytest.approx(-sum(log_p) / 2, abs=1e-5)
@@ -91,7 +87,7 @@ def test_the_policy_is_a_softmax_over_the_candidates_of_the_question():
         )
     )
     weighed, free = (
-        float(questions.listwise_loss(policy, world, c, heavy, world.question))
+        float(learned.listwise_loss(policy, world, c, heavy, world.question))
         for c in (Penalty(rule_weight=0.5), Penalty(rule_weight=0.0))
     )
     n_weights = heavy.score.rule_weight.numel()
@@ -103,7 +99,7 @@ def test_the_prior_of_features_worked_by_hand():
     policy, world = make_world()
     start = replace(policy.aggregation, odds_power=2.0)
     policy = replace(policy, aggregation=start)
-    params = questions.init(policy, random.key(0))
+    params = learned.init_questions(policy, random.key(0))
     score = params.score
     feature = score.feature_weight.clone()
     degree = score.own_degree_weight.clone()
@@ -117,7 +113,7 @@ def test_the_prior_of_features_worked_by_hand():
     )
     moved = params._replace(score=score)
     tight, wide = (
-        float(questions.listwise_loss(policy, world, c, moved, world.question))
+        float(learned.listwise_loss(policy, world, c, moved, world.question))
         for c in (
             Penalty(feature_deviation=0.1),
             Penalty(feature_deviation=1e6),
@@ -131,10 +127,10 @@ def test_candidates_that_were_drawn_stand_for_those_that_were_not():
     chance = torch.zeros_like(world.evidence.log_listed)
     chance[0] = math.log(0.25)
     drawn = world._replace(evidence=world.evidence._replace(log_listed=chance))
-    params = questions.init(policy, random.key(0))
-    obs = questions.observe(policy.capacity, world, state_of(0, 1))
+    params = learned.init_questions(policy, random.key(0))
+    obs = learned.observe(policy.capacity, world, state_of(0, 1))
     before, after = (
-        questions.apply(policy, w, params, obs).logits for w in (world, drawn)
+        learned.apply(policy, w, params, obs).logits for w in (world, drawn)
     )
     difference = (after - before)[obs.action_mask]
     assert difference[0] == pytest.approx(math.log(4))
@@ -144,8 +140,8 @@ def test_candidates_that_were_drawn_stand_for_those_that_were_not():
 def test_ppo_learns_the_answers():
     policy, world = make_world()
     learner = fp.ppo(
-        env=questions.environment(policy.capacity),
-        network=questions.agent(policy),
+        env=learned.environment(policy.capacity),
+        network=learned.agent(policy),
         world=world,
         n_envs=64,
         n_steps=1,
