@@ -52,7 +52,7 @@ from funcppo.kg.search.task import ProverTask
 from funcppo.runtime import compile as strategies
 from funcppo.runtime import memory
 from funcppo.runtime.capture import GraphedStep
-from funcppo.runtime.host_transfer import AsyncReadback
+from funcppo.runtime.memory import AsyncReadback
 
 CHUNK_SLOTS, MAX_DEPTH = 512, 20
 BEAM = 64  # of `success`

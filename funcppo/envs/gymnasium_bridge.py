@@ -39,7 +39,7 @@ from funcppo.interfaces import (
     MaskedObservation,
     Timestep,
 )
-from funcppo.runtime.host_transfer import to_device, to_host
+from funcppo.runtime.memory import to_device, to_host
 
 VectorizationMode = Literal["sync", "async"]
 

@@ -10,7 +10,7 @@ import torch
 
 from funcppo.core import tree
 from funcppo.runtime.capture import capture
-from funcppo.runtime.host_transfer import (
+from funcppo.runtime.memory import (
     AsyncReadback,
     StagingBuffers,
     prefetch,

@@ -76,7 +76,7 @@ from funcppo.runtime.capture import (
     TreeFunction,
     are_trees_demanded,
 )
-from funcppo.runtime.host_transfer import AsyncReadback, prefetch
+from funcppo.runtime.memory import AsyncReadback, prefetch
 from funcppo.runtime.reasons import ReasonCode
 
 # Each collection of evidence solves every rule's body, so it ranks at least as many queries.

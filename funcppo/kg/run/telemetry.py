@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from funcppo.core.files import write_atomically
-from funcppo.runtime import host_transfer, reasons
+from funcppo.runtime import memory, reasons
 from funcppo.runtime.capture import CapturedStep
 from funcppo.runtime.compile import StrategyRecord
 
@@ -308,8 +308,8 @@ class Telemetry:
                 ("total", total),
             ):
                 self.set("device_memory_bytes", n_bytes, kind)
-        while host_transfer.copy_seconds:
-            self.observe("stage_copy", host_transfer.copy_seconds.popleft())
+        while memory.copy_seconds:
+            self.observe("stage_copy", memory.copy_seconds.popleft())
         if monitor is None:
             return
         monitor.poll()

@@ -22,7 +22,7 @@ from funcppo.kg.search.beam import (
     score_candidates,
 )
 from funcppo.runtime.capture import GraphedStep
-from funcppo.runtime.host_transfer import AsyncReadback
+from funcppo.runtime.memory import AsyncReadback
 from tests.kg.logic.test_resolve import C, P, program
 from tests.learning import assert_trees_equal
 
