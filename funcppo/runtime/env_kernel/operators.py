@@ -16,14 +16,18 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from funcppo.core import random
-from funcppo.runtime.env_kernel.tensor import (
+from funcppo.runtime.env_kernel.writer import (
     MAX_NUMBERS_A_ROW,
     MAX_TILE_WIDTH,
+    MAXIMUM,
+    MINIMUM,
     TRACED_ROWS,
     Expression,
     LaneTensor,
     Part,
+    Reduction,
     UnsupportedError,
+    Writer,
     column_code,
     concatenate,
     held_tensor,
@@ -34,12 +38,6 @@ from funcppo.runtime.env_kernel.tensor import (
     parts_of,
     rearrange,
     without_axis,
-)
-from funcppo.runtime.env_kernel.writer import (
-    MAXIMUM,
-    MINIMUM,
-    Reduction,
-    Writer,
 )
 
 aten = torch.ops.aten

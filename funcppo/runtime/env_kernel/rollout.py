@@ -48,13 +48,14 @@ from funcppo.runtime.env_kernel.operators import (
     VIEWS,
     pointwise,
 )
-from funcppo.runtime.env_kernel.tensor import (
+from funcppo.runtime.env_kernel.writer import (
     MAX_NUMBERS_A_ROW,
     TRACED_ROWS,
     TRITON_DTYPES,
     Expression,
     LaneTensor,
     UnsupportedError,
+    Writer,
     axis_code,
     column_code,
     constant_tensor,
@@ -66,7 +67,6 @@ from funcppo.runtime.env_kernel.tensor import (
     padded,
     parts_of,
 )
-from funcppo.runtime.env_kernel.writer import Writer
 from funcppo.runtime.reasons import error_line
 
 # lines of a program: Triton takes more than linear time to compile them

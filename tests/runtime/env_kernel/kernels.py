@@ -16,7 +16,7 @@ from funcppo.runtime.env_kernel.rollout import (
     threefry_source,
     write_program,
 )
-from funcppo.runtime.env_kernel.tensor import (
+from funcppo.runtime.env_kernel.writer import (
     TRACED_ROWS,
     memory_tensor,
     named_tensor,

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from funcppo.runtime.env_kernel.tensor import UnsupportedError
+from funcppo.runtime.env_kernel.writer import UnsupportedError
 from tests.runtime.env_kernel.kernels import run
 
 ROWS = 5

@@ -9,9 +9,7 @@ import torch
 from torch import Tensor
 
 from funcppo.core import random
-from funcppo.runtime.env_kernel.tensor import (
-    UnsupportedError,
-)
+from funcppo.runtime.env_kernel.writer import UnsupportedError
 from tests.runtime.env_kernel.kernels import run
 
 ROWS = 6

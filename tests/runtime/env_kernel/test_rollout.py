@@ -18,7 +18,7 @@ from funcppo.runtime.env_kernel.rollout import (
     RolloutKernel,
     StepArguments,
 )
-from funcppo.runtime.env_kernel.tensor import UnsupportedError
+from funcppo.runtime.env_kernel.writer import UnsupportedError
 from tests.runtime.env_kernel import numpy_triton
 
 N_STEPS = 5

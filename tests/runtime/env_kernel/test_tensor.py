@@ -9,7 +9,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from funcppo.runtime.env_kernel.tensor import (
+from funcppo.runtime.env_kernel.writer import (
     UnsupportedError,
     axis_code,
     coordinate_code,
