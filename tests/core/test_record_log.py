@@ -48,10 +48,10 @@ def test_a_file_cut_at_any_byte_is_resumed_to_the_same_file(tmp_path):
 def test_a_file_of_other_settings_is_not_resumed(tmp_path, changed, problem):
     path = tmp_path / "records.jsonl"
     work(path)
-    files = {x: x.read_bytes() for x in tmp_path.iterdir()}
+    contents = {x: x.read_bytes() for x in tmp_path.iterdir()}
     with pytest.raises(ValueError, match=problem):
         work(path, resume=True, settings=SETTINGS | changed)
-    assert {x: x.read_bytes() for x in tmp_path.iterdir()} == files
+    assert {x: x.read_bytes() for x in tmp_path.iterdir()} == contents
     assert work(path, settings=SETTINGS | changed) == ([], [])
     beside = files.settings_path(path)
     assert json.loads(beside.read_bytes()) == SETTINGS | changed

@@ -66,7 +66,7 @@ from funcppo.kg.run.run import (
     with_valid_evidence,
 )
 from funcppo.kg.scores import evidence, path_network
-from funcppo.kg.scores.learned import Params_questions as Params
+from funcppo.kg.scores.learned import QuestionParams
 from funcppo.kg.scores.question_config import (
     EMBEDDING_SECONDS,
     N_NETWORK_STEPS,
@@ -884,7 +884,7 @@ def _score_untrained(run: Run, run_time: RunTime) -> Candidate[Run]:
 
 
 def _rank_untrained(
-    label: str, run: Run, params: Params, run_time: RunTime
+    label: str, run: Run, params: QuestionParams, run_time: RunTime
 ) -> Candidate[Run]:
     """A run before its first update, with its MRR on valid."""
     show = partial(
@@ -936,7 +936,7 @@ class Fitted(NamedTuple):
     """Weights of evidence, and what they rank valid by."""
 
     setup: QuestionSetup
-    params: Params
+    params: QuestionParams
     valid: ValidEvidence | None  # None where there is no valid split
     n_epochs: int = 0  # that there was time for
 
@@ -1093,7 +1093,7 @@ class _QuestionStages:
         self,
         label: str,
         setup: QuestionSetup,
-        params: Params,
+        params: QuestionParams,
         valid: ValidEvidence | None,
         n_epochs: int = 0,
     ) -> Candidate[Fitted]:
@@ -1215,7 +1215,7 @@ class _QuestionStages:
 
     def _iter_epochs(
         self, setup: QuestionSetup, cfg: ListwiseConfig, deadline: Deadline
-    ) -> Iterator[Params]:
+    ) -> Iterator[QuestionParams]:
         """Yield untrained weights after each epoch of a fit."""
         if not cfg.learning_rate:
             return

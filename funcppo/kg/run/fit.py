@@ -46,10 +46,10 @@ from funcppo.kg.scores.learned import (
     Capacity,
     LearnedScore,
     PolicyConfig,
+    QuestionParams,
     QuestionWorld,
     Weights,
 )
-from funcppo.kg.scores.learned import Params_questions as Params
 from funcppo.kg.scores.link_embedding import Links
 from funcppo.kg.scores.path_network import NetworkConfig, PathNetwork
 from funcppo.kg.scores.question_config import (
@@ -102,8 +102,8 @@ class Quality(NamedTuple):
 class FitState(NamedTuple):
     """Weights in the middle of a listwise fit."""
 
-    params: Params
-    adam: AdamState[Params]
+    params: QuestionParams
+    adam: AdamState[QuestionParams]
     n_steps: int  # so far
 
 
@@ -149,9 +149,9 @@ def question_world(setup: QuestionSetup) -> QuestionWorld:
     return tree.map(lambda x: x.to(device), blank)
 
 
-def untrained_params(setup: QuestionSetup) -> Params:
+def untrained_params(setup: QuestionSetup) -> QuestionParams:
     """The weights that add the odds of the rule confidences, each to the power of the settings."""
-    return learned.init_questions(
+    return learned.init_params(
         setup.policy, random.key(0, setup.facts.degree.device)
     )
 
@@ -167,7 +167,7 @@ def with_weights_of(
 def make_weights(
     task: ProverTask,
     setup: QuestionSetup,
-    params: Params,
+    params: QuestionParams,
     left_out: LeftOut = "fact",
 ) -> Weights:
     """Given weights with what the score reads beside evidence.
@@ -237,12 +237,14 @@ class ValidEvidence:
         )
         return ranking.rank_listed(self.listed, score_atoms)
 
-    def rank_by_weights(self, setup: QuestionSetup, params: Params) -> Ranking:
+    def rank_by_weights(
+        self, setup: QuestionSetup, params: QuestionParams
+    ) -> Ranking:
         """The queries, ranked by given weights."""
         weights = make_weights(self.task, setup, params)
         return self.rank(LearnedScore("evidence", weights))
 
-    def quality(self, setup: QuestionSetup, params: Params) -> Quality:
+    def quality(self, setup: QuestionSetup, params: QuestionParams) -> Quality:
         """How well given weights rank the queries."""
         return quality_of(self.task, self.rank_by_weights(setup, params))
 
@@ -457,7 +459,9 @@ def derived_questions(listed: Evidence) -> I64[Tensor, "n"]:
     return (listed.answer >= 0).nonzero().squeeze(1)
 
 
-def with_prior_score(setup: QuestionSetup, params: Params) -> QuestionSetup:
+def with_prior_score(
+    setup: QuestionSetup, params: QuestionParams
+) -> QuestionSetup:
     """The setup with the scores of given weights as the policy that PPO starts from."""
     world = question_world(setup)
     scores = [world.prior_score[:0]]
@@ -490,12 +494,12 @@ def without_walks(setup: QuestionSetup) -> QuestionSetup:
 def iter_epochs(
     policy: PolicyConfig,
     world: QuestionWorld,
-    params: Params,
+    params: QuestionParams,
     cfg: ListwiseConfig,
     seed: int,
     deadline: Deadline = NO_DEADLINE,
     first: tuple[int, float] | None = None,
-) -> Iterator[Params]:
+) -> Iterator[QuestionParams]:
     """Yield the params after each epoch of steps down the listwise loss.
 
     Args:
@@ -549,10 +553,10 @@ def take_step(
 def batch_gradient(
     policy: PolicyConfig,
     world: QuestionWorld,
-    params: Params,
+    params: QuestionParams,
     cfg: ListwiseConfig,
     question: I64[Tensor, "B"],
-) -> Params:
+) -> QuestionParams:
     """The gradient of the listwise loss of some questions, computed in parts where they do not fit together."""
     size = learned.capacity(world.evidence, question)
     n_together = max(1, cfg.max_batch_firings // budget.batch_firings(1, size))
@@ -649,7 +653,9 @@ def _batches(
 
 
 def with_embedding(
-    setup: QuestionSetup, embedding: link_embedding.Params, left_out: LeftOut
+    setup: QuestionSetup,
+    embedding: link_embedding.Params,
+    left_out: LeftOut,
 ) -> QuestionSetup:
     """The evidence with priors by link embeddings, which the policy weighs.
 

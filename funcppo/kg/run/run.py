@@ -41,7 +41,7 @@ from funcppo.kg.run.config import (
 )
 from funcppo.kg.run.fit import QuestionSetup, ValidEvidence
 from funcppo.kg.scores import link_embedding, path_network
-from funcppo.kg.scores.learned import Params_questions as Params
+from funcppo.kg.scores.learned import QuestionParams
 from funcppo.kg.scores.question_config import MAX_VALID_FIRINGS
 from funcppo.kg.scores.score import parse
 from funcppo.kg.search import task as prover_task
@@ -315,7 +315,7 @@ def _initial_state(
     )
 
 
-def at_start(run: Run, setup: QuestionSetup, params: Params) -> Run:
+def at_start(run: Run, setup: QuestionSetup, params: QuestionParams) -> Run:
     """The run before its first update, from given weights of questions that are listed on."""
     run = _with_questions(run, setup, params)
     state = init_train_state(run.run_config, run.cfg, training_world(run))
@@ -329,7 +329,7 @@ def at_start(run: Run, setup: QuestionSetup, params: Params) -> Run:
 
 
 def _with_questions(
-    run: Run, setup: QuestionSetup, start_params: Params
+    run: Run, setup: QuestionSetup, start_params: QuestionParams
 ) -> Run:
     """The run, ready for PPO over questions from given parameters on."""
     cfg = fit.question_learner(setup.policy, ppo_config(run.run_config))

@@ -20,7 +20,7 @@ Questions as episodes: which of the candidates that rules derive is the answer?
 
 A state is a question about a known fact that is left out of the evidence, an action one of its candidates, and the
 reward 1 for the answer and 0 for any other. An episode has one step. The policy is a softmax over the scores of
-`aggregation`, which compares the candidates of one question, as a ranking does.
+this module, which compares the candidates of one question, as a ranking does.
 
 `listwise_loss` is the negative expected log-probability of the answer: the exact objective of a warm start, by
 gradient steps on the same params that PPO refines.
@@ -711,7 +711,7 @@ class Output(NamedTuple):
     value: F32[Tensor, "B"]
 
 
-class Params_questions(NamedTuple):
+class QuestionParams(NamedTuple):
     """The weights of the policy and of its value."""
 
     score: Params
@@ -840,26 +840,24 @@ def _answer_place(
 
 def agent(
     cfg: PolicyConfig,
-) -> Agent[QuestionWorld, Params_questions, Observation, Output]:
+) -> Agent[QuestionWorld, QuestionParams, Observation, Output]:
     """The scores of the candidates as a policy, and the chance to be right as its value.
 
     The entropy is relative to the policy that PPO starts from.
     """
     return Agent(
         cfg=cfg,
-        init=init_questions,
+        init=init_params,
         apply=apply,
         distribution=KL_REGULARISED_CATEGORICAL,
     )
 
 
-def init_questions(
-    cfg: PolicyConfig, key: I64[Tensor, "2"]
-) -> Params_questions:
+def init_params(cfg: PolicyConfig, key: I64[Tensor, "2"]) -> QuestionParams:
     """The weights before training; the value is the chance to be right that the policy gives itself."""
     n = n_labels(cfg.aggregation.sizes)
     value_weight = torch.tensor([0.0, 1.0], device=key.device)
-    return Params_questions(
+    return QuestionParams(
         score=init(cfg.aggregation, key),
         value_weight=value_weight.repeat(n, 1),
     )
@@ -868,7 +866,7 @@ def init_questions(
 def apply(
     cfg: PolicyConfig,
     world: QuestionWorld,
-    params: Params_questions,
+    params: QuestionParams,
     obs: Observation,
 ) -> Output:
     """The logits of the candidates of each question, and the value.
@@ -907,7 +905,7 @@ def listwise_loss(
     cfg: PolicyConfig,
     world: QuestionWorld,
     penalty: Penalty,
-    params: Params_questions,
+    params: QuestionParams,
     question: I64[Tensor, "B"],
 ) -> F32[Tensor, ""]:
     """The mean of -log p(answer) over some questions, plus the penalty of the weights.

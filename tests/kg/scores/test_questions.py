@@ -56,7 +56,7 @@ def test_the_answer_is_rewarded_once_and_ends_the_episode():
 
 def test_the_policy_is_a_softmax_over_the_candidates_of_the_question():
     policy, world = make_world()
-    params = learned.init_questions(policy, random.key(0))
+    params = learned.init_params(policy, random.key(0))
     obs = learned.observe(policy.capacity, world, state_of(0, 1))
     n_candidates = torch.diff(world.evidence.candidate_offsets)
     assert obs.action_mask.sum(1).tolist() == n_candidates.tolist()
@@ -99,7 +99,7 @@ def test_the_prior_of_features_worked_by_hand():
     policy, world = make_world()
     start = replace(policy.aggregation, odds_power=2.0)
     policy = replace(policy, aggregation=start)
-    params = learned.init_questions(policy, random.key(0))
+    params = learned.init_params(policy, random.key(0))
     score = params.score
     feature = score.feature_weight.clone()
     degree = score.own_degree_weight.clone()
@@ -127,7 +127,7 @@ def test_candidates_that_were_drawn_stand_for_those_that_were_not():
     chance = torch.zeros_like(world.evidence.log_listed)
     chance[0] = math.log(0.25)
     drawn = world._replace(evidence=world.evidence._replace(log_listed=chance))
-    params = learned.init_questions(policy, random.key(0))
+    params = learned.init_params(policy, random.key(0))
     obs = learned.observe(policy.capacity, world, state_of(0, 1))
     before, after = (
         learned.apply(policy, w, params, obs).logits for w in (world, drawn)
