@@ -78,8 +78,7 @@ class Serve(ScoreOptions):
     def _serve(self, listener: socket.socket, answerer: Answerer) -> None:
         """Answer requests until a signal, and say so once that begins."""
         from funcppo.kg.show import server
-        from funcppo.kg.show.app import Site
-        from funcppo.kg.show.explorer import Explorer
+        from funcppo.kg.show.explorer import Explorer, Site
 
         explorer = Explorer(answerer)
         site = Site(explorer, self.request_seconds)

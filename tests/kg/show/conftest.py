@@ -13,8 +13,7 @@ from funcppo.kg.run.run import open_run
 from funcppo.kg.run.subject import dataset_subject, open_run_subject
 from funcppo.kg.search.config import ProverTaskConfig
 from funcppo.kg.show import measure
-from funcppo.kg.show.app import Site
-from funcppo.kg.show.explorer import Explorer
+from funcppo.kg.show.explorer import Explorer, Site
 from tests.cli.runner import funcppo
 from tests.kg.show.graphs import SMALL, write_graph
 

@@ -11,9 +11,8 @@ from funcppo.kg.answers import Answerer
 from funcppo.kg.graph import loaders
 from funcppo.kg.run.subject import dataset_subject
 from funcppo.kg.search.config import ProverTaskConfig
-from funcppo.kg.show import app, values
-from funcppo.kg.show.app import RESOURCES, Site
-from funcppo.kg.show.explorer import Explorer
+from funcppo.kg.show import explorer, values
+from funcppo.kg.show.explorer import RESOURCES, Explorer, Site
 from funcppo.kg.show.names import display, score_text
 from tests.kg.show.conftest import make_client
 from tests.kg.show.graphs import ALSO, HOSTILE, INVERSE, LIKES
@@ -252,7 +251,7 @@ def test_names_are_looked_up_while_others_rank(explorers):
 
 
 def test_an_answer_that_is_too_long_is_one_line(client, monkeypatch):
-    monkeypatch.setattr(app, "MAX_ANSWER_BYTES", 100)
+    monkeypatch.setattr(explorer, "MAX_ANSWER_BYTES", 100)
     response = client.get("/api/graph")
     assert response.status_code == 503
     assert "at most 100 bytes" in response.text
