@@ -17,7 +17,7 @@ from typing import Any, Generic, NamedTuple, cast
 import torch
 from torch import Tensor
 
-from funcppo import minibatch, optim, rollout, shards
+from funcppo import minibatch, optim, rollout
 from funcppo.advantages import gae, next_values
 from funcppo.config import Config
 from funcppo.core import random, tree
@@ -25,7 +25,14 @@ from funcppo.core.settings import reads_scalars_apart
 from funcppo.core.types import F32, I64, Obs, Params, Scan, State
 from funcppo.interfaces import GatherShards, Memory
 from funcppo.losses import Batch, LossMetrics, Scalars, Sequence
-from funcppo.minibatch import MinibatchIndices, MinibatchMetrics, UpdateState
+from funcppo.minibatch import (
+    MinibatchIndices,
+    MinibatchMetrics,
+    Moments,
+    ShardedIndices,
+    UpdateState,
+    minibatch_step,
+)
 from funcppo.nets import fused_mlp
 from funcppo.optim import AdamState
 from funcppo.rollout import (
@@ -35,7 +42,6 @@ from funcppo.rollout import (
     Transition,
     rollout_step,
 )
-from funcppo.shards import Moments, ShardedIndices, minibatch_step
 
 
 class TrainState(NamedTuple, Generic[Params, State]):
@@ -376,7 +382,7 @@ def collect(
     # Each shard by itself, then what all of them must know of each.
     own = [_collect_shard(cfg, world, shard, parts) for shard in _shards(state)]
     moments = [_shard_moments(shard) for shard in own]
-    metrics, advantage = _merge_shards(shards.gather(cfg, moments))
+    metrics, advantage = _merge_shards(minibatch.gather(cfg, moments))
 
     minibatches = ShardedIndices(
         rows=torch.stack([shard.minibatches.rows for shard in own], 1),
@@ -456,9 +462,9 @@ def _shard_moments(shard: RolloutResult) -> _ShardMoments:
     advantage = batch.advantage[shard.minibatches.rows]
     return (
         shard.metrics,
-        shards.masked_moments(is_row, residual),
-        shards.masked_moments(is_row, batch.value_target),
-        shards.masked_moments(torch.isfinite(advantage), advantage),
+        minibatch.masked_moments(is_row, residual),
+        minibatch.masked_moments(is_row, batch.value_target),
+        minibatch.masked_moments(torch.isfinite(advantage), advantage),
     )
 
 
@@ -467,8 +473,8 @@ def _merge_shards(
 ) -> tuple[RolloutMetrics, Moments]:
     """Measures of the rollouts of all shards, and the moments of the advantages of each minibatch."""
     metrics, *moments = zip(*all_shards)
-    residual, target, advantage = map(shards.merge_moments, moments)
-    sums = shards.sum_in_order(metrics)[:-1]
+    residual, target, advantage = map(minibatch.merge_moments, moments)
+    sums = minibatch.sum_in_order(metrics)[:-1]
     explained_variance = 1 - residual.square_sum / target.square_sum
     return RolloutMetrics(
         *sums, explained_variance=explained_variance

@@ -54,7 +54,6 @@ MATHS = (
     "minibatch",
     "optim",
     "rollout",
-    "shards",
     "train_step",
     "core.random",
     "core.tree",

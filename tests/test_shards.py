@@ -9,7 +9,7 @@ from functools import partial
 import pytest
 import torch
 
-from funcppo import losses, shards
+from funcppo import losses, minibatch
 from funcppo.core import random, tree
 from funcppo.minibatch import MinibatchIndices
 from funcppo.train_step import (
@@ -43,7 +43,7 @@ pytestmark = pytest.mark.usefixtures(one_thread.__name__)
 
 def moments(values):
     x = torch.tensor(values, dtype=torch.float64)
-    return shards.masked_moments(x.isfinite(), x)
+    return minibatch.masked_moments(x.isfinite(), x)
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def moments(values):
     ],
 )
 def test_moments_of_shards_are_those_of_all_their_numbers(values):
-    merged = shards.merge_moments([moments(x) for x in values])
+    merged = minibatch.merge_moments([moments(x) for x in values])
     together = moments([x for shard in values for x in shard])
     for got, want in zip(merged, together):
         torch.testing.assert_close(got, want, rtol=1e-12, atol=0)
@@ -69,13 +69,13 @@ def test_a_mean_over_shards_by_hand():
         metrics = losses.LossMetrics(*[loss] * 6, (), torch.tensor(fraction))
         return loss[None], metrics, torch.tensor(n_counted)
 
-    grads, metrics = shards.mean_over_shards(
+    grads, metrics = minibatch.mean_over_shards(
         [shard(4.0, 3.0, 0.25), shard(8.0, 1.0, 0.75)]
     )
     assert grads.tolist() == [5.0] and metrics.loss == 5.0
     assert metrics.nonfinite_fraction == 0.5 and metrics.dropped_fraction == ()
 
-    grads, _ = shards.mean_over_shards([shard(0.0, 0.0, 1.0)] * 2)
+    grads, _ = minibatch.mean_over_shards([shard(0.0, 0.0, 1.0)] * 2)
     assert grads.tolist() == [0.0]
 
 
@@ -99,7 +99,7 @@ def as_one_shard(cfg, got):
 
 def learn(cfg, state, got, batch, minibatches):
     step = partial(
-        shards.minibatch_step, cfg, WORLD, state.params, batch, got.scalars
+        minibatch.minibatch_step, cfg, WORLD, state.params, batch, got.scalars
     )
     return tree.scan(step, got.update_state, minibatches)
 
@@ -151,8 +151,8 @@ def test_bad_rows_count_in_no_shard_and_a_shard_may_have_nothing_else():
         b.advantage[rows]
         for b, rows in zip(batch, got.minibatches.rows.unbind(1))
     ]
-    advantage = shards.merge_moments(
-        [shards.masked_moments(x.isfinite(), x) for x in own]
+    advantage = minibatch.merge_moments(
+        [minibatch.masked_moments(x.isfinite(), x) for x in own]
     )
     minibatches = got.minibatches._replace(advantage=advantage)
     update, metrics = learn(cfg, state, got, batch, minibatches)
@@ -261,10 +261,10 @@ def test_a_minibatch_step_of_shards_is_one_graph_and_equals_eager():
     got = collect(cfg, WORLD, state)
     first = tree.map(lambda x: x[0], got.minibatches)
     rest = (state.params, got.batch, got.scalars, got.update_state, first)
-    step = compiled(shards.minibatch_step, backend="aot_eager")
+    step = compiled(minibatch.minibatch_step, backend="aot_eager")
     assert_trees_equal(
         step(cfg, WORLD, *rest),
-        shards.minibatch_step(cfg, WORLD, *rest),
+        minibatch.minibatch_step(cfg, WORLD, *rest),
         rtol=1e-5,
         atol=1e-6,
     )

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import funcppo as fp
-from funcppo import minibatch, shards, train_step
+from funcppo import minibatch, train_step
 from funcppo.core import random, tree
 from funcppo.nets import fused_mlp, networks
 from funcppo.nets.fused_mlp import Settings
@@ -163,7 +163,7 @@ def test_a_minibatch_step_equals_that_of_operators(ppo: dict[str, int]) -> None:
     params, data = collected(learner)
     args = (learner.cfg, WORLD, params, data.batch, data.scalars)
     first = tree.item(data.minibatches, 0)
-    expected = shards.minibatch_step(*args, data.update_state, first)
+    expected = minibatch.minibatch_step(*args, data.update_state, first)
     got = train_step.EAGER_PARTS.kernels.minibatch_step(
         *args, data.update_state, first
     )
@@ -288,7 +288,7 @@ def test_kernels_that_compute_other_numbers_are_not_used(
 ) -> None:
     learner = make_learner("CartPole-v1", {}, 64, 64)
     wrong = partial(
-        shards.minibatch_step,
+        minibatch.minibatch_step,
         gradient_fn=lambda *args: tree.map(
             lambda x: 2 * x, minibatch.loss_gradient(*args)
         ),
