@@ -32,7 +32,7 @@ from funcppo.config import Config, PPOConfig
 from funcppo.core import random, tree
 from funcppo.core.settings import FieldError
 from funcppo.core.types import I64, Obs, Params, State, World
-from funcppo.envs import base
+from funcppo.envs import wrappers
 from funcppo.envs.checks import (
     TOLERANCE,
     FunctionError,
@@ -513,7 +513,7 @@ def check_functions(learner: AnyLearner, state: AnyState) -> None:
             cfg, world, state, key, call, cfg.agent.distribution.sample
         )
         # What a step returns is named by itself, not by what cannot be done with it.
-        reset_sample = base.sample_reset(cfg.env, world, step_keys)
+        reset_sample = wrappers.sample_reset(cfg.env, world, step_keys)
         rollout_step(
             cfg,
             world,

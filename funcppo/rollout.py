@@ -33,7 +33,7 @@ from funcppo.core.types import (
     World,
     check_tensor,
 )
-from funcppo.envs.base import sample_reset, step_with_autoreset
+from funcppo.envs.wrappers import sample_reset, step_with_autoreset
 from funcppo.interfaces import (
     Agent,
     AnyAgent,

@@ -44,7 +44,7 @@ from funcppo.config import PPOConfig
 from funcppo.core import random, tree
 from funcppo.core.settings import METRICS_FILE
 from funcppo.core.types import F32, I64, Bool
-from funcppo.envs import base
+from funcppo.envs import wrappers
 from funcppo.envs.wrappers import evaluation_env
 from funcppo.interfaces import AnyEnvironment
 from funcppo.learner import (
@@ -640,7 +640,7 @@ def _restart_environments(learner: AnyLearner, state: State) -> State:
     fresh = env.reset(env.cfg, world, random.split(reset_key, n_envs))
     is_new = torch.ones(n_envs, dtype=torch.bool, device=state.key.device)
     return state._replace(
-        env_state=base.restart(env, world, state.env_state, is_new, fresh),
+        env_state=wrappers.restart(env, world, state.env_state, is_new, fresh),
         episode_stats=tree.map(torch.zeros_like, state.episode_stats),
         memory=initial_memory(learner.cfg.agent, n_envs, state.key.device),
     )
@@ -1034,7 +1034,7 @@ def _begin_episodes(
         rows = torch.arange(n_episodes, device=key.device) % n_rows
         from_training = tree.map(lambda x: x[rows], env_state)
         is_new = torch.ones_like(rows, dtype=torch.bool)
-        fresh = base.restart(env, world, from_training, is_new, fresh)
+        fresh = wrappers.restart(env, world, from_training, is_new, fresh)
     zero = torch.zeros(n_episodes, device=key.device)
     memory = initial_memory(learner.cfg.agent, n_episodes, key.device)
     return _Episodes(

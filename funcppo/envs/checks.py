@@ -20,7 +20,7 @@ from torch import Tensor
 
 from funcppo.core import random, tree
 from funcppo.core.types import I64, Bool, check_tensor
-from funcppo.envs import base
+from funcppo.envs import wrappers
 from funcppo.envs.wrappers import evaluation_env
 from funcppo.interfaces import (
     AnyEnvironment,
@@ -116,10 +116,10 @@ def _restart(
     key: I64[Tensor, "B 2"],
 ) -> Any:
     """The state with some rows reset, as a rollout resets them."""
-    fresh = base.sample_reset(env, world, key)
+    fresh = wrappers.sample_reset(env, world, key)
     if env.reset_from_sample is not None:
         fresh = env.reset_from_sample(env.cfg, world, fresh)
-    return base.restart(env, world, state, rows, fresh)
+    return wrappers.restart(env, world, state, rows, fresh)
 
 
 def _sample_action(
@@ -152,7 +152,7 @@ def _check_reset(
 
     if env.reset_from_sample is not None:
         named = with_named_errors(env)
-        sample = base.sample_reset(named, world, key)
+        sample = wrappers.sample_reset(named, world, key)
         _check_tree("sample_reset", "sample", sample)
         assert named.reset_from_sample is not None
         in_parts = named.reset_from_sample(env.cfg, world, sample)

@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 import funcppo as fp
 from funcppo.core import random, tree
 from funcppo.envs import classic
-from funcppo.envs.base import restart, sample_reset, step_with_autoreset
 from funcppo.envs.classic import (
     LINK_LENGTH,
     BodyState,
     ReacherConfig,
     ReacherState,
 )
+from funcppo.envs.wrappers import restart, sample_reset, step_with_autoreset
 from tests.learning import WORLD, assert_trees_equal, one_thread
 
 pytestmark = pytest.mark.usefixtures(one_thread.__name__)

@@ -12,7 +12,7 @@ import torch
 
 import funcppo as fp
 from funcppo import train_step
-from funcppo.envs import base, wrappers
+from funcppo.envs import wrappers
 from funcppo.envs.gymnasium_bridge import check_environment
 from funcppo.runtime.reasons import ReasonCode
 from tests.learning import assert_trees_equal, one_thread
@@ -118,7 +118,7 @@ def test_each_step_is_that_of_the_environments_themselves(
     assert np.array_equal(state.obs, first.astype(np.float32))
     n_ends = np.zeros(2)
     for row_actions, wanted in zip(actions, steps):
-        reached, timestep, state = base.step_with_autoreset(
+        reached, timestep, state = wrappers.step_with_autoreset(
             env, None, state, torch.from_numpy(row_actions), keys(n_rows), keys(n_rows)
         )  # fmt: skip
         got = (reached.obs, *timestep, state.obs)

@@ -14,7 +14,7 @@ from gymnasium import wrappers as reference
 import funcppo as fp
 from funcppo import rollout, train_step
 from funcppo.core import random, tree
-from funcppo.envs import base, wrappers
+from funcppo.envs import wrappers
 from tests.learning import WORLD, one_thread
 
 pytestmark = pytest.mark.usefixtures(one_thread.__name__)
@@ -44,13 +44,13 @@ def play(env, seed, n, steps):
     for key in keys:
         action_key, step_key, sample_key = random.split(key, 3)
         action = actions(env, action_key, n)
-        step = base.step_with_autoreset(
+        step = wrappers.step_with_autoreset(
             env,
             WORLD,
             state,
             action,
             random.split(step_key, n),
-            base.sample_reset(env, WORLD, random.split(sample_key, n)),
+            wrappers.sample_reset(env, WORLD, random.split(sample_key, n)),
         )
         out.append(Step(state, action, *step))
         *_, state = step

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from funcppo.core import random, tree
-from funcppo.envs.base import sample_reset, step_with_autoreset
+from funcppo.envs.wrappers import sample_reset, step_with_autoreset
 from funcppo.kg.graph import loaders
 from funcppo.kg.ranking import scoring
 from funcppo.kg.search import env as prover_env
