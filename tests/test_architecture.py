@@ -30,6 +30,7 @@ FLOORS = (
     ("ppo", "envs", "nets"),
     ("rl",),
     ("kg.graph",),
+    ("kg.config",),
     ("kg.logic",),
     ("kg.mining",),
     ("kg.scores",),

@@ -41,10 +41,10 @@ from experiments.paths import DATA, make_parser
 from funcppo import train_step
 from funcppo.config import PPOConfig
 from funcppo.core import random
+from funcppo.kg.config import ProverTaskConfig
 from funcppo.kg.graph import loaders
 from funcppo.kg.run.train import with_capacity
 from funcppo.kg.search import task as prover_task
-from funcppo.kg.search.config import ProverTaskConfig
 from funcppo.runtime import compile as strategies
 from funcppo.runtime import memory
 from funcppo.runtime.capture import CapturedStep, capture, capture_loop_bodies

@@ -38,6 +38,7 @@ from experiments.provenance import describe_machine
 from funcppo import train_step
 from funcppo.config import Config, PPOConfig
 from funcppo.core import random
+from funcppo.kg.config import ProverTaskConfig
 from funcppo.kg.graph import loaders
 from funcppo.kg.ranking import ranking, scoring
 from funcppo.kg.ranking.ranking import RankingProtocol
@@ -47,7 +48,6 @@ from funcppo.kg.search.beam import (
     score_by_width,
     width_schedule,
 )
-from funcppo.kg.search.config import ProverTaskConfig
 from funcppo.kg.search.task import ProverTask
 from funcppo.runtime import compile as strategies
 from funcppo.runtime import memory

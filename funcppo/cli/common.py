@@ -38,16 +38,16 @@ from funcppo.core import files
 from funcppo.core.files import remove_stale_parts, shorten
 from funcppo.core.host import NO_DEADLINE, Deadline
 from funcppo.core.settings import CONFIG_FILE, MAX_PORT, METRICS_FILE, is_cuda
-from funcppo.kg.graph.dataset import Dataset
-from funcppo.kg.graph.loaders import is_stored_graph, load
-from funcppo.kg.graph.triples import DEFAULT_CONFIG, DataConfig
-from funcppo.kg.run.config import (
+from funcppo.kg.config import (
     RESULTS_FILE,
     RUN_FILES,
     Note,
     NoteKind,
     read_config,
 )
+from funcppo.kg.graph.dataset import Dataset
+from funcppo.kg.graph.loaders import is_stored_graph, load
+from funcppo.kg.graph.triples import DEFAULT_CONFIG, DataConfig
 from funcppo.runtime import distributed
 
 # PyTorch takes seconds to import, and --help does not wait for it.

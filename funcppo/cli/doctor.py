@@ -177,8 +177,8 @@ def try_strategies(device: str) -> PreparedStep:
 
 def _prepare_run(folder: Path) -> PreparedStep:
     """The training step of a run of `funcppo train`, from its checkpoint."""
+    from funcppo.kg.config import read_config
     from funcppo.kg.run import train
-    from funcppo.kg.run.config import read_config
     from funcppo.kg.run.run import open_run, with_training_data
 
     config = read_config(folder)

@@ -49,7 +49,7 @@ from funcppo.cli.options import (
 )
 from funcppo.core.files import shorten
 from funcppo.core.settings import PositiveInt, Seed, is_cuda
-from funcppo.kg.run.config import Note
+from funcppo.kg.config import Note
 from funcppo.runtime import distributed
 from funcppo.runtime.distributed import Processes
 from funcppo.runtime.reasons import ReasonCode, failure_code

@@ -55,8 +55,8 @@ from funcppo.core.settings import (
     field_types,
     parse_value,
 )
+from funcppo.kg.config import CHOICE_SECONDS
 from funcppo.kg.graph.triples import DEFAULT_CONFIG, DataConfig
-from funcppo.kg.run.config import CHOICE_SECONDS
 from funcppo.logs import LoggerName
 from funcppo.runtime import distributed
 
@@ -176,10 +176,10 @@ class ScoreOptions(TargetOptions):
         Raises:
           ValueError: an option is bad or does not fit the target.
         """
+        from funcppo.kg.config import ProverTaskConfig
         from funcppo.kg.graph import loaders
         from funcppo.kg.run import subject
         from funcppo.kg.scores.score import parse
-        from funcppo.kg.search.config import ProverTaskConfig
 
         if is_run_folder(self.target):
             check_read_as_trained(self.target, self.data)

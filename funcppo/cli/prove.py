@@ -26,6 +26,7 @@ from funcppo.cli.common import (
 )
 from funcppo.cli.options import HIDDEN, TargetOptions
 from funcppo.core.settings import INT32_MAX, PositiveInt, Range
+from funcppo.kg.config import ProverTaskConfig, read_config
 from funcppo.kg.graph.dataset import Dataset
 from funcppo.kg.graph.rules import (
     Query,
@@ -35,8 +36,6 @@ from funcppo.kg.graph.rules import (
     read_query,
 )
 from funcppo.kg.graph.text import escape_unprintable
-from funcppo.kg.run.config import read_config
-from funcppo.kg.search.config import ProverTaskConfig
 
 # PyTorch takes seconds to import, and --help is not to wait for it
 if TYPE_CHECKING:

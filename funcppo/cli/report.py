@@ -26,7 +26,7 @@ from funcppo.core.settings import (
     NonNegativeInt,
     PositiveInt,
 )
-from funcppo.kg.run.config import RESULTS_FILE, read_config
+from funcppo.kg.config import RESULTS_FILE, read_config
 
 # PyTorch takes seconds to import, and --help is not to wait for it
 if TYPE_CHECKING:

@@ -37,7 +37,7 @@ from funcppo.core.settings import (
     iter_differences,
     write_config,
 )
-from funcppo.kg.run.config import CHECKPOINT_FILE, RESULTS_FILE
+from funcppo.kg.config import CHECKPOINT_FILE, RESULTS_FILE
 from funcppo.logs import LoggerName, check_loggers
 from funcppo.rl.settings import (
     GSDE_DEFAULTS,

@@ -52,11 +52,11 @@ from funcppo.core.settings import (
     METRICS_FILE,
     PositiveFloat,
 )
-from funcppo.kg.mining.config import MiningConfig
-from funcppo.kg.run.config import (
+from funcppo.kg.config import (
     MINED_RULES_FILE,
     RESULTS_FILE,
     RUN_FILES,
+    MiningConfig,
     Note,
     RunConfig,
     read_config,

@@ -36,6 +36,13 @@ from funcppo.kg.answers import (
     Table,
     read_open_query,
 )
+from funcppo.kg.config import (
+    CHOICE_SECONDS,
+    MINED_RULES_FILE,
+    MiningConfig,
+    ProverTaskConfig,
+    RunConfig,
+)
 from funcppo.kg.graph import loaders
 from funcppo.kg.graph.dataset import Dataset
 from funcppo.kg.graph.loaders import to_triples, write_splits
@@ -52,20 +59,17 @@ from funcppo.kg.logic import proof as proofs
 from funcppo.kg.logic.fixpoint import Verdict
 from funcppo.kg.logic.kb import HEAD, TAIL
 from funcppo.kg.logic.proof import Proof
-from funcppo.kg.mining.config import MiningConfig
 from funcppo.kg.ranking import ranking
 from funcppo.kg.ranking.explain import prove_from_other_facts
 from funcppo.kg.ranking.rank_metrics import Metrics
 from funcppo.kg.ranking.ranking import HEADLINE_METRICS
 from funcppo.kg.run import budget, rule_files, train
-from funcppo.kg.run.config import CHOICE_SECONDS, MINED_RULES_FILE, RunConfig
 from funcppo.kg.run.run import Run, open_run
 from funcppo.kg.run.subject import (
     Subject,
     dataset_subject,
     run_subject,
 )
-from funcppo.kg.search.config import ProverTaskConfig
 from funcppo.kg.show import figures, measure, page
 from funcppo.logs import LoggerName
 

@@ -19,8 +19,8 @@ from funcppo.cli import common
 from funcppo.cli.common import WorkDisplay, make_console, metrics_table
 from funcppo.core.host import Deadline
 from funcppo.core.settings import write_config
+from funcppo.kg.config import RUN_FILES, RunConfig
 from funcppo.kg.graph.loaders import load
-from funcppo.kg.run.config import RUN_FILES, RunConfig
 from funcppo.runtime import distributed, memory
 from funcppo.runtime.capture import are_trees_demanded, capture
 from funcppo.runtime.compile import reason_against_compiling

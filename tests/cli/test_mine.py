@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from funcppo.cli import Terminated
+from funcppo.kg.config import RESULTS_FILE, MiningConfig, read_config
 from funcppo.kg.graph.loaders import from_triples, load
 from funcppo.kg.graph.rules import (
     RULE_FILE_FORMATS,
@@ -19,9 +20,7 @@ from funcppo.kg.graph.rules import (
     read_clauses,
 )
 from funcppo.kg.mining import miner
-from funcppo.kg.mining.config import MiningConfig
 from funcppo.kg.run import rule_files
-from funcppo.kg.run.config import RESULTS_FILE, read_config
 from tests.cli.runner import SMALL, contains, funcppo, json_of, mine
 from tests.kg.graph.python_datalog import rule_clauses
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from funcppo import cli
-from funcppo.kg.run.config import RESULTS_FILE
+from funcppo.kg.config import RESULTS_FILE
 from funcppo.runtime import memory
 from tests.cli.runner import TRAINED, funcppo
 

@@ -9,11 +9,10 @@ import subprocess
 import pytest
 
 from funcppo.core.settings import write_config
+from funcppo.kg.config import ProverTaskConfig, RunConfig
 from funcppo.kg.graph.loaders import load
 from funcppo.kg.logic import proof as proof_
-from funcppo.kg.run.config import RunConfig
 from funcppo.kg.run.run import save_checkpoint
-from funcppo.kg.search.config import ProverTaskConfig
 from tests import prolog
 from tests.cli.runner import contains, json_of, prove
 from tests.kg.logic.proof_cases import read_proof

@@ -17,12 +17,8 @@ import torch
 
 from funcppo import checkpoint, logs
 from funcppo.core.settings import CONFIG_FILE, METRICS_FILE
+from funcppo.kg.config import CHECKPOINT_FILE, RESULTS_FILE, read_config
 from funcppo.kg.run import train as training
-from funcppo.kg.run.config import (
-    CHECKPOINT_FILE,
-    RESULTS_FILE,
-    read_config,
-)
 from funcppo.kg.run.run import open_run
 from funcppo.runtime.capture import ReplayMode
 from tests.cli.runner import SMALL, TRAINED, contains, funcppo

@@ -6,9 +6,9 @@ import json
 
 import pytest
 
+from funcppo.kg.config import read_config
 from funcppo.kg.graph.loaders import load
 from funcppo.kg.graph.triples import DataConfig
-from funcppo.kg.run.config import read_config
 from tests.cli.runner import SMALL, funcppo
 
 SPLIT = ("--columns", "s,p,o", "--split-ratios", "0.7,0.2,0.1")

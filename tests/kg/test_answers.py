@@ -18,20 +18,20 @@ from funcppo.kg.answers import (
     probability,
     read_open_query,
 )
+from funcppo.kg.config import (
+    EmbeddingConfig,
+    ListwiseConfig,
+    ProverTaskConfig,
+    QuestionConfig,
+    RunConfig,
+)
 from funcppo.kg.graph import loaders
 from funcppo.kg.logic.kb import HEAD, TAIL
 from funcppo.kg.ranking import explain, rank_metrics, ranking
 from funcppo.kg.ranking.ranking import RankingProtocol
-from funcppo.kg.run.config import RunConfig
 from funcppo.kg.run.subject import Subject, dataset_subject
 from funcppo.kg.scores import link_embedding
-from funcppo.kg.scores.question_config import (
-    EmbeddingConfig,
-    ListwiseConfig,
-    QuestionConfig,
-)
 from funcppo.kg.scores.score import parse
-from funcppo.kg.search.config import ProverTaskConfig
 from funcppo.kg.search.task import build_task
 from tests.kg.run.runs import new_run
 

@@ -14,7 +14,7 @@ import pytest
 
 import funcppo as fp
 from funcppo.config import PPOConfig
-from funcppo.kg.search.config import ProverTaskConfig
+from funcppo.kg.config import ProverTaskConfig
 from tests.cli.runner import funcppo
 from tests.forked import printed_by
 

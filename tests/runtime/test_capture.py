@@ -17,9 +17,9 @@ from torch import Tensor
 
 from funcppo.config import Config, PPOConfig
 from funcppo.core import random, tree
+from funcppo.kg.config import ProverTaskConfig
 from funcppo.kg.graph import loaders
 from funcppo.kg.search import task as prover_task
-from funcppo.kg.search.config import ProverTaskConfig
 from funcppo.runtime.capture import (
     CaptureError,
     GraphedScan,

@@ -14,9 +14,9 @@ import torch
 from funcppo import optim
 from funcppo.config import AdamConfig, PPOConfig
 from funcppo.core import random, tree
+from funcppo.kg.config import ProverTaskConfig
 from funcppo.kg.graph import loaders
 from funcppo.kg.search import task as prover_task
-from funcppo.kg.search.config import ProverTaskConfig
 from funcppo.runtime import compile as compilation
 from funcppo.runtime.capture import capture
 from funcppo.runtime.compile import (

@@ -16,17 +16,7 @@ from typing import NamedTuple, TypeVar
 from funcppo.config import PPOConfig
 from funcppo.core.host import NO_DEADLINE, Clock, Deadline
 from funcppo.core.settings import is_cuda
-from funcppo.kg.logic.derive import GPU_CHUNK_FACTOR
-from funcppo.kg.logic.row_index import unique_values
-from funcppo.kg.run.config import Note, RunConfig
-from funcppo.kg.scores import evidence, learned, path_network
-from funcppo.kg.scores.learned import (
-    AggregationConfig,
-    Capacity,
-    PolicyConfig,
-    QuestionWorld,
-)
-from funcppo.kg.scores.question_config import (
+from funcppo.kg.config import (
     EMBEDDING_SECONDS,
     LISTING_SECONDS,
     MAX_FIRINGS,
@@ -37,8 +27,19 @@ from funcppo.kg.scores.question_config import (
     BellmanFordConfig,
     EmbeddingConfig,
     ListwiseConfig,
+    Note,
     QuestionConfig,
+    RunConfig,
     batch_size,
+)
+from funcppo.kg.logic.derive import GPU_CHUNK_FACTOR
+from funcppo.kg.logic.row_index import unique_values
+from funcppo.kg.scores import evidence, learned, path_network
+from funcppo.kg.scores.learned import (
+    AggregationConfig,
+    Capacity,
+    PolicyConfig,
+    QuestionWorld,
 )
 from funcppo.kg.search.task import PhaseCallback, ProverTask, ignore_phase
 from funcppo.runtime import memory

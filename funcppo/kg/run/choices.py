@@ -20,6 +20,19 @@ import torch
 from torch import Tensor
 
 from funcppo.core.host import NO_DEADLINE, Deadline, map_in_threads
+from funcppo.kg.config import (
+    EMBEDDING_SECONDS,
+    MAX_TINY_FACTS,
+    N_NETWORK_STEPS,
+    NETWORK_SECONDS,
+    ROWS_PER_SECOND,
+    ListwiseConfig,
+    MiningConfig,
+    Note,
+    ProverTaskConfig,
+    RunConfig,
+    batch_size,
+)
 from funcppo.kg.graph.dataset import Dataset
 from funcppo.kg.logic import (
     derive,
@@ -37,11 +50,6 @@ from funcppo.kg.logic.fixpoint import (
 )
 from funcppo.kg.logic.joins import RowBudget, RowBudgetExceeded
 from funcppo.kg.logic.kb import HEAD, TAIL, KnowledgeBase
-from funcppo.kg.mining.config import (
-    MAX_TINY_FACTS,
-    ROWS_PER_SECOND,
-    MiningConfig,
-)
 from funcppo.kg.ranking import rank_metrics, ranking
 from funcppo.kg.ranking.ranking import (
     ListedQueries,
@@ -50,7 +58,6 @@ from funcppo.kg.ranking.ranking import (
 )
 from funcppo.kg.run import budget, fit, held_out, rule_files
 from funcppo.kg.run.budget import Choice, RunTime
-from funcppo.kg.run.config import Note, RunConfig
 from funcppo.kg.run.fit import Quality, QuestionSetup, ValidEvidence
 from funcppo.kg.run.run import (
     DEFAULT_STEPS,
@@ -67,16 +74,8 @@ from funcppo.kg.run.run import (
 )
 from funcppo.kg.scores import evidence, path_network
 from funcppo.kg.scores.learned import QuestionParams
-from funcppo.kg.scores.question_config import (
-    EMBEDDING_SECONDS,
-    N_NETWORK_STEPS,
-    NETWORK_SECONDS,
-    ListwiseConfig,
-    batch_size,
-)
 from funcppo.kg.scores.score import OTHER_FACTS, Candidates, parse
 from funcppo.kg.search.beam import SchedulerState, SearchConfig
-from funcppo.kg.search.config import ProverTaskConfig
 from funcppo.kg.search.task import (
     MAX_DERIVATIONS_PER_ATOM,
     as_counts,

@@ -24,6 +24,18 @@ from funcppo.core.files import Json
 from funcppo.core.host import NO_DEADLINE, Deadline
 from funcppo.core.settings import is_cuda
 from funcppo.core.types import F64, I64
+from funcppo.kg.config import (
+    LISTING_SECONDS,
+    MAX_FIRINGS,
+    N_NETWORK_STEPS,
+    BellmanFordConfig,
+    EmbeddingConfig,
+    ListwiseConfig,
+    Note,
+    QuestionConfig,
+    RunConfig,
+    batch_size,
+)
 from funcppo.kg.logic import derive
 from funcppo.kg.logic import kb as kbase
 from funcppo.kg.logic.derive import (
@@ -37,7 +49,6 @@ from funcppo.kg.ranking import rank_metrics, ranking, scoring
 from funcppo.kg.ranking.ranking import ListedQueries, Ranking, RankingProtocol
 from funcppo.kg.ranking.scoring import QuestionEvidence
 from funcppo.kg.run import budget
-from funcppo.kg.run.config import Note, RunConfig
 from funcppo.kg.scores import evidence, learned, link_embedding, path_network
 from funcppo.kg.scores.evidence import Evidence, EvidenceConfig, FactIndex
 from funcppo.kg.scores.learned import (
@@ -52,16 +63,6 @@ from funcppo.kg.scores.learned import (
 )
 from funcppo.kg.scores.link_embedding import Links
 from funcppo.kg.scores.path_network import NetworkConfig, PathNetwork
-from funcppo.kg.scores.question_config import (
-    LISTING_SECONDS,
-    MAX_FIRINGS,
-    N_NETWORK_STEPS,
-    BellmanFordConfig,
-    EmbeddingConfig,
-    ListwiseConfig,
-    QuestionConfig,
-    batch_size,
-)
 from funcppo.kg.scores.score import Score
 from funcppo.kg.search.task import (
     PhaseCallback,

@@ -21,6 +21,14 @@ from funcppo.core import random
 from funcppo.core.files import shorten
 from funcppo.core.host import NO_DEADLINE, Deadline
 from funcppo.core.types import F32, I64
+from funcppo.kg.config import (
+    CHECKPOINT_FILE,
+    MAX_VALID_FIRINGS,
+    PREVIOUS_CHECKPOINT_FILE,
+    Note,
+    RunConfig,
+    read_config,
+)
 from funcppo.kg.graph import loaders
 from funcppo.kg.graph.dataset import Dataset
 from funcppo.kg.logic.derive import RulePlan
@@ -32,17 +40,9 @@ from funcppo.kg.ranking.ranking import (
 )
 from funcppo.kg.run import fit
 from funcppo.kg.run.budget import Choice
-from funcppo.kg.run.config import (
-    CHECKPOINT_FILE,
-    PREVIOUS_CHECKPOINT_FILE,
-    Note,
-    RunConfig,
-    read_config,
-)
 from funcppo.kg.run.fit import QuestionSetup, ValidEvidence
 from funcppo.kg.scores import link_embedding, path_network
 from funcppo.kg.scores.learned import QuestionParams
-from funcppo.kg.scores.question_config import MAX_VALID_FIRINGS
 from funcppo.kg.scores.score import parse
 from funcppo.kg.search import task as prover_task
 from funcppo.kg.search.beam import ScoreName, SearchStep

@@ -9,18 +9,17 @@ from pathlib import Path
 from typing import NamedTuple
 
 from funcppo.core.host import NO_DEADLINE, Deadline
+from funcppo.kg.config import CHOICE_SECONDS, Note, ProverTaskConfig
 from funcppo.kg.graph.dataset import Dataset
 from funcppo.kg.ranking import scoring
 from funcppo.kg.ranking.ranking import selection_metric
 from funcppo.kg.run import held_out
 from funcppo.kg.run.budget import RunTime
 from funcppo.kg.run.choices import Settings, choose_settings, describe_choice
-from funcppo.kg.run.config import CHOICE_SECONDS, Note
 from funcppo.kg.run.run import Run, open_run
 from funcppo.kg.scores import link_embedding
 from funcppo.kg.scores.score import Score, parse
 from funcppo.kg.search.beam import SearchStep
-from funcppo.kg.search.config import ProverTaskConfig
 from funcppo.kg.search.task import (
     PhaseCallback,
     ProverTask,

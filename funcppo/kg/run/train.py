@@ -40,10 +40,20 @@ from funcppo.core.settings import (
     write_config,
 )
 from funcppo.core.types import Bool
+from funcppo.kg.config import (
+    CHECKPOINT_FILE,
+    MINED_RULES_FILE,
+    PREVIOUS_CHECKPOINT_FILE,
+    RESULTS_FILE,
+    RUN_FILES,
+    MiningConfig,
+    Note,
+    RunConfig,
+    read_config,
+)
 from funcppo.kg.graph import loaders
 from funcppo.kg.graph.dataset import Dataset
 from funcppo.kg.logic.joins import RowBudgetExceeded
-from funcppo.kg.mining.config import MiningConfig
 from funcppo.kg.ranking import calibration, ranking
 from funcppo.kg.run import budget, choices, fit, held_out, rule_files
 from funcppo.kg.run.budget import Choice, RunTime
@@ -55,16 +65,6 @@ from funcppo.kg.run.choices import (
     choose,
     describe_choice,
     paired_gain,
-)
-from funcppo.kg.run.config import (
-    CHECKPOINT_FILE,
-    MINED_RULES_FILE,
-    PREVIOUS_CHECKPOINT_FILE,
-    RESULTS_FILE,
-    RUN_FILES,
-    Note,
-    RunConfig,
-    read_config,
 )
 from funcppo.kg.run.fit import Quality
 from funcppo.kg.run.rule_files import RuleFile

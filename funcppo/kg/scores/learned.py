@@ -45,6 +45,7 @@ from funcppo.interfaces import (
     Environment,
     Timestep,
 )
+from funcppo.kg.config import Penalty
 from funcppo.kg.logic.derive import LeftOut
 from funcppo.kg.logic.kb import HEAD, KBSizes, KnowledgeBase
 from funcppo.kg.logic.row_index import unique_inverse
@@ -54,7 +55,6 @@ from funcppo.kg.scores.evidence import (
     FactIndex,
     n_labels,
 )
-from funcppo.kg.scores.question_config import Penalty
 from funcppo.kg.scores.score import Candidates, Need, Score, Term
 
 TermKind = Literal[

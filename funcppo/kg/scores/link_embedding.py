@@ -26,9 +26,9 @@ from funcppo import optim
 from funcppo.config import AdamConfig
 from funcppo.core import random
 from funcppo.core.types import F32, I64
+from funcppo.kg.config import EmbeddingConfig
 from funcppo.kg.logic.derive import LeftOut, Questions
 from funcppo.kg.logic.kb import HEAD
-from funcppo.kg.scores.question_config import EmbeddingConfig
 
 # questions whose priors are computed at once
 PRIOR_ROWS = 1 << 17

@@ -35,11 +35,11 @@ from funcppo.config import AdamConfig
 from funcppo.core import random, tree
 from funcppo.core.settings import Size, UnitInterval, check_fields
 from funcppo.core.types import F32, F64, I64, Bool
+from funcppo.kg.config import BellmanFordConfig
 from funcppo.kg.logic import derive, row_index
 from funcppo.kg.logic.derive import LeftOut, make_label
 from funcppo.kg.logic.kb import HEAD, TAIL
 from funcppo.kg.logic.row_index import expand_ranges, sort_keys, unique_inverse
-from funcppo.kg.scores.question_config import BellmanFordConfig
 
 # what the scores of candidates are multiples of
 SCORE_UNIT = 2.0**-16

@@ -27,12 +27,12 @@ from funcppo.core.settings import (
 )
 from funcppo.core.types import F32, I32, I64, Bool
 from funcppo.interfaces import Environment, Timestep
+from funcppo.kg.config import FactSelection, RewardScheme
 from funcppo.kg.logic import derive
 from funcppo.kg.logic import kb as kbase
 from funcppo.kg.logic.derive import DerivabilityIndex
 from funcppo.kg.logic.kb import KBSizes, KnowledgeBase
 from funcppo.kg.logic.resolve import Goals, ResolveConfig, Successors, resolve
-from funcppo.kg.search.config import FactSelection, RewardScheme
 
 # corruptions sampled for a negative before it counts as failed
 CORRUPTION_ATTEMPTS = 8

@@ -21,6 +21,12 @@ from funcppo.config import Config, PPOConfig
 from funcppo.core import tree
 from funcppo.core.host import NO_DEADLINE, Deadline
 from funcppo.core.types import I32, I64, Bool
+from funcppo.kg.config import (
+    FactSelection,
+    ProofSettings,
+    ProverTaskConfig,
+    proof_settings,
+)
 from funcppo.kg.graph.dataset import Dataset, entity_ids
 from funcppo.kg.logic import (
     derive,
@@ -44,12 +50,6 @@ from funcppo.kg.logic.row_index import unique_rows
 from funcppo.kg.scores.rules import OtherFactCounts, count_other_facts
 from funcppo.kg.search import env as prover_env
 from funcppo.kg.search import network
-from funcppo.kg.search.config import (
-    FactSelection,
-    ProofSettings,
-    ProverTaskConfig,
-    proof_settings,
-)
 from funcppo.kg.search.env import World
 
 COUNTRIES_REGIONS = ("africa", "americas", "asia", "europe", "oceania")

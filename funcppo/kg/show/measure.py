@@ -35,6 +35,7 @@ from funcppo.kg.answers import (
     format_query,
     probability,
 )
+from funcppo.kg.config import RESULTS_FILE, RunConfig, read_config
 from funcppo.kg.graph import loaders
 from funcppo.kg.graph.dataset import Dataset
 from funcppo.kg.graph.rules import format_atom, format_rule
@@ -66,7 +67,6 @@ from funcppo.kg.ranking.ranking import (
 )
 from funcppo.kg.ranking.scoring import SearchReplay
 from funcppo.kg.run import held_out
-from funcppo.kg.run.config import RESULTS_FILE, RunConfig, read_config
 from funcppo.kg.run.fit import QuestionSetup
 from funcppo.kg.run.run import Run
 from funcppo.kg.run.subject import describe_default_score, run_subject

@@ -2,11 +2,7 @@
 
 import pytest
 
-from funcppo.kg.mining.config import (
-    ROWS_PER_SECOND,
-    MiningConfig,
-    default_config,
-)
+from funcppo.kg.config import ROWS_PER_SECOND, MiningConfig, default_config
 
 
 @pytest.mark.parametrize(

@@ -10,11 +10,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from funcppo.kg.config import MiningConfig
 from funcppo.kg.graph.loaders import load
 from funcppo.kg.logic import kb
 from funcppo.kg.logic.fixpoint import count_rules
 from funcppo.kg.mining import counts, miner
-from funcppo.kg.mining.config import MiningConfig
 from tests import oracles
 from tests.kg.mining.brute_force import (
     X,

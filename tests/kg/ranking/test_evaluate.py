@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from funcppo.kg.config import ProverTaskConfig
 from funcppo.kg.graph import loaders
 from funcppo.kg.graph.dataset import Dataset
 from funcppo.kg.logic.proof import Node, Proof
@@ -15,7 +16,6 @@ from funcppo.kg.ranking.evaluate import Evaluator
 from funcppo.kg.ranking.ranking import RankingProtocol
 from funcppo.kg.scores.score import parse
 from funcppo.kg.search import task as prover_task
-from funcppo.kg.search.config import ProverTaskConfig
 from tests.kg.ranking.scores import FunctionScore
 
 TWO_STEPS = ProverTaskConfig(max_height=2)

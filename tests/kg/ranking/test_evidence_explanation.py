@@ -10,6 +10,11 @@ import pytest
 import torch
 
 from funcppo.core import random, tree
+from funcppo.kg.config import (
+    BellmanFordConfig,
+    EmbeddingConfig,
+    ProverTaskConfig,
+)
 from funcppo.kg.logic.kb import HEAD, TAIL
 from funcppo.kg.ranking import ranking
 from funcppo.kg.ranking.evaluate import Evaluator
@@ -21,8 +26,6 @@ from funcppo.kg.ranking.explain import (
 from funcppo.kg.ranking.recount_check import RecountCheck
 from funcppo.kg.scores import evidence, learned, link_embedding, path_network
 from funcppo.kg.scores.learned import LearnedScore, Weights
-from funcppo.kg.scores.question_config import BellmanFordConfig, EmbeddingConfig
-from funcppo.kg.search.config import ProverTaskConfig
 from funcppo.kg.search.task import build_task
 from tests.kg.ranking.scores import FunctionScore
 from tests.kg.run.runs import random_graph

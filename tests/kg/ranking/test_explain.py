@@ -9,13 +9,13 @@ import torch
 from funcppo import train_step
 from funcppo.config import PPOConfig
 from funcppo.core import random, tree
+from funcppo.kg.config import ProverTaskConfig
 from funcppo.kg.graph import loaders
 from funcppo.kg.logic import fixpoint
 from funcppo.kg.logic.proof import Proof
 from funcppo.kg.ranking import explain, scoring
 from funcppo.kg.search import task as prover_task
 from funcppo.kg.search.beam import score_by_rules, score_candidates
-from funcppo.kg.search.config import ProverTaskConfig
 
 
 @cache

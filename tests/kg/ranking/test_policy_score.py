@@ -9,6 +9,7 @@ import torch
 from funcppo import train_step
 from funcppo.config import PPOConfig
 from funcppo.core import random, tree
+from funcppo.kg.config import ProverTaskConfig
 from funcppo.kg.graph import loaders
 from funcppo.kg.logic import derive
 from funcppo.kg.ranking import scoring
@@ -20,7 +21,6 @@ from funcppo.kg.search.beam import (
     score_by_rules,
     score_candidates,
 )
-from funcppo.kg.search.config import ProverTaskConfig
 from funcppo.runtime.capture import GraphedStep
 from funcppo.runtime.compile import EquivalenceError
 from funcppo.runtime.reasons import ReasonCode

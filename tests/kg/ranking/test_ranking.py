@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from funcppo.core import random, tree
+from funcppo.kg.config import ProverTaskConfig
 from funcppo.kg.graph import loaders
 from funcppo.kg.logic import fixpoint
 from funcppo.kg.logic import kb as kbase
@@ -17,7 +18,6 @@ from funcppo.kg.ranking import ranking
 from funcppo.kg.ranking.rank_metrics import ZERO_SCORE
 from funcppo.kg.ranking.ranking import RankingProtocol
 from funcppo.kg.search import task as prover_task
-from funcppo.kg.search.config import ProverTaskConfig
 from tests.kg.ranking.scores import FunctionScore
 
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from funcppo.core import files
+from funcppo.kg.config import ProverTaskConfig
 from funcppo.kg.graph import loaders
 from funcppo.kg.ranking import (
     evaluate,
@@ -20,7 +21,6 @@ from funcppo.kg.ranking.evaluate import Evaluator
 from funcppo.kg.ranking.ranking import RankingProtocol, ranked_sides
 from funcppo.kg.ranking.recount_check import RecountCheck, read_details
 from funcppo.kg.scores.score import parse
-from funcppo.kg.search.config import ProverTaskConfig
 from funcppo.kg.search.task import build_task, with_other_facts
 
 SECONDS = 3600.0  # no test depends on the speed of the machine

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from funcppo.core import random, tree
+from funcppo.kg.config import ProverTaskConfig
 from funcppo.kg.logic import derive
 from funcppo.kg.logic.derive import plan_rules
 from funcppo.kg.logic.kb import HEAD, TAIL
@@ -17,7 +18,6 @@ from funcppo.kg.ranking.ranking import RankingProtocol
 from funcppo.kg.scores import evidence, learned
 from funcppo.kg.scores.learned import LearnedScore, Weights
 from funcppo.kg.scores.score import parse
-from funcppo.kg.search.config import ProverTaskConfig
 from funcppo.kg.search.task import build_task
 from tests.kg.ranking.scores import score_by_name
 from tests.kg.run.runs import random_graph

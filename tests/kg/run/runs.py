@@ -6,17 +6,17 @@ import numpy as np
 import torch
 
 from funcppo.config import PPOConfig
+from funcppo.kg.config import (
+    BellmanFordConfig,
+    EmbeddingConfig,
+    ListwiseConfig,
+    ProverTaskConfig,
+    RunConfig,
+)
 from funcppo.kg.graph import loaders
 from funcppo.kg.graph.rules import format_rule
 from funcppo.kg.run import train
 from funcppo.kg.run.choices import start_run
-from funcppo.kg.run.config import RunConfig
-from funcppo.kg.scores.question_config import (
-    BellmanFordConfig,
-    EmbeddingConfig,
-    ListwiseConfig,
-)
-from funcppo.kg.search.config import ProverTaskConfig
 from funcppo.runtime.monitor import Monitor
 
 # A run that learns from proofs.

@@ -8,12 +8,7 @@ from dataclasses import replace
 import pytest
 
 from funcppo.config import PPOConfig
-from funcppo.kg.run import budget, fit
-from funcppo.kg.run.budget import RunTime
-from funcppo.kg.run.config import RunConfig
-from funcppo.kg.scores import learned
-from funcppo.kg.scores.learned import Capacity
-from funcppo.kg.scores.question_config import (
+from funcppo.kg.config import (
     EMBEDDING_SECONDS,
     LISTING_SECONDS,
     MAX_FIRINGS,
@@ -22,9 +17,14 @@ from funcppo.kg.scores.question_config import (
     N_NETWORK_STEPS,
     NETWORK_SECONDS,
     ListwiseConfig,
+    ProverTaskConfig,
     QuestionConfig,
+    RunConfig,
 )
-from funcppo.kg.search.config import ProverTaskConfig
+from funcppo.kg.run import budget, fit
+from funcppo.kg.run.budget import RunTime
+from funcppo.kg.scores import learned
+from funcppo.kg.scores.learned import Capacity
 from funcppo.kg.search.task import build_task
 from tests.kg.run.runs import seating
 

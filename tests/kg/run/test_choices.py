@@ -10,6 +10,13 @@ import torch
 
 from funcppo.core import tree
 from funcppo.core.host import Deadline
+from funcppo.kg.config import (
+    BellmanFordConfig,
+    EmbeddingConfig,
+    ListwiseConfig,
+    ProverTaskConfig,
+    QuestionConfig,
+)
 from funcppo.kg.graph.loaders import from_triples
 from funcppo.kg.logic import fixpoint
 from funcppo.kg.logic.joins import RowBudgetExceeded
@@ -37,14 +44,7 @@ from funcppo.kg.run.run import (
     validation_queries,
     with_training_data,
 )
-from funcppo.kg.scores.question_config import (
-    BellmanFordConfig,
-    EmbeddingConfig,
-    ListwiseConfig,
-    QuestionConfig,
-)
 from funcppo.kg.scores.score import parse
-from funcppo.kg.search.config import ProverTaskConfig
 from funcppo.kg.search.task import COUNTRIES_REGIONS, build_task
 from tests.kg.run.runs import (
     CONFIG,

@@ -8,9 +8,13 @@ import pytest
 
 from funcppo.config import AdamConfig, PPOConfig, Schedule
 from funcppo.core.settings import CONFIG_FILE, write_config
+from funcppo.kg.config import (
+    ProverTaskConfig,
+    RunConfig,
+    read_config,
+    read_settings,
+)
 from funcppo.kg.graph.triples import DataConfig
-from funcppo.kg.run.config import RunConfig, read_config, read_settings
-from funcppo.kg.search.config import ProverTaskConfig
 
 
 @pytest.mark.parametrize(
@@ -145,7 +149,5 @@ def test_a_file_that_is_no_json_is_named(text, message, tmp_path):
 
 
 def test_reading_a_config_imports_no_torch():
-    program = (
-        "import sys, funcppo.kg.run.config; sys.exit('torch' in sys.modules)"
-    )
+    program = "import sys, funcppo.kg.config; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", program], check=True)

@@ -13,6 +13,13 @@ from funcppo import optim, train_step
 from funcppo.config import AdamConfig, PPOConfig
 from funcppo.core import random, tree
 from funcppo.core.host import Deadline
+from funcppo.kg.config import (
+    BellmanFordConfig,
+    EmbeddingConfig,
+    ListwiseConfig,
+    ProverTaskConfig,
+    QuestionConfig,
+)
 from funcppo.kg.graph import loaders
 from funcppo.kg.logic import derive, row_index
 from funcppo.kg.logic.derive import select_questions
@@ -23,13 +30,6 @@ from funcppo.kg.run import budget, fit
 from funcppo.kg.run.fit import iter_epochs, list_questions
 from funcppo.kg.scores import evidence, learned, link_embedding, path_network
 from funcppo.kg.scores.learned import LearnedScore
-from funcppo.kg.scores.question_config import (
-    BellmanFordConfig,
-    EmbeddingConfig,
-    ListwiseConfig,
-    QuestionConfig,
-)
-from funcppo.kg.search.config import ProverTaskConfig
 from funcppo.kg.search.task import build_task
 from tests.kg.run.runs import seating
 

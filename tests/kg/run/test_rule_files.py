@@ -10,17 +10,16 @@ import numpy as np
 import pytest
 import torch
 
+from funcppo.kg.config import MiningConfig, ProverTaskConfig
 from funcppo.kg.graph.loaders import from_triples, load
 from funcppo.kg.graph.rules import format_rule_table
 from funcppo.kg.logic import kb
 from funcppo.kg.logic.fixpoint import count_rules
 from funcppo.kg.logic.joins import RowBudget
 from funcppo.kg.mining import miner
-from funcppo.kg.mining.config import MiningConfig
 from funcppo.kg.mining.counts import ignore_progress
 from funcppo.kg.run import rule_files
 from funcppo.kg.run.rule_files import count_mined_rules
-from funcppo.kg.search.config import ProverTaskConfig
 from funcppo.kg.search.task import build_task
 from tests.kg.graph.python_datalog import rule_clauses
 

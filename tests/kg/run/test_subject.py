@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from funcppo.kg.answers import Answerer
+from funcppo.kg.config import ProverTaskConfig
 from funcppo.kg.graph import loaders
 from funcppo.kg.logic.kb import TAIL
 from funcppo.kg.run.choices import choose_settings
@@ -14,7 +15,6 @@ from funcppo.kg.run.subject import (
     run_subject,
 )
 from funcppo.kg.search import task as prover_task
-from funcppo.kg.search.config import ProverTaskConfig
 
 OPEN = ProverTaskConfig(
     max_height=None, smoothing="auto", object_identity="auto"

@@ -21,11 +21,11 @@ from funcppo.config import PPOConfig
 from funcppo.core import random, tree
 from funcppo.core.host import NO_DEADLINE, Deadline
 from funcppo.core.settings import METRICS_FILE, write_config
+from funcppo.kg.config import CHECKPOINT_FILE, ProverTaskConfig
 from funcppo.kg.graph import loaders
 from funcppo.kg.ranking import rank_metrics
 from funcppo.kg.run import fit, held_out, train
 from funcppo.kg.run.budget import RunTime
-from funcppo.kg.run.config import CHECKPOINT_FILE
 from funcppo.kg.run.fit import Quality
 from funcppo.kg.run.run import (
     open_run,
@@ -37,7 +37,6 @@ from funcppo.kg.run.run import (
 from funcppo.kg.run.train import rank_results, validate, with_capacity
 from funcppo.kg.scores.score import parse
 from funcppo.kg.search import task as prover_task
-from funcppo.kg.search.config import ProverTaskConfig
 from funcppo.runtime import compile as compilation
 from funcppo.runtime.compile import StrategyRecord
 from funcppo.runtime.monitor import Monitor

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from funcppo.core import random
+from funcppo.kg.config import BellmanFordConfig, EmbeddingConfig
 from funcppo.kg.logic import derive, kb
 from funcppo.kg.logic.derive import WALK_UNIT
 from funcppo.kg.logic.fixpoint import count_rules, with_confidence
@@ -21,7 +22,6 @@ from funcppo.kg.scores import (
     path_network,
 )
 from funcppo.kg.scores.evidence import EvidenceConfig
-from funcppo.kg.scores.question_config import BellmanFordConfig, EmbeddingConfig
 from tests.kg.logic.test_derive import (
     all_questions,
     ask_all,

@@ -10,10 +10,10 @@ from torch.func import grad
 
 from funcppo import optim
 from funcppo.core import random
+from funcppo.kg.config import EmbeddingConfig
 from funcppo.kg.logic.kb import TAIL
 from funcppo.kg.scores import evidence, link_embedding
 from funcppo.kg.scores.link_embedding import Links, Params, TrainState
-from funcppo.kg.scores.question_config import EmbeddingConfig
 
 
 def random_params(n_folds, n_constants, n_labels, rank, seed=0):

@@ -6,13 +6,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 
+from funcppo.kg.config import ProverTaskConfig
 from funcppo.kg.graph import loaders
 from funcppo.kg.logic import kb
 from funcppo.kg.logic.derive import make_label
 from funcppo.kg.logic.fixpoint import count_rules, with_confidence
 from funcppo.kg.logic.kb import HEAD, TAIL
 from funcppo.kg.scores import rules as rule_scores
-from funcppo.kg.search.config import ProverTaskConfig
 from funcppo.kg.search.task import build_task, with_other_facts
 from tests import oracles
 from tests.oracles import programs

@@ -5,15 +5,11 @@ import sys
 
 import pytest
 
-from funcppo.kg.scores.question_config import (
-    ListwiseConfig,
-    Penalty,
-    QuestionConfig,
-)
+from funcppo.kg.config import ListwiseConfig, Penalty, QuestionConfig
 
 
 def test_the_settings_import_no_torch():
-    code = "import sys, funcppo.kg.scores.question_config; sys.exit('torch' in sys.modules)"
+    code = "import sys, funcppo.kg.config; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 

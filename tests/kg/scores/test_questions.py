@@ -10,9 +10,9 @@ import torch
 
 import funcppo as fp
 from funcppo.core import random
+from funcppo.kg.config import Penalty
 from funcppo.kg.scores import learned
 from funcppo.kg.scores.learned import PolicyConfig, QuestionState, QuestionWorld
-from funcppo.kg.scores.question_config import Penalty
 from tests.kg.logic.test_derive import HEAD, TAIL, ask_all
 from tests.kg.scores.test_evidence import KNOWS, VILLAGE
 from tests.kg.scores.test_learned import problem

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from funcppo.kg.config import ProverTaskConfig
 from funcppo.kg.graph import loaders
 from funcppo.kg.logic.kb import HEAD, TAIL
 from funcppo.kg.ranking import evaluate, explain, ranking
@@ -14,7 +15,6 @@ from funcppo.kg.ranking.ranking import RankingProtocol
 from funcppo.kg.scores import score as score_module
 from funcppo.kg.scores.score import MaxConfidence, Score, parse, register
 from funcppo.kg.search import task as prover_task
-from funcppo.kg.search.config import ProverTaskConfig
 from tests.kg.ranking.scores import score_by_name
 
 ONE_STEP = ProverTaskConfig(max_height=1)

@@ -8,10 +8,10 @@ import torch
 from funcppo import train_step
 from funcppo.config import PPOConfig
 from funcppo.core import random, tree
+from funcppo.kg.config import ProverTaskConfig
 from funcppo.kg.graph import loaders
 from funcppo.kg.search import env as prover_env
 from funcppo.kg.search import task as prover_task
-from funcppo.kg.search.config import ProverTaskConfig
 
 PPO = PPOConfig(n_envs=8, n_steps=6, n_epochs=1, n_minibatches=2)
 SETTINGS = ProverTaskConfig(

@@ -2,7 +2,7 @@
 
 import pytest
 
-from funcppo.kg.search.config import ProverTaskConfig
+from funcppo.kg.config import ProverTaskConfig
 
 
 def test_bounds_are_accepted_and_what_is_beyond_is_named():

@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 
 from funcppo.core import random, tree
 from funcppo.envs.wrappers import sample_reset, step_with_autoreset
+from funcppo.kg.config import ProverTaskConfig
 from funcppo.kg.graph import loaders
 from funcppo.kg.ranking import scoring
 from funcppo.kg.search import env as prover_env
 from funcppo.kg.search import network as net
 from funcppo.kg.search import task as prover_task
 from funcppo.kg.search.beam import evaluate_step, init_scheduler
-from funcppo.kg.search.config import ProverTaskConfig
 from funcppo.kg.search.env import ENDED, EXHAUSTED, FAILED, PROVED, RUNNING
 from tests.kg.search.small_tasks import (
     PPO,

@@ -9,6 +9,7 @@ import torch
 from funcppo import train_step
 from funcppo.core import random
 from funcppo.core.host import Deadline
+from funcppo.kg.config import ProverTaskConfig
 from funcppo.kg.graph import loaders
 from funcppo.kg.logic import fixpoint, prove
 from funcppo.kg.logic import kb as kbase
@@ -16,7 +17,6 @@ from funcppo.kg.logic.kb import HEAD, TAIL
 from funcppo.kg.ranking import explain, scoring
 from funcppo.kg.ranking.scoring import PolicyScore, search_config
 from funcppo.kg.search import task as prover_task
-from funcppo.kg.search.config import ProverTaskConfig
 from tests.kg.search.small_tasks import PPO, SETTINGS, small_task
 
 

@@ -8,10 +8,10 @@ import pytest
 from starlette.testclient import TestClient
 
 from funcppo.kg.answers import Answerer
+from funcppo.kg.config import ProverTaskConfig
 from funcppo.kg.graph import loaders
 from funcppo.kg.run.run import open_run
 from funcppo.kg.run.subject import dataset_subject, open_run_subject
-from funcppo.kg.search.config import ProverTaskConfig
 from funcppo.kg.show import measure
 from funcppo.kg.show.explorer import Explorer, Site
 from tests.cli.runner import funcppo

@@ -8,9 +8,9 @@ from urllib.parse import parse_qs, urlencode, urlsplit
 import pytest
 
 from funcppo.kg.answers import Answerer
+from funcppo.kg.config import ProverTaskConfig
 from funcppo.kg.graph import loaders
 from funcppo.kg.run.subject import dataset_subject
-from funcppo.kg.search.config import ProverTaskConfig
 from funcppo.kg.show import explorer, values
 from funcppo.kg.show.explorer import RESOURCES, Explorer, Site
 from funcppo.kg.show.names import display, score_text

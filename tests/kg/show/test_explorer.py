@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from funcppo.kg.answers import Answerer
+from funcppo.kg.config import ProverTaskConfig
 from funcppo.kg.graph import loaders
 from funcppo.kg.graph.text import quote
 from funcppo.kg.logic import proof as proofs
 from funcppo.kg.run.subject import dataset_subject
-from funcppo.kg.search.config import ProverTaskConfig
 from funcppo.kg.show import explorer as explorer_module
 from funcppo.kg.show import measure
 from funcppo.kg.show.explorer import (
