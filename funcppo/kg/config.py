@@ -332,7 +332,7 @@ class ProverTaskConfig:
 
 
 class ProofSettings(NamedTuple):
-    """What counts as a proof, and how confidences are counted."""
+    """Settings that decide what counts as a proof, and how confidences are counted."""
 
     max_height: int
     smoothing: float | None

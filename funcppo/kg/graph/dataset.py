@@ -83,22 +83,22 @@ class Dataset:
 
     @property
     def n_constants(self) -> int:
-        """Number of entities, C."""
+        """Return the number of entities, C."""
         return len(self.entities)
 
     @property
     def n_predicates(self) -> int:
-        """Number of predicates, P."""
+        """Return the number of predicates, P."""
         return len(self.predicates)
 
     @property
     def atom_width(self) -> int:
-        """Length of an atom's row, W: 1 + the largest arity, at least 2."""
+        """Return the length of an atom's row, W: 1 + the largest arity, at least 2."""
         return self.facts.shape[1]
 
     @property
     def fingerprint(self) -> str:
-        """Hash of names, splits and rules, 16 hexadecimal digits; weights of rules do not count.
+        """Return a hash of names, splits and rules, 16 hexadecimal digits; weights of rules do not count.
 
         Where it differs, ids or facts mean something else.
         """
@@ -115,13 +115,13 @@ class Dataset:
 
     @property
     def fact_tables(self) -> Mapping[str, np.ndarray] | None:
-        """The index of the facts, as `logic.kb.build` takes it; None where there is none for these facts and names."""
+        """Return the stored index of the facts, as `logic.kb.build` takes it; None if no index is stored for them."""
         if self.stored is None or not self._has_stored():
             return None
         return self.stored.fact_tables
 
     def _has_stored(self, *fields: str) -> bool:
-        """Whether facts, splits, names and further fields are still those that were stored."""
+        """Check whether facts, splits, names and further fields are still those that were stored."""
         assert self.stored is not None
         original = self.stored.dataset
         is_same = all(
@@ -133,7 +133,7 @@ class Dataset:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class StoredParts:
-    """What a folder of `funcppo data --index` holds beside a data set."""
+    """Contents of a folder of `funcppo data --index` beside the data set."""
 
     dataset: Dataset  # as it was stored
     fingerprint: str  # of the data set
@@ -146,14 +146,14 @@ _ENTITY_IDS: WeakKeyDictionary[Dataset, Mapping[str, int]] = WeakKeyDictionary()
 
 
 def entity_ids(entities: Sequence[str]) -> Mapping[str, int]:
-    """Ids of the entities by name; they are looked up in the file where names are mapped from one."""
+    """Return {entity name: id}; names that are mapped from a file are looked up there."""
     if isinstance(entities, MappedNames):
         return NameIds(entities)
     return assign_ids(entities)
 
 
 def index_entities(dataset: Dataset) -> Mapping[str, int]:
-    """Ids of the entities by name, made once for each data set."""
+    """Return {entity name: id}, made once for each data set."""
     ids = _ENTITY_IDS.get(dataset)
     if ids is None:
         ids = _ENTITY_IDS[dataset] = entity_ids(dataset.entities)
@@ -161,28 +161,28 @@ def index_entities(dataset: Dataset) -> Mapping[str, int]:
 
 
 def predicate_ids(dataset: Dataset) -> dict[PredicateKey, int]:
-    """Ids of the predicates by name and arity."""
+    """Return {(name, arity): id} of the predicates."""
     return assign_ids(zip(dataset.predicates, dataset.arities))
 
 
 def assign_ids(names: Iterable[NameT]) -> dict[NameT, int]:
-    """Ids from 1 of distinct names, in the order of first occurrence."""
+    """Return {name: id} of the distinct names: 1, 2, ... in the order of first occurrence."""
     distinct = dict.fromkeys(names)
     return {name: i for i, name in enumerate(distinct, 1)}
 
 
 def _predicate_key(atom: Atom) -> PredicateKey:
-    """Name and arity of the predicate of an atom."""
+    """Return the name and the arity of an atom's predicate."""
     return atom.predicate, len(atom.args)
 
 
 def _constants(atom: Atom) -> list[str]:
-    """The constants among the arguments of an atom."""
+    """Return the constants among the arguments of an atom."""
     return [term for term in atom.args if not isinstance(term, Variable)]
 
 
 def _iter_names_json(dataset: Dataset) -> Iterator[str]:
-    """The JSON of entities, predicates and arities, some entities at a time."""
+    """Yield the JSON of entities, predicates and arities, in parts."""
     yield "[["
     separator = ""
     for first in range(0, dataset.n_constants, 1 << 16):
@@ -200,7 +200,7 @@ def encode_atom(
     predicate_ids: dict[PredicateKey, int],
     variables: dict[Variable, int],
 ) -> list[int]:
-    """The ids of an atom: [predicate, argument...].
+    """Return the ids of an atom: [predicate, argument...].
 
     Args:
       dataset: where names and arities are looked up.
@@ -231,7 +231,7 @@ def encode_atom(
 
 
 def _unknown_predicate_message(dataset: Dataset, atom: Atom) -> str:
-    """The message for an atom whose predicate the data set has not, or not with this number of arguments."""
+    """Return the message for an atom with an unknown predicate or a wrong number of arguments."""
     predicates = zip(dataset.predicates, dataset.arities)
     arities = [n for name, n in predicates if name == atom.predicate]
     if not arities:
@@ -247,7 +247,7 @@ def _unknown_predicate_message(dataset: Dataset, atom: Atom) -> str:
 
 
 def from_splits(name: str, splits: dict[str, list[Triple]]) -> Dataset:
-    """The data set of (head, relation, tail) triples, without rules; ids follow first occurrence.
+    """Build a data set from (head, relation, tail) triples, without rules; ids follow first occurrence.
 
     Args:
       name: name of the data set.
@@ -265,7 +265,7 @@ def from_splits(name: str, splits: dict[str, list[Triple]]) -> Dataset:
 def from_tables(
     name: str, names: Sequence[str], splits: Mapping[str, np.ndarray]
 ) -> Dataset:
-    """The data set of triples of numbered names, without rules; ids follow first occurrence.
+    """Build a data set from triples of numbered names, without rules; ids follow first occurrence.
 
     Args:
       name: name of the data set.
@@ -319,7 +319,10 @@ def from_tables(
 def _assign_ids_in_order(
     splits: Mapping[str, np.ndarray], columns: list[int], names: Sequence[str]
 ) -> tuple[tuple[str, ...], np.ndarray]:
-    """The names that some columns hold, by first occurrence, and the id of each number, from 1, 0 for other names."""
+    """Return the names that some columns hold, by first occurrence, and the id of each number.
+
+    Ids count from 1; a number that the columns do not hold has id 0.
+    """
     numbers = np.concatenate([t[:, columns].ravel() for t in splits.values()])
     order = order_of_occurrence(numbers, len(names))
     ids = np.zeros(len(names), np.int32)
@@ -328,7 +331,7 @@ def _assign_ids_in_order(
 
 
 def _count_distinct(ids: np.ndarray) -> int:
-    """How many different ids there are in a table."""
+    """Count the distinct ids in a table."""
     is_known = np.zeros(1 + int(ids.max(initial=0)), bool)
     for column in ids.T:
         is_known[column] = True
@@ -336,7 +339,7 @@ def _count_distinct(ids: np.ndarray) -> int:
 
 
 def duplicate_note(n_duplicates: int) -> str:
-    """The note on lines of train that were dropped."""
+    """Return the note on lines of train that were dropped as duplicates."""
     return f"train: {n_duplicates} lines repeat another and were dropped"
 
 
@@ -344,7 +347,7 @@ def duplicate_note(n_duplicates: int) -> str:
 
 
 def from_clauses(name: str, clauses: Sequence[Clause], path: str) -> Dataset:
-    """The data set of a program: its facts are train, and nothing is held out.
+    """Build the data set of a program: its facts are train, and nothing is held out.
 
     Args:
       name: name of the data set.
@@ -389,7 +392,7 @@ def from_clauses(name: str, clauses: Sequence[Clause], path: str) -> Dataset:
 
 
 def _undefined_notes(clauses: Sequence[Clause], path: str) -> list[str]:
-    """The note on predicates that bodies have and no head has; most likely they are misspelled."""
+    """Return a note on predicates that occur in bodies but in no head; most likely they are misspelled."""
     defined = {_predicate_key(clause.head) for clause in clauses}
     first_lines: dict[str, int] = {}  # by predicate indicator
     for clause in clauses:
@@ -406,7 +409,7 @@ def _undefined_notes(clauses: Sequence[Clause], path: str) -> list[str]:
 
 
 def _shorten_list(texts: list[str], n_listed: int) -> list[str]:
-    """The first texts, and how many more there are."""
+    """Return the first texts, and how many more follow."""
     n_more = len(texts) - n_listed
     return texts[:n_listed] + [f"{n_more} more"] * (n_more > 0)
 
@@ -414,7 +417,7 @@ def _shorten_list(texts: list[str], n_listed: int) -> list[str]:
 def with_rules(
     dataset: Dataset, clauses: Sequence[Clause], path: str
 ) -> Dataset:
-    """The data set with these rules in place of its own.
+    """Return the data set with the given rules in place of its own.
 
     The head of a rule may define a relation that the data do not have, as in Datalog; `notes` says which.
 
@@ -461,7 +464,7 @@ def with_rules(
 
 
 def _rule_error(path: str, rule: Clause, problem: object) -> ValueError:
-    """The error for a rule; names file, line and head."""
+    """Return the error for a rule; it names file, line and head."""
     head = shorten(rule.head.predicate)
     return ValueError(f"{path}:{rule.line}: {problem}, in a rule for {head}")
 
@@ -469,7 +472,7 @@ def _rule_error(path: str, rule: Clause, problem: object) -> ValueError:
 def _drop_rules_of_unknown_names(
     dataset: Dataset, rules: list[Clause], path: str
 ) -> tuple[list[Clause], list[str]]:
-    """The rules whose names the data or other rules have, and a note on the rest.
+    """Return the rules whose names the data or other rules have, and a note on the dropped rules.
 
     Raises:
       ValueError: there are rules, and each has an unknown name.
@@ -477,7 +480,7 @@ def _drop_rules_of_unknown_names(
     entities = entity_ids(dataset.entities)
 
     def relations_with(rules: list[Clause]) -> set[str]:
-        """The relations of the data and of the heads of rules."""
+        """Return the relations of the data and of the heads of rules."""
         return {*dataset.predicates, *(rule.head.predicate for rule in rules)}
 
     # A rule that is dropped defines no relation for the others.
@@ -509,7 +512,7 @@ def _drop_rules_of_unknown_names(
 def _unknown_name(
     rule: Clause, entities: Collection[str], relations: set[str]
 ) -> tuple[str, str] | None:
-    """The kind and the name of the first relation or entity of a rule that is not among these; None if all are."""
+    """Return kind and name of a rule's first unknown relation or entity; None if all are known."""
     for atom in (rule.head, *rule.body):
         if atom.predicate not in relations:
             return "relation", atom.predicate
@@ -522,7 +525,7 @@ def _unknown_name(
 def _with_head_predicates(
     dataset: Dataset, rules: Sequence[Clause], path: str
 ) -> Dataset:
-    """The data set with the relations that only heads of rules have, and atoms wide enough for these."""
+    """Return the data set with the relations that only heads of rules have, and atoms wide enough for them."""
     # Backwards, so that the first rule of a predicate is the one that stays. Ids follow this order.
     known = set(dataset.predicates)
     first_rules = {
@@ -553,7 +556,7 @@ def _with_head_predicates(
 def _encode_rules(
     dataset: Dataset, rules: Sequence[Clause], path: str
 ) -> np.ndarray:
-    """The ids of rules, int32 [R, M, W], M the number of atoms of the longest."""
+    """Return the ids of rules, int32 [R, M, W], M the number of atoms of the longest rule."""
     n_atoms = 1 + max((len(rule.body) for rule in rules), default=0)
     table = np.zeros((len(rules), n_atoms, dataset.atom_width), np.int32)
     ids_of_entities = entity_ids(dataset.entities)
@@ -575,7 +578,7 @@ def _encode_rules(
 
 
 class OrderedFacts(NamedTuple):
-    """The known facts of a data set with the names in use numbered in the order of names."""
+    """Known facts of a data set, with predicates and entities numbered in the order of their names."""
 
     facts: np.ndarray  # int32 [N, W], in lexicographic order
     # ids in the data set of numbers 0, 1, ...; of 0 it is 0
@@ -584,7 +587,7 @@ class OrderedFacts(NamedTuple):
 
 
 def order_facts(dataset: Dataset) -> OrderedFacts:
-    """The known facts in an order that depends on their names alone."""
+    """Return the known facts in an order that depends on their names alone."""
     parts = (
         (dataset.facts[:, :1], dataset.predicates),
         (dataset.facts[:, 1:], dataset.entities),
@@ -603,7 +606,10 @@ def order_facts(dataset: Dataset) -> OrderedFacts:
 
 
 def facts_digest(dataset: Dataset) -> str:
-    """A hash of the names and the known facts, 16 hexadecimal digits; neither order nor held-out triples count."""
+    """Return a hash of the names and the known facts, 16 hexadecimal digits.
+
+    Neither the order of the facts nor held-out triples count.
+    """
     ordered = order_facts(dataset)
     described = [
         [dataset.predicates[i - 1] for i in ordered.predicates[1:]],
@@ -622,7 +628,7 @@ MAX_PAIRS = 30_000_000
 
 
 class IndexedTriples(NamedTuple):
-    """The distinct triples of some tables, sorted by their pair of entities."""
+    """Distinct triples of some tables, sorted by their pair of entities."""
 
     relation: np.ndarray  # int64 [n], from 0
     is_loop: np.ndarray  # bool [n], head and tail are one entity
@@ -665,7 +671,7 @@ def index_triples(
 
 
 def _inverse_pairs(triples: IndexedTriples) -> tuple[np.ndarray, np.ndarray]:
-    """Each triple and each triple of its inverse pair of entities, as indices."""
+    """Return all pairs of a triple and a triple of its inverse pair of entities, as two arrays of indices."""
     n = triples.inverse_count
     triple = np.repeat(np.arange(len(n)), n)
     first = np.repeat(np.cumsum(n) - n - triples.inverse_start, n)
@@ -677,7 +683,7 @@ def leakage_notes(
     held_out: Mapping[str, np.ndarray],
     relations: Sequence[str],
 ) -> list[str]:
-    """One line on each way in which a split leaks into the known facts, or repeats triples.
+    """Return one note per way in which a split leaks into the known facts, or repeats triples.
 
     Args:
       known: int [n, 3], the known facts, as (relation, head, tail) from 1.
@@ -721,7 +727,7 @@ def _inverse_notes(
     rows_by_split: Mapping[str, np.ndarray],
     relations: Sequence[str],
 ) -> list[str]:
-    """The notes on triples of each held-out split that are the inverse of a known fact."""
+    """Return notes on the triples of each held-out split that are the inverse of a known fact."""
     n_pairs = int(triples.inverse_count.sum())
     if n_pairs > MAX_PAIRS:
         return [
@@ -760,7 +766,7 @@ NEAR_INVERSE_SHARE = 0.8
 
 
 def _format_inverses(code: int, relations: Sequence[str]) -> str:
-    """A pair of relations in names; a relation alone is symmetric."""
+    """Format a pair of near-inverse relations by name; a relation paired with itself is symmetric."""
     a, b = divmod(code, len(relations))
     if a == b:
         return f"{shorten(relations[a])} is symmetric"
@@ -771,7 +777,7 @@ def _format_inverses(code: int, relations: Sequence[str]) -> str:
 
 
 def describe(dataset: Dataset) -> dict[str, Any]:
-    """Describe the facts of two arguments of a data set and its held-out triples.
+    """Describe the binary facts of a data set and its held-out triples.
 
     Args:
       dataset: has such facts.
@@ -817,7 +823,7 @@ def describe(dataset: Dataset) -> dict[str, Any]:
 def _describe_split(
     table: np.ndarray, facts: np.ndarray, is_train: bool
 ) -> dict[str, int]:
-    """The numbers of a split beside the known facts (train and facts).
+    """Count the triples, entities and relations of a split, also compared with the known facts.
 
     Returns:
       Triples, their entities and relations; `n_known`, triples that are known facts; `n_linked`, triples whose two
@@ -847,7 +853,7 @@ def _describe_split(
 def _describe_relations(
     dataset: Dataset, tables: Mapping[str, np.ndarray]
 ) -> tuple[list[dict[str, Any]], list[str]]:
-    """All relations of two arguments, the largest first, and a note if inverses were not searched."""
+    """Describe all binary relations, the largest first; return a note too if inverses were not searched."""
     facts = tables["facts"]
     size = dataset.n_predicates + 1
     n = {
@@ -894,7 +900,7 @@ def _describe_relations(
 def _find_inverses(
     facts: np.ndarray, size: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, list[str]]:
-    """Count the facts of each relation that are inverses of facts of relations.
+    """Count, per relation, its facts that are inverses of its own facts or of another relation's.
 
     Returns:
       Inverses of its own facts; the other relation that inverts most of its facts, 0 for none; how many these are; a
@@ -930,7 +936,10 @@ def _find_inverses(
 def _count_arguments(
     facts: np.ndarray, place: int, size: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """For each relation how many entities it has in a place, and how many of them once; nan for none."""
+    """Count, per relation, the distinct entities in one argument position, and those that occur there exactly once.
+
+    The first count is NaN for a relation without facts.
+    """
     n_entities = 1 + int(facts[:, place].max())
     code = facts[:, 0].astype(np.int64) * n_entities + facts[:, place]
     distinct, n = np.unique(code, return_counts=True)
@@ -940,6 +949,6 @@ def _count_arguments(
 
 
 def _count_relations(relations: np.ndarray, size: int) -> np.ndarray:
-    """How often each relation occurs; nan for never, as nothing is a share of it."""
+    """Count how often each relation occurs; NaN for one that never does, so that shares of it are NaN too."""
     counts = np.bincount(relations, minlength=size)
     return np.where(counts > 0, counts, np.nan)

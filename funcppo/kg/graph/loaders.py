@@ -90,7 +90,7 @@ def load(
     facts_only: bool = False,
     cfg: DataConfig = DEFAULT_CONFIG,
 ) -> Dataset:
-    """The data set of a folder, a file, or an embedded or generated name, or of PyKEEN; whole or not at all.
+    """Load the data set of a folder, a file, an embedded or generated name, or of PyKEEN.
 
     A folder holds train.txt, perhaps valid.txt and test.txt, perhaps facts.txt (known, not trained on) and perhaps
     rules.txt, rules.tsv or rules.pl, the first of these that exists. Triples may stand in .tsv, .csv and .nt files too,
@@ -117,7 +117,7 @@ def load(
 def _load_named(
     name: str, cfg: DataConfig, facts_only: bool, with_own_rules: bool
 ) -> Dataset:
-    """The data set of a path or a name, perhaps with its own rules; see `load`."""
+    """Load the data set of a path or a name, with its own rules if `with_own_rules`; see `load`."""
     path = Path(name)
     embedded = EMBEDDED_DIR / name
     if is_stored_graph(path):
@@ -149,7 +149,7 @@ def _load_named(
 
 
 def from_text(program: str, name: str = "program") -> Dataset:
-    """The data set of a Prolog program in memory; raises as `load` does for a file of that name."""
+    """Build the data set of a Prolog program in memory; raises as `load` does for a file of that name."""
     return _read_program(program, name, name)
 
 
@@ -159,7 +159,7 @@ def from_triples(
     test: list[Triple] | None = None,
     rules: str = "",
 ) -> Dataset:
-    """The data set of triples in memory.
+    """Build the data set of triples in memory.
 
     Args:
       train: known triples, as (head, relation, tail).
@@ -180,19 +180,19 @@ def from_triples(
 
 
 def _read_program(program: str, name: str, path: str) -> Dataset:
-    """The data set of the text of a Prolog program."""
+    """Build the data set of the text of a Prolog program."""
     clauses, notes = read_clauses(program, path, "Prolog")
     return _with_notes(from_clauses(name, clauses, path), notes)
 
 
 def _with_notes(dataset: Dataset, notes: list[str]) -> Dataset:
-    """The data set with further notes."""
+    """Return the data set with further notes."""
     return replace(dataset, notes=(*dataset.notes, *notes))
 
 
 @host.paused_collection()
 def with_rule_file(dataset: Dataset, path: Path) -> Dataset:
-    """The data set with the rules of a file in place of its own."""
+    """Return the data set with the rules of a file in place of its own."""
     text = read_text(path)
     is_prolog = path.name.endswith(_PROLOG_SUFFIXES)
     file_format = "Prolog" if is_prolog else detect_format(text)
@@ -222,7 +222,7 @@ def with_rule_file(dataset: Dataset, path: Path) -> Dataset:
 def _load_folder(
     folder: Path, cfg: DataConfig, facts_only: bool, with_own_rules: bool
 ) -> Dataset:
-    """The data set of a folder, with the first of its rule files."""
+    """Load the data set of a folder, with the first of its rule files if `with_own_rules`."""
     paths: dict[str, Path] = {}
     for split in (*SPLITS, "facts"):
         files = [folder / f"{split}{suffix}" for suffix in SUFFIXES]
@@ -244,7 +244,10 @@ def _load_folder(
 
 
 def _find_file(*paths: Path) -> Path | None:
-    """The one of the files, or of these with .gz, that exists; None if none does. It is an error if several do."""
+    """Return which of the files exists, plain or with .gz; None if none exists.
+
+    It is an error if several exist.
+    """
     candidates = [p for path in paths for p in (path, Path(f"{path}.gz"))]
     existing = [path for path in candidates if path.exists()]
     if len(existing) > 1:
@@ -258,7 +261,7 @@ def _find_file(*paths: Path) -> Path | None:
 def _load_splits(
     name: str, paths: dict[str, Path], cfg: DataConfig, facts_only: bool
 ) -> Dataset:
-    """The data set of the files of some splits.
+    """Build a data set from one file per split.
 
     Args:
       name: name of the data set.
@@ -308,7 +311,7 @@ def _load_splits(
 def _read_files(
     paths: dict[str, Path], cfg: DataConfig
 ) -> tuple[dict[str, TripleFile], list[str]]:
-    """The triples of the file of each split, and the names that they number."""
+    """Read the triples of each split's file; return them and the names that they number."""
     is_parquet = any(path.suffix == ".parquet" for path in paths.values())
     if cfg.reader == "duckdb" or is_parquet:
         return _read_by_duckdb(paths, cfg.columns)
@@ -371,7 +374,7 @@ _COLUMN_NAMES = (
 
 
 def to_triples(source: object) -> list[Triple]:
-    """The (head, relation, tail) names of triples in memory.
+    """Convert triples in memory to (head, relation, tail) names.
 
     Args:
       source: tuples of three names; an array [n, 3] of names; a data frame of pandas or polars, lazy or not, with the
@@ -395,14 +398,14 @@ def to_triples(source: object) -> list[Triple]:
 
 
 def _is_name(value: object) -> bool:
-    """Whether a value is a whole number or a text that may be a name."""
+    """Check whether a value is a whole number or a text that may be a name."""
     if isinstance(value, str):
         return bool(value) and not {"\n", "\r", "\0"} & {*value}
     return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
 
 def _rows_in_memory(source: Any) -> Iterable[Any]:
-    """The rows of triples in memory.
+    """Return the rows of triples in memory, of any supported type.
 
     Raises:
       ValueError: there are none to be read.
@@ -443,7 +446,10 @@ def _rows_in_memory(source: Any) -> Iterable[Any]:
 
 
 def _choose_named(columns: list[str]) -> list[str] | None:
-    """The columns of head, relation and tail by their names, or all three; None: there are neither."""
+    """Return the columns of head, relation and tail by their names, else all three columns.
+
+    None if the columns have other names and are not three.
+    """
     for names in _COLUMN_NAMES:
         if {*names} <= {*columns}:
             return names
@@ -484,7 +490,7 @@ _NAMES = ("h", "r", "t")
 def _read_by_duckdb(
     paths: Mapping[str, Path], columns: str | None
 ) -> tuple[dict[str, TripleFile], list[str]]:
-    """The triples of the file of each split, and the names that they number.
+    """Read the triples of each split's file by DuckDB; return them and the names that they number.
 
     Args:
       columns: as `parse_columns` reads them; None for the three columns of a file.
@@ -532,7 +538,7 @@ def _copy_split(
 
 
 def _text_source(path: Path, columns: str | None) -> tuple[str, list[str]]:
-    """What reads a file with tabs or commas, and the names of head, relation and tail there."""
+    """Return the SQL source that reads a tab- or comma-separated file, and its head, relation and tail columns."""
     if is_ntriples(str(path)):
         raise ValueError(
             f"{path}: expected columns of tabs or commas or Parquet for DuckDB, got N-Triples"
@@ -554,7 +560,7 @@ def _text_source(path: Path, columns: str | None) -> tuple[str, list[str]]:
 def _parquet_columns(
     present: list[str], columns: str | None, path: Path
 ) -> list[str]:
-    """The columns of head, relation and tail of a Parquet file."""
+    """Return the names of the head, relation and tail columns of a Parquet file."""
     wanted = _choose_named(present)
     if columns is not None:
         wanted = parse_columns(columns)
@@ -587,7 +593,7 @@ def _check_names(database: Any, split: str, path: Path) -> None:
 def _number_by_duckdb(
     database: Any, paths: Mapping[str, Path], columns: str | None
 ) -> tuple[dict[str, TripleFile], list[str]]:
-    """Number the names of all splits; the numbered triples in the order of each file, and the names."""
+    """Number the names of all splits; return the numbered triples in file order, and the names."""
     every_name = " UNION ALL ".join(
         f"SELECT {name} AS name FROM {split}"
         for split in paths
@@ -614,7 +620,7 @@ def _number_by_duckdb(
 
 
 def _fetch_triples(database: Any, split: str) -> np.ndarray:
-    """The triples of a split as numbers of names, int32 [n, 3], in the order of the file."""
+    """Return the triples of a split as numbers of names, int32 [n, 3], in the order of the file."""
     # Joins keep no order: each row carries its place.
     database.execute(
         f"CREATE TABLE numbered AS SELECT s.rowid AS place, a.number AS h, b.number AS r, c.number AS t FROM {split} s "
@@ -634,7 +640,7 @@ def _fetch_triples(database: Any, split: str) -> np.ndarray:
 
 
 def _quote(text: str, mark: str = "'") -> str:
-    """A text as a literal of SQL, or a name with other marks."""
+    """Quote a text as an SQL literal, or as an identifier with another mark."""
     return mark + text.replace(mark, mark + mark) + mark
 
 
@@ -642,7 +648,7 @@ def _quote(text: str, mark: str = "'") -> str:
 
 
 def _load_pykeen(name: str) -> Dataset:
-    """The data set of PyKEEN of a name such as pykeen:kinships, its splits as PyKEEN has them.
+    """Load a data set of PyKEEN by a name such as pykeen:kinships, with PyKEEN's splits.
 
     Raises:
       ValueError: PyKEEN is not installed, has no such data set, or cannot load it.
@@ -685,12 +691,12 @@ _FORMAT = 2  # of the file
 
 
 def is_stored_graph(path: Path) -> bool:
-    """Whether a path is a folder that `write` made."""
+    """Check whether a path is a folder that `write` made."""
     return (path / _STORED_FILE).is_file()
 
 
 def check_output(folder: Path) -> None:
-    """Raise ValueError if a folder exists, holds something and is no stored graph, which `write` would replace."""
+    """Check that `write` may write to a folder: it is new, empty or a stored graph; else raise ValueError."""
     # Parts are what a process that was killed has left.
     is_free = not folder.exists() or (
         folder.is_dir() and all(p.suffix == ".part" for p in folder.iterdir())
@@ -757,13 +763,13 @@ def write(
 
 
 def _file_state(path: Path) -> list[int]:
-    """The size of a file in bytes, and when it was changed last in nanoseconds."""
+    """Return the size of a file in bytes, and the time of its last change in nanoseconds."""
     status = path.stat()
     return [status.st_size, status.st_mtime_ns]
 
 
 def read(folder: Path) -> Dataset:
-    """The data set of a folder; its arrays are mapped from the file, and their pages read where they are used.
+    """Read the data set of a stored graph; its arrays are mapped from the file and read where they are used.
 
     Raises:
       ValueError: the file is of another version, too short or damaged; names it.
@@ -786,7 +792,7 @@ def read(folder: Path) -> Dataset:
         )
 
     def group(name: str) -> dict[str, Any]:
-        """The values of a kind, tensors as arrays."""
+        """Return the values of a group, with tensors as arrays."""
         return {
             key: value.numpy() if isinstance(value, torch.Tensor) else value
             for key, value in stored[name].items()
@@ -812,7 +818,7 @@ def read(folder: Path) -> Dataset:
 
 
 def _open_stored(path: Path, cfg: DataConfig, facts_only: bool) -> Dataset:
-    """The data set of a folder of `funcppo data --index`, perhaps without held-out triples and rules."""
+    """Read the data set of a stored graph, without held-out triples and rules if `facts_only`."""
     if cfg != DEFAULT_CONFIG:
         raise ValueError(
             f"{path}: is a folder of `funcppo data --index`: expected options of reading and splitting there"

@@ -87,7 +87,7 @@ from funcppo.kg.graph.text import (
 
 
 class Query(NamedTuple):
-    """A query over a data set."""
+    """A query over a data set, in ids, with the names of its variables."""
 
     # the data set; of a program, with the constants that only the query has
     dataset: Dataset
@@ -130,7 +130,7 @@ def read_query(dataset: Dataset, text: str) -> Query:
 
 
 def _parse_query_atom(dataset: Dataset, text: str) -> Atom:
-    """The atom of a query, in names."""
+    """Parse the atom of a query, in names."""
     tokens = tokenize_line(text, partial(_is_query_variable, dataset))
     try:
         atom, index = parse_atom(tokens, 0, prolog=dataset.is_program)
@@ -156,7 +156,7 @@ def _parse_query_atom(dataset: Dataset, text: str) -> Atom:
 
 
 def _is_query_variable(dataset: Dataset, word: str) -> bool:
-    """Whether a word without quotes is a variable."""
+    """Check whether a word without quotes is a variable in a query."""
     if word == "_" or re.fullmatch(r"\?\w+", word):
         return True
     if dataset.is_program:
@@ -172,7 +172,7 @@ def _is_query_variable(dataset: Dataset, word: str) -> bool:
 
 
 def _ambiguity_notes(dataset: Dataset, atom: Atom, text: str) -> list[str]:
-    """A note on each name without quotes that is a variable and could be an entity, or the other way round."""
+    """Return notes on unquoted names that could be read both as a variable and as an entity."""
     known = index_entities(dataset)
     tokens = tokenize_line(text, lambda word: False)
     words = {token.text for token in tokens if token.kind == "name"}
@@ -195,7 +195,7 @@ def _ambiguity_notes(dataset: Dataset, atom: Atom, text: str) -> list[str]:
 def _with_constants_of(
     dataset: Dataset, atom: Atom
 ) -> tuple[Dataset, list[str]]:
-    """The data set with the constants of an atom, and notes on those that it did not have.
+    """Return the data set extended by an atom's unknown constants, with a note on each (programs only).
 
     Raises:
       ValueError: the data set is no program, and has not all of the entities.
@@ -227,7 +227,7 @@ def _with_constants_of(
 
 
 def _encode(dataset: Dataset, atom: Atom) -> tuple[list[int], tuple[str, ...]]:
-    """The ids of an atom, and the names of its variables."""
+    """Return the ids of an atom, and the names of its variables."""
     variables: dict[Variable, int] = {}
     entity_ids = index_entities(dataset)
     ids = encode_atom(
@@ -261,7 +261,7 @@ _Rule = tuple[Atom, tuple[Atom, ...], float]  # head, body and weight
 
 
 def detect_format(text: str) -> FileFormat:
-    """The format that the first line with content is written in, quoted names left aside.
+    """Detect the format of a rule file from its first line with content, quoted names left aside.
 
     A file with AMIE's header line is AMIE's, whatever its first line is.
 
@@ -299,7 +299,7 @@ def detect_format(text: str) -> FileFormat:
 def read_clauses(
     text: str, path: str, file_format: FileFormat
 ) -> tuple[list[Clause], list[str]]:
-    """The clauses of a file, in its order, and notes of one line on what was left out.
+    """Parse the clauses of a file, in its order; also return notes on what was left out.
 
     Args:
       text: content of the file.
@@ -325,7 +325,7 @@ def read_clauses(
 
 @contextmanager
 def _located_errors(place: str, source: str) -> Iterator[None]:
-    """Put the place before, and the text of a clause behind, the message of a ValueError."""
+    """Add the place and the text of a clause to the message of any ValueError."""
     try:
         yield
     except ValueError as error:
@@ -336,7 +336,7 @@ def _located_errors(place: str, source: str) -> Iterator[None]:
 def _read_prolog(
     text: str, path: str, file_format: FileFormat
 ) -> tuple[list[Clause], list[str]]:
-    """The clauses of a Prolog program."""
+    """Parse the clauses of a Prolog program; also return a note on skipped directives."""
     clauses: list[Clause] = []
     # clauses with goals that must be defined somewhere in the program, and their text
     library_users: list[tuple[Clause, str]] = []
@@ -363,7 +363,7 @@ def _read_prolog(
 
 
 def _prolog_clause(tokens: list[Token], line: int) -> Clause:
-    """The clause of the tokens between two full stops of a Prolog program, without goals `true`."""
+    """Parse the tokens between two full stops of a Prolog program as one clause, without goals `true`."""
     if tokens[0].kind == "?-":
         raise ValueError("expected a fact or a rule, got a query ?-")
     head, goals = parse_clause(tokens, ":-", prolog=True)
@@ -380,7 +380,7 @@ def _prolog_clause(tokens: list[Token], line: int) -> Clause:
 def _read_lines(
     text: str, path: str, file_format: FileFormat
 ) -> tuple[list[Clause], list[str]]:
-    """The clauses of a file in a line format, one for each line that is no comment."""
+    """Parse the clauses of a file in a line format, one per line that is no comment; also return notes."""
     read_line = _LINE_READERS[file_format]
     clauses: list[Clause] = []
     n_columns = None
@@ -413,7 +413,7 @@ def _read_lines(
 
 
 def _read_weighted(line: str) -> _Rule:
-    """The rule of a line of the weighted format: the weight stands in the first column, the rule in the last."""
+    """Parse a line of the weighted format: the weight in the first column, the rule in the last."""
     columns, _, rule = line.rpartition("\t")
     head, body = parse_clause(tokenize_line(rule), ":-", prolog=False)
     if not body:
@@ -422,7 +422,7 @@ def _read_weighted(line: str) -> _Rule:
 
 
 def _read_anyburl(line: str) -> _Rule:
-    """The rule of a line of AnyBURL; a zero rule has no body."""
+    """Parse a line of AnyBURL as a rule; a zero rule has no body."""
     columns = line.split("\t")
     if len(columns) != 4:
         raise ValueError(
@@ -443,7 +443,7 @@ def _read_anyburl(line: str) -> _Rule:
 
 
 def _with_same_entity(atom: Atom) -> Atom:
-    """The atom with its other argument in place of AnyBURL's name for it: h(X,me_myself_i) is h(X,X)."""
+    """Replace AnyBURL's `me_myself_i` by the atom's other argument: h(X,me_myself_i) becomes h(X,X)."""
     others = [term for term in atom.args if term != _ANYBURL_SAME_ENTITY]
     if len(others) == len(atom.args):
         return atom
@@ -454,7 +454,7 @@ def _with_same_entity(atom: Atom) -> Atom:
 
 
 def _read_amie(line: str) -> _Rule:
-    """The rule of a line of AMIE; its weight is the confidence, in the third column."""
+    """Parse a line of AMIE as a rule; its weight is the confidence in the third column, NaN without one."""
     rule, *columns = line.split("\t")
     # AMIE puts two spaces between words, so that names may hold one; other tools put one.
     word_pattern = _AMIE_SPACED_WORD if "  " in rule else _AMIE_PLAIN_WORD
@@ -473,7 +473,7 @@ def _read_amie(line: str) -> _Rule:
 
 
 def _amie_atom(triple: list[str]) -> Atom:
-    """The atom of three words: head, relation, tail."""
+    """Build the atom of three words: head, relation, tail."""
     terms: list[Variable | str] = []
     for word in triple:
         is_named = re.fullmatch(r"\?\w+", word) is not None
@@ -491,14 +491,14 @@ def _amie_atom(triple: list[str]) -> Atom:
 
 
 def _missing_body(arrow: str) -> ValueError:
-    """The error for a fact where only rules may stand."""
+    """Return the error for a fact where only rules may stand."""
     return ValueError(
         f"expected `{arrow}` and a body after the head: facts belong in facts.txt"
     )
 
 
 def _parse_weight(text: str) -> float:
-    """The number in a column; nan where the column is empty."""
+    """Parse the number in a column; NaN if the column is empty."""
     if not text.strip():
         return math.nan
     try:
@@ -528,7 +528,7 @@ _ARROWS: dict[RuleTableFormat, str] = {
 
 
 class ProofNames(NamedTuple):
-    """What `logic.proof` needs to print a proof in names: `to_json(proof, *proof_names(dataset))`."""
+    """Formatting functions that `logic.proof` needs to print a proof: `to_json(proof, *proof_names(dataset))`."""
 
     format_atom: Callable[[Sequence[int] | np.ndarray], str]
     format_rule: Callable[[int], str]  # of the index of a rule
@@ -537,7 +537,7 @@ class ProofNames(NamedTuple):
 
 
 def proof_names(dataset: Dataset) -> ProofNames:
-    """The functions that format the atoms, rules and names of proofs over a data set."""
+    """Return the functions that format the atoms, rules and names of proofs over a data set."""
 
     def format_term(number: int) -> str:
         term = _decode_term(dataset, number)
@@ -552,12 +552,12 @@ def proof_names(dataset: Dataset) -> ProofNames:
 
 
 def format_atom(dataset: Dataset, atom: Sequence[int] | np.ndarray) -> str:
-    """The text of an atom's ids, as `parse_query` reads it; `locatedIn(france, X)`."""
+    """Format an atom's ids as text that `parse_query` reads, such as `locatedIn(france, X)`."""
     return _format_atom(_decode_atom(dataset, atom), "tsv")
 
 
 def format_rule(dataset: Dataset, rule: np.ndarray) -> str:
-    """The text of a rule's ids, as a weighted rule file has it; `h(X, Y) :- b(X, Z), c(Z, Y)`."""
+    """Format a rule's ids as in a weighted rule file: `h(X, Y) :- b(X, Z), c(Z, Y)`."""
     head, *body = [format_atom(dataset, atom) for atom in rule if atom[0]]
     return f"{head} :- {', '.join(body)}"
 
@@ -565,7 +565,7 @@ def format_rule(dataset: Dataset, rule: np.ndarray) -> str:
 def format_clause(
     head: Atom, body: Sequence[Atom], file_format: RuleTableFormat
 ) -> str:
-    """The text of a rule in a format, its variables renamed.
+    """Format a rule in a rule file format, its variables renamed.
 
     Raises:
       ValueError: an atom that is not binary in AMIE, or more variables than AnyBURL has letters.
@@ -590,7 +590,7 @@ def format_clause(
 
 
 def _format_atom(atom: Atom, file_format: RuleTableFormat) -> str:
-    """The text of an atom in a format, with quotes where the format needs them."""
+    """Format an atom in a rule file format, with quotes where the format needs them."""
     if file_format == "AMIE":
         if len(atom.args) != 2:
             text = _format_atom(atom, "tsv")
@@ -610,7 +610,7 @@ def _format_atom(atom: Atom, file_format: RuleTableFormat) -> str:
 
 
 def _format_word(word: Variable | str, file_format: RuleTableFormat) -> str:
-    """The text of a variable or a name: in quotes where it would be another token, or a variable, without them."""
+    """Format a variable or a name; a name is quoted if it would read as something else without quotes."""
     if isinstance(word, Variable):
         is_amie = file_format == "AMIE"
         return f"?{word.name.lower()}" if is_amie else word.name
@@ -624,7 +624,7 @@ def _format_word(word: Variable | str, file_format: RuleTableFormat) -> str:
 def _anyburl_names(
     head: Atom, variables: list[Variable]
 ) -> dict[Variable | str, str]:
-    """Names of variables: X and Y for the first and second argument of the head, A, B, ... for the others.
+    """Name variables for AnyBURL: X and Y for the head's arguments, A, B, ... for all other variables.
 
     PyClause takes no other names.
 
@@ -641,7 +641,7 @@ def _anyburl_names(
 
 
 def _decode_atom(dataset: Dataset, ids: Sequence[int] | np.ndarray) -> Atom:
-    """The atom that a row of ids stands for."""
+    """Return the atom that a row of ids stands for."""
     predicate = int(ids[0])
     arity = dataset.arities[predicate - 1]
     args = [_decode_term(dataset, int(term)) for term in ids[1 : 1 + arity]]
@@ -649,19 +649,19 @@ def _decode_atom(dataset: Dataset, ids: Sequence[int] | np.ndarray) -> Atom:
 
 
 def _decode_term(dataset: Dataset, term: int) -> Variable | str:
-    """The constant or variable that an id stands for."""
+    """Return the constant or variable that an id stands for."""
     if term <= dataset.n_constants:
         return dataset.entities[term - 1]
     return Variable(variable_name(term - dataset.n_constants - 1))
 
 
 def variable_name(index: int) -> str:
-    """X, Y, Z, W, V1, V2, ... for index 0, 1, ..."""
+    """Return the name of variable 0, 1, ...: X, Y, Z, W, V1, V2, ..."""
     return "XYZW"[index] if index < 4 else f"V{index - 3}"
 
 
 def free_variable(dataset: Dataset) -> int:
-    """The id of the first variable whose name no entity has, so that a query with it is read as it was written."""
+    """Return the id of the first variable whose name no entity has, so that a query with it reads as written."""
     entities = index_entities(dataset)
     index = next(
         i for i in itertools.count() if variable_name(i) not in entities
@@ -706,7 +706,7 @@ COUNTS_PREFIX = "#counts\t"
 
 
 class RuleStatistics(NamedTuple):
-    """Statistics of each rule, float64 [R]; estimates where a standard error is not 0."""
+    """Statistics of each rule, float64 [R]; estimates if a standard error is not 0."""
 
     weight: np.ndarray  # by which the rules are ranked
     support: np.ndarray  # right predictions: facts that the rule derives
@@ -723,7 +723,7 @@ class RuleStatistics(NamedTuple):
 def with_encoded_rules(
     dataset: Dataset, atoms: np.ndarray, counts: RuleStatistics
 ) -> Dataset:
-    """The data set with these rules in place of its own.
+    """Return the data set with the given rules, as ids, in place of its own.
 
     Args:
       dataset: its own rules are dropped.
@@ -742,7 +742,7 @@ def with_encoded_rules(
 def _with_counts(
     dataset: Dataset, counts: np.ndarray, std_error: np.ndarray
 ) -> Dataset:
-    """The data set with counts of its rules, exact where there is no standard error, and else estimates."""
+    """Return the data set with counts of its rules: exact without a standard error, otherwise estimates."""
     whole = np.rint(counts).astype(np.int64)
     is_exact = (std_error == 0)[:, None]
     return replace(
@@ -753,7 +753,7 @@ def _with_counts(
 
 
 def _format_rules(dataset: Dataset, file_format: RuleTableFormat) -> list[str]:
-    """The texts of the rules of a data set in a format."""
+    """Format the rules of a data set in a rule file format."""
     texts: list[str] = []
     for rows in dataset.rules:
         head, *body = [_decode_atom(dataset, row) for row in rows if row[0]]
@@ -764,7 +764,7 @@ def _format_rules(dataset: Dataset, file_format: RuleTableFormat) -> list[str]:
 def format_rule_table(
     dataset: Dataset, counts: RuleStatistics, file_format: RuleTableFormat
 ) -> str:
-    """The text of a file that holds the rules of a data set; only its header where there is none.
+    """Format the rules of a data set as the text of a rule file; without rules, just its header.
 
     Args:
       dataset: its rules are written, in their order.
@@ -806,20 +806,20 @@ def format_rule_table(
 
 
 def with_counts_line(table: str, dataset: Dataset) -> str:
-    """The text of a tsv with the line that says that its counts are of the facts of a data set."""
+    """Append to a tsv the line that says that its counts are of the facts of a data set."""
     facts, lines = facts_digest(dataset), _lines_digest(table)
     return f"{table}{COUNTS_PREFIX}{facts}\t{lines}\n"
 
 
 def _lines_digest(table: str) -> str:
-    """A hash of the lines of a table."""
+    """Return a hash of the lines of a table."""
     return hashlib.sha256(table.encode()).hexdigest()[:16]
 
 
 def with_read_counts(
     text: str, dataset: Dataset, lines: Sequence[int]
 ) -> Dataset:
-    """The data set with the counts of rules in a tsv of this project, if they are of its facts and nobody edited it.
+    """Return the data set with a tsv's counts of rules, if they are of its facts and the file was not edited.
 
     Args:
       text: content of the file.
@@ -844,7 +844,7 @@ def with_read_counts(
 
 
 def is_mined_with_held_out(text: str, dataset: Dataset) -> bool:
-    """Whether a tsv of this project says that its rules were mined from the held-out triples of a data set too."""
+    """Check whether a tsv says that its rules were mined from a data set's held-out triples too."""
     _, mark, last_line = text.rpartition(COUNTS_PREFIX)
     if not mark or not len(dataset.valid) + len(dataset.test):
         return False
@@ -858,7 +858,7 @@ def is_mined_with_held_out(text: str, dataset: Dataset) -> bool:
 def compatibility_notes(
     dataset: Dataset, file_format: RuleTableFormat
 ) -> list[str]:
-    """Notes on names in rules that the tool of a format reads otherwise than this project; empty if there are none.
+    """Return notes on names in rules that a format's own tool reads differently than this project.
 
     Neither AnyBURL nor AMIE has quotes; in AnyBURL a name of one character is a variable, and in PyClause capitals that
     follow each other in the alphabet are.

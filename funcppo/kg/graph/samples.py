@@ -89,7 +89,7 @@ niece(X,Y) :- aunt(Y,X), daughter(X,Z)
 def _make_generator(
     name: str, n_people: int, seed: int, least: int
 ) -> np.random.Generator:
-    """The random generator of a data set.
+    """Return the random generator of a data set.
 
     Raises:
       ValueError: there are too few people, or the seed is negative.
@@ -103,7 +103,9 @@ def _make_generator(
 def _sample_splits(
     rng: np.random.Generator, derivations: np.ndarray, held_out_share: float
 ) -> np.ndarray:
-    """Draw the split of each fact: 0 train, 1 valid, 2 test; what train does not derive in two steps goes back.
+    """Sample the split of each fact: 0 train, 1 valid, 2 test.
+
+    A fact that train does not derive in two steps goes back to train.
 
     Going back only adds to train, so what was derived stays derived.
 
@@ -258,7 +260,7 @@ def make_family_tree(n_people: int, seed: int) -> Dataset:
 def _sample_family(
     rng: np.random.Generator, n_people: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Draw generation after generation until there are `n_people`; founders are about a fifth of them.
+    """Sample generation after generation until there are `n_people`; founders are about a fifth of them.
 
     Returns:
       female: bool [n].
@@ -297,7 +299,7 @@ def _sample_family(
 def _family_blocks(
     female: np.ndarray, parents: np.ndarray, couples: np.ndarray
 ) -> list[_Block]:
-    """Every fact of the twelve relations, in blocks: couples, parents, children, siblings, then uncles and nephews.
+    """Build every fact of the twelve relations, in blocks of one or two relations.
 
     The arguments are those that `_sample_family` returns. The id of a fact is its row among all blocks.
     """
@@ -343,7 +345,7 @@ def _kin_blocks(
     parent: np.ndarray,
     child_of: np.ndarray,
 ) -> list[_Block]:
-    """The blocks of siblings, of uncles and of nephews.
+    """Build the blocks of siblings, of uncles and aunts, and of nephews and nieces.
 
     Args:
       female, parents, couples: what `_sample_family` returns.
@@ -385,7 +387,7 @@ def _kin_blocks(
 
 
 def _sibling_pairs(couple: np.ndarray) -> tuple[np.ndarray, ...]:
-    """The ordered pairs of siblings, those of the first child first.
+    """Return the ordered pairs of siblings, grouped by the first child.
 
     Args:
       couple: int [c], the parents of each child, ascending, so the children of a couple are successive.
@@ -407,7 +409,7 @@ def _sibling_pairs(couple: np.ndarray) -> tuple[np.ndarray, ...]:
 
 
 def _offsets(n_items: np.ndarray) -> np.ndarray:
-    """The index of each item within its row, of rows of `n_items` items each, one row after the other."""
+    """Return the index of each item within its row, for consecutive rows of `n_items` items each."""
     starts = np.cumsum(n_items) - n_items
     return np.arange(int(n_items.sum())) - np.repeat(starts, n_items)
 
@@ -418,7 +420,7 @@ def _make_block(
     y: np.ndarray,
     *derivations: tuple[np.ndarray, np.ndarray],
 ) -> _Block:
-    """The facts of one block, with one or two derivations each; a single derivation is repeated.
+    """Build the facts of one block, with one or two derivations each; a single derivation is repeated.
 
     Args:
       relation: id of the relation; where it depends on the gender, the female one is the next.

@@ -93,27 +93,27 @@ _BARE_NAME = re.compile(r"(?!.*:-)[\w/:.-]*[\w/:-]")
 
 
 def is_variable(text: str) -> bool:
-    """Whether an unquoted argument is a variable as in Prolog: `_` or a capital comes first."""
+    """Check whether an unquoted argument is a variable as in Prolog: it starts with `_` or a capital."""
     return text[:1] == "_" or text[:1].isupper()
 
 
 def is_anyburl_variable(text: str) -> bool:
-    """Whether an unquoted argument is a variable in AnyBURL: one capital of A to Z; Q42 is a constant."""
+    """Check whether an unquoted argument is a variable in AnyBURL: one capital of A to Z; Q42 is a constant."""
     return len(text) == 1 and "A" <= text <= "Z"
 
 
 def is_bare_name(text: str) -> bool:
-    """Whether a name needs no quotes in a line format, variables aside."""
+    """Check whether a name needs no quotes in a line format, variables aside."""
     return _BARE_NAME.fullmatch(text) is not None
 
 
 def is_integer(text: str) -> bool:
-    """Whether a name is an integer as Prolog prints it."""
+    """Check whether a name is an integer as Prolog prints it."""
     return _INTEGER.fullmatch(text) is not None
 
 
 def quote(text: str) -> str:
-    """The name in single quotes, on one line, whatever characters it holds."""
+    """Return a name in single quotes, on one line, whatever characters it holds."""
     escaped = "".join(
         _ESCAPE_OF_CHARACTER.get(char)
         or (char if char.isprintable() else f"\\x{ord(char):x}\\")
@@ -123,19 +123,19 @@ def quote(text: str) -> str:
 
 
 def format_name(text: str) -> str:
-    """The name as a query takes it: on one line, in quotes unless it is plain."""
+    """Format a name as a query takes it: on one line, in quotes unless it is plain."""
     return text if is_bare_name(text) else quote(text)
 
 
 def escape_unprintable(text: str) -> str:
-    """The text with characters that a terminal would not print as themselves escaped as in Python."""
+    """Escape the characters that a terminal would not print as themselves, as Python does."""
     return "".join(
         char if char.isprintable() else ascii(char)[1:-1] for char in text
     )
 
 
 def unquote(text: str) -> str:
-    """The name that a quoted text stands for.
+    """Return the name that a quoted text stands for.
 
     Args:
       text: with its quotes, as in a `Token`.
@@ -147,7 +147,7 @@ def unquote(text: str) -> str:
 
 
 def _unescape(match: re.Match[str]) -> str:
-    """The character that one escape stands for."""
+    """Return the character that one escape stands for."""
     hexadecimal, octal, short, long, letter = match.groups()
     if letter is not None:
         if letter not in _CHARACTER_OF_ESCAPE:
@@ -170,7 +170,7 @@ def _unescape(match: re.Match[str]) -> str:
 def tokenize_line(
     text: str, is_variable_fn: Callable[[str], bool] = is_variable
 ) -> list[Token]:
-    """The tokens of one line, an `end` token last; a full stop at the end of the line is dropped.
+    """Cut one line into tokens, an `end` token last; a full stop at the end of the line is dropped.
 
     Args:
       is_variable_fn: whether an unquoted word is a variable; depends on the format.
@@ -189,7 +189,7 @@ def tokenize_line(
 def _line_token(
     kind: str, text: str, is_variable_fn: Callable[[str], bool]
 ) -> Token:
-    """The token of a match of `_LINE_TOKEN`: the lines of a rule file repeat the same ones."""
+    """Return the token of a match of `_LINE_TOKEN`, cached because the lines of a rule file repeat tokens."""
     if kind == "word":
         return Token("variable" if is_variable_fn(text) else "name", text)
     return Token(kind if kind == "quoted" else text, text)
@@ -235,7 +235,7 @@ def tokenize_prolog(program: str) -> Iterator[tuple[int, str, list[Token]]]:
 
 
 def _prolog_token(kind: str, text: str) -> Token:
-    """The token of a match of `_PROLOG_TOKEN`; an integer gets the text that Prolog prints for it."""
+    """Return the token of a match of `_PROLOG_TOKEN`; an integer gets the text that Prolog prints for it."""
     if kind == "integer":
         digits = text.lstrip("-").lstrip("0")
         sign = "-" if text[0] == "-" and digits else ""
@@ -253,20 +253,20 @@ FileFormat = Literal["weighted", "AnyBURL", "AMIE", "Prolog"]
 
 
 class Variable(NamedTuple):
-    """A variable; within a clause, two of the same name are the same variable."""
+    """Variable of a clause; two of the same name in one clause are the same variable."""
 
     name: str
 
 
 class Atom(NamedTuple):
-    """predicate(args...), in names."""
+    """Atom predicate(args...), in names."""
 
     predicate: str
     args: tuple[Variable | str, ...]  # a constant is a plain string
 
 
 class Clause(NamedTuple):
-    """head :- body; a fact has no body."""
+    """Clause head :- body; a fact has no body."""
 
     head: Atom
     body: tuple[Atom, ...]
@@ -300,7 +300,7 @@ _OPERATORS += ("==", "\\=", "\\==", "=..", "@<", "@>")
 
 
 def has_variables(head: Atom) -> bool:
-    """Whether the atom has a variable; as the head of a clause without a body it would hold of every constant."""
+    """Check whether an atom has a variable."""
     return any(isinstance(term, Variable) for term in head.args)
 
 
@@ -415,7 +415,7 @@ def _check_predicate(tokens: list[Token], start: int, prolog: bool) -> None:
 
 
 def _is_operator(tokens: list[Token], index: int) -> bool:
-    """Whether a negation or `?-` stands where an atom should: before a name, or around an atom with arguments."""
+    """Check whether a negation or `?-` stands where an atom should: before a name, or around an atom."""
     kind, text = tokens[index]
     if kind != "name" or text not in ("not", "\\+", "?-"):
         return False
@@ -431,7 +431,7 @@ def _is_operator(tokens: list[Token], index: int) -> bool:
 def _parse_argument(
     tokens: list[Token], index: int, prolog: bool
 ) -> Variable | str:
-    """The argument at a token: a variable, or the name of a constant."""
+    """Parse the argument at a token: a variable, or the name of a constant."""
     token = tokens[index]
     if token.kind not in (*_ATOM_KINDS, "integer"):
         raise _unexpected_token_error("a constant or a variable", token)
@@ -456,12 +456,12 @@ def _parse_argument(
 
 
 def _token_name(token: Token) -> str:
-    """The name that a token stands for."""
+    """Return the name that a token stands for."""
     return unquote(token.text) if token.kind == "quoted" else token.text
 
 
 def _unexpected_token_error(expected: str, token: Token) -> ValueError:
-    """The error for a token that is not what was expected; names what Prolog has and Datalog has not."""
+    """Return the error for an unexpected token; it names what Prolog has and Datalog has not."""
     is_end = token.kind.startswith("end") and token.text != "."
     text = token.text if is_end else shorten(token.text)
     meaning = _SYMBOL_MEANINGS.get(token.text, "")
@@ -503,17 +503,17 @@ _LIBRARY_SET = frozenset(_LIBRARY_PREDICATES.split())
 
 
 def indicator(atom: Atom) -> str:
-    """The predicate indicator of an atom, such as edge/2."""
+    """Return the predicate indicator of an atom, such as edge/2."""
     return f"{atom.predicate}/{len(atom.args)}"
 
 
 def is_built_in(atom: Atom) -> bool:
-    """Whether the predicate of an atom is a built-in, which no program can define."""
+    """Check whether the predicate of an atom is a built-in of Prolog, which no program can define."""
     return indicator(atom) in _BUILT_IN_SET
 
 
 def is_library_predicate(atom: Atom) -> bool:
-    """Whether Prolog brings the predicate of an atom unless the program defines it."""
+    """Check whether Prolog brings the predicate of an atom unless the program defines it."""
     return indicator(atom) in _LIBRARY_SET
 
 
@@ -537,7 +537,7 @@ def check_goal(goal: Atom) -> None:
 
 
 def declared_by(tokens: list[Token]) -> str:
-    """The name of the declaration that a directive is.
+    """Return the name of the declaration in a directive, such as dynamic.
 
     Args:
       tokens: of the directive, from `:-` to its full stop.
@@ -562,7 +562,7 @@ def declared_by(tokens: list[Token]) -> str:
 
 
 def find_similar_names(name: str, known: Sequence[str]) -> list[str]:
-    """The known names that are spelled most like a name, the most similar first."""
+    """Return up to three known names with similar spelling, the most similar first."""
     if len(name) > 100:
         return []
     # Of many names those are compared that share the largest part of their pairs of neighbouring characters with it;
@@ -571,7 +571,7 @@ def find_similar_names(name: str, known: Sequence[str]) -> list[str]:
         pairs = {*pairwise(f"\n{name}\n")}
 
         def shared_part(other: str) -> float:
-            """The share of the pairs of both names that the other name has of this one's."""
+            """Return the character pairs that both names share, divided by the pairs of both."""
             n_shared = sum(map(pairs.__contains__, pairwise(f"\n{other}\n")))
             return n_shared / (len(other) + len(name) + 2)
 
@@ -580,7 +580,7 @@ def find_similar_names(name: str, known: Sequence[str]) -> list[str]:
 
 
 def similar_names_hint(name: str, known: Sequence[str]) -> str:
-    """The known names that are spelled like a name, as a query or a shell takes them, or that there are none."""
+    """Return a hint that lists the known names of similar spelling, or says that there are none."""
     similar = find_similar_names(name, known)
     if similar:
         return "close: " + ", ".join(map(quote, similar))
@@ -588,7 +588,7 @@ def similar_names_hint(name: str, known: Sequence[str]) -> str:
 
 
 def unknown_name_message(kind: str, name: str, known: Sequence[str]) -> str:
-    """The message for a name that is not among the known ones; suggests some of similar spelling.
+    """Return the message for an unknown name; it suggests known names of similar spelling.
 
     Args:
       kind: relation or entity.
@@ -606,7 +606,7 @@ _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 @contextmanager
 def _named_file_errors(path: Path) -> Iterator[None]:
-    """Raise ValueError where a file cannot be read or unpacked."""
+    """Turn errors of reading or unpacking a file into a ValueError that names the file."""
     try:
         yield
     except (EOFError, zlib.error, gzip.BadGzipFile):
@@ -618,7 +618,7 @@ def _named_file_errors(path: Path) -> Iterator[None]:
 
 
 def read_content(path: Path) -> bytes:
-    """The bytes of a file, unpacked, without a byte order mark, lines ended by \\n.
+    """Read the bytes of a file, unpacked, without a byte order mark, lines ended by \\n.
 
     Raises:
       ValueError: the file cannot be read or unpacked.
@@ -633,7 +633,7 @@ def read_content(path: Path) -> bytes:
 
 
 def decode(content: bytes, path: str) -> str:
-    """The content of a file as text.
+    """Decode the content of a file as UTF-8 text.
 
     Raises:
       ValueError: it is no UTF-8 or has a NUL byte; names file and line.
@@ -653,12 +653,12 @@ def decode(content: bytes, path: str) -> str:
 
 
 def read_text(path: Path) -> str:
-    """The file as text; raises as `read_content` and `decode` do."""
+    """Read a file as text; raises as `read_content` and `decode` do."""
     return decode(read_content(path), str(path))
 
 
 def read_first_line(path: Path) -> bytes:
-    """The first line of a file, unpacked, without its end; raises as `read_content` does."""
+    """Read the first line of a file, unpacked, without its end; raises as `read_content` does."""
     opener = gzip.open if path.suffix == ".gz" else open
     with _named_file_errors(path), opener(path, "rb") as file:
         line = file.readline()

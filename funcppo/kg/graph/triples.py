@@ -47,7 +47,7 @@ _HEADER_WORDS = (
 
 
 class TripleFile(NamedTuple):
-    """The triples of a file."""
+    """Triples of a file, as numbers of names, with notes on how it was read."""
 
     triples: (
         np.ndarray
@@ -57,15 +57,15 @@ class TripleFile(NamedTuple):
 
 
 class NameNumbers(defaultdict[str, int]):
-    """The numbers of names, from 0 in the order in which the names come."""
+    """Numbers of names, from 0 in order of first use; looking up a new name adds it."""
 
     def __init__(self) -> None:
-        """No names."""
+        """Start without names."""
         super().__init__()
         self.default_factory = self.__len__
 
     def number(self, names: Iterable[str]) -> np.ndarray:
-        """The table of triples of names that stand one after the other, int32 [n, 3]; new names join these."""
+        """Number names that stand three per triple, as int32 [n, 3]; new names are added."""
         numbers = np.fromiter(map(self.__getitem__, names), np.int32)
         return numbers.reshape(-1, 3)
 
@@ -74,24 +74,24 @@ class NameNumbers(defaultdict[str, int]):
 
 
 def is_triple_file(name: str) -> bool:
-    """Whether a file of that name is read as triples."""
+    """Check, by its name, whether a file is read as triples."""
     return name.removesuffix(".gz").endswith(SUFFIXES)
 
 
 def is_ntriples(name: str) -> bool:
-    """Whether a file of that name is read as N-Triples."""
+    """Check, by its name, whether a file is read as N-Triples."""
     return name.removesuffix(".gz").endswith(".nt")
 
 
 def separator_of(path: str) -> str:
-    """What separates the columns of a file of that name."""
+    """Return the column separator for a file name: a comma for .csv, otherwise a tab."""
     return "," if path.removesuffix(".gz").endswith(".csv") else "\t"
 
 
 def read_triples(
     content: bytes, path: str, numbers: NameNumbers, columns: str | None = None
 ) -> TripleFile:
-    """The triples of a file, one a line.
+    """Parse the triples of a file, one per line.
 
     Args:
       content: of the file, as `text.read_content` gives it.
@@ -125,7 +125,7 @@ def read_triples(
 
 
 def iter_rows(content: bytes, path: str) -> Iterator[list[str]]:
-    """Yield the rows of a file with tabs, where quotes have no meaning, or with commas, one row a line."""
+    """Yield the rows of a tab- or comma-separated file, one row per line; with tabs, quotes have no meaning."""
     file = io.BytesIO(content.rstrip(b"\n"))
     if separator_of(path) == "\t":
         for line in io.TextIOWrapper(file, "utf-8", newline="\n"):
@@ -148,7 +148,7 @@ def iter_rows(content: bytes, path: str) -> Iterator[list[str]]:
 
 
 class Columns(NamedTuple):
-    """Where head, relation and tail stand in a row."""
+    """Positions of head, relation and tail in a row."""
 
     indices: Sequence[int]
     n_columns: int  # of every row
@@ -158,7 +158,7 @@ class Columns(NamedTuple):
 def choose_columns(
     first: Sequence[str], columns: str | None, path: str
 ) -> Columns:
-    """Where head, relation and tail stand, by the first row of a file.
+    """Find the positions of head, relation and tail by the first row of a file.
 
     Raises:
       ValueError: the file does not have the columns.
@@ -182,7 +182,7 @@ def choose_columns(
 
 
 def parse_columns(text: str) -> list[str]:
-    """The three columns that a text such as head,relation,tail or 1,3,2 states.
+    """Parse three columns from a text such as head,relation,tail or 1,3,2.
 
     Raises:
       FieldError: not three different names, or not three different numbers from 1.
@@ -217,7 +217,7 @@ def _iter_triples(
 
 
 def _row_problem(row: list[str], width: int, separator: str) -> str:
-    """What is wrong with a row of another number of columns, or without a name where one should be."""
+    """Describe what is wrong with a row: its number of columns, or an empty name."""
     if width == 3:
         shown = "<TAB>" if separator == "\t" else separator
         expected = f"3 columns {shown.join(('head', 'relation', 'tail'))}"
@@ -233,7 +233,7 @@ def _row_problem(row: list[str], width: int, separator: str) -> str:
 def drop_header(
     triples: np.ndarray, names: Sequence[str], path: str
 ) -> TripleFile:
-    """The triples of a file, of which the first may be a header that nobody announced.
+    """Return the triples of a file without the first one if it is a header.
 
     It is one if its words are those of headers and occur nowhere else.
     """
@@ -296,7 +296,7 @@ def _iter_terms(text: str, path: str) -> Iterator[str]:
 
 
 def _term_name(term: str) -> str:
-    """The name of a term.
+    """Return the name of an N-Triples term.
 
     Raises:
       ValueError: an IRI that is not absolute or has a character that it must not, or an escape of no character.
@@ -317,7 +317,7 @@ def _term_name(term: str) -> str:
 
 
 def _unescape_iri(term: str) -> str:
-    """An IRI in brackets, its escapes replaced."""
+    """Return an IRI in brackets with its escapes replaced."""
     iri = _ESCAPE.sub(_unescape, term)
     if not _ABSOLUTE.fullmatch(iri):
         raise ValueError(f"expected an absolute IRI, got {shorten(iri)}")
@@ -325,7 +325,7 @@ def _unescape_iri(term: str) -> str:
 
 
 def _unescape(match: re.Match[str]) -> str:
-    """The character of an escape."""
+    """Return the character of an escape."""
     code = match.group()[1:]
     if len(code) == 1:
         return _CHARACTERS.get(code, code)
@@ -339,7 +339,7 @@ def _unescape(match: re.Match[str]) -> str:
 
 
 def order_of_occurrence(numbers: np.ndarray, n_names: int) -> np.ndarray:
-    """The distinct numbers among some, in the order of first occurrence.
+    """Return the distinct numbers in the order of first occurrence.
 
     Args:
       numbers: int [n], from 0 to n_names - 1.
@@ -358,7 +358,7 @@ def order_of_occurrence(numbers: np.ndarray, n_names: int) -> np.ndarray:
 
 
 def drop_duplicates(triples: np.ndarray) -> np.ndarray:
-    """The distinct rows of a table, each at its first occurrence.
+    """Return the distinct rows of a table, each at its first occurrence.
 
     Args:
       triples: int [n, 3], none negative.
@@ -374,7 +374,7 @@ def drop_duplicates(triples: np.ndarray) -> np.ndarray:
 
 
 def _row_codes(triples: np.ndarray) -> np.ndarray:
-    """A number for each row of a table, int64 [n], equal for equal rows."""
+    """Return a number for each row of a table, int64 [n], equal for equal rows."""
     n_a, n_b, n_c = (int(top) + 1 for top in triples.max(axis=0))
     code = triples[:, 0].astype(np.int64)
     code *= n_c
@@ -387,7 +387,7 @@ def _row_codes(triples: np.ndarray) -> np.ndarray:
 
 
 def parse_ratios(text: str) -> tuple[float, float, float]:
-    """The shares of train, valid and test that a text such as 0.8,0.1,0.1 states.
+    """Parse the shares of train, valid and test from a text such as 0.8,0.1,0.1.
 
     Raises:
       FieldError: not three shares from 0 to 1 that sum to 1, or no share for train.
@@ -408,7 +408,7 @@ def parse_ratios(text: str) -> tuple[float, float, float]:
 def split_triples(
     triples: np.ndarray, names: Sequence[str], ratios: str, seed: int
 ) -> dict[str, np.ndarray]:
-    """The train, valid and test tables of a random split, each distinct triple in one of them.
+    """Split distinct triples at random; return {"train", "valid", "test": table}.
 
     A triple's place in the random order is a hash of the seed and its names. So the split depends neither on the order
     of the triples nor on a version of a random generator.
@@ -449,10 +449,10 @@ def split_triples(
 
 
 class MappedNames(Sequence[str]):
-    """Distinct names as a sequence; each is made when it is read."""
+    """Sequence of distinct names over mapped arrays; each string is made when it is read."""
 
     def __init__(self, columns: Mapping[str, np.ndarray]) -> None:
-        """The names of some columns.
+        """Wrap the columns that hold the names.
 
         Args:
           columns: content, uint8, the names in UTF-8, one after the other; offsets, int64 [n + 1], where each starts;
@@ -461,7 +461,7 @@ class MappedNames(Sequence[str]):
         self.columns = columns
 
     def __len__(self) -> int:
-        """How many names there are."""
+        """Return the number of names."""
         return len(self.columns["ids"])
 
     @overload
@@ -469,7 +469,7 @@ class MappedNames(Sequence[str]):
     @overload
     def __getitem__(self, index: slice) -> tuple[str, ...]: ...
     def __getitem__(self, index: int | slice) -> str | tuple[str, ...]:
-        """The name at an index, or the names of a slice."""
+        """Return the name at an index, or the names of a slice."""
         places = range(len(self))[index]
         if isinstance(places, int):
             return self[places : places + 1][0]
@@ -479,17 +479,17 @@ class MappedNames(Sequence[str]):
         return tuple(block[a:b].decode() for a, b in pairwise(ends))
 
     def __iter__(self) -> Iterator[str]:
-        """The names in their order."""
+        """Yield the names in their order."""
         # block by block, as reading one is slow
         for first in range(0, len(self), 1 << 16):
             yield from self[first : first + (1 << 16)]
 
     def __contains__(self, name: object) -> bool:
-        """Whether a name is one of these."""
+        """Check whether a name is in the sequence."""
         return isinstance(name, str) and self.find(name) is not None
 
     def find(self, name: str) -> int | None:
-        """The id of a name, from 1; None where it is not one of these."""
+        """Return the id of a name, from 1; None for an unknown name."""
         wanted = zlib.crc32(name.encode("utf-8", "surrogatepass"))
         hashes, ids = self.columns["hashes"], self.columns["ids"]
         row = int(np.searchsorted(hashes, wanted))
@@ -502,7 +502,7 @@ class MappedNames(Sequence[str]):
 
 
 def map_names(names: Sequence[str]) -> MappedNames:
-    """Distinct names as arrays."""
+    """Convert distinct names to `MappedNames`."""
     if isinstance(names, MappedNames):
         return names
     content = bytearray()
@@ -524,25 +524,25 @@ def map_names(names: Sequence[str]) -> MappedNames:
 
 
 class NameIds(Mapping[str, int]):
-    """The ids of mapped names, from 1."""
+    """Mapping from mapped names to their ids, from 1."""
 
     def __init__(self, names: MappedNames) -> None:
-        """The ids of some names."""
+        """Wrap mapped names."""
         self._names = names
 
     def __getitem__(self, name: str) -> int:
-        """The id of a name."""
+        """Return the id of a name."""
         number = self._names.find(name)
         if number is None:
             raise KeyError(name)
         return number
 
     def __iter__(self) -> Iterator[str]:
-        """The names in the order of their ids."""
+        """Yield the names in the order of their ids."""
         return iter(self._names)
 
     def __len__(self) -> int:
-        """How many names there are."""
+        """Return the number of names."""
         return len(self._names)
 
 
@@ -551,7 +551,7 @@ class NameIds(Mapping[str, int]):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DataConfig:
-    """How files of triples are read and split."""
+    """Settings of how files of triples are read and split."""
 
     columns: str | None = None
     """Columns of head, relation and tail in files of triples: three names of the header line, or three numbers from 1,

@@ -170,7 +170,7 @@ def open_questions(queries: I64[Tensor, "Q W"], side: int) -> Questions:
 
 
 def own_questions(facts: I64[Tensor, "n W"], side: int) -> Questions:
-    """Return, per binary fact, the query for its `side` argument, with the fact itself left out of the facts."""
+    """Return, per binary fact, the query for its `side` argument that leaves the fact itself out."""
     predicate = facts[:, 0]
     return Questions(
         predicate=predicate,
@@ -822,7 +822,7 @@ def _iter_all_groundings(
     object_identity: bool,
     budget: RowBudget | None,
 ) -> Iterator[Groundings]:
-    """Yield the groundings of all rules, each once, one table per rule group or body length and side.
+    """Yield the groundings of all rules in several tables; each grounding is in one of them.
 
     Arguments and errors are those of `list_groundings`.
     """
@@ -1113,7 +1113,7 @@ def map_groundings(
 
 @dataclass(slots=True)
 class _Pace:
-    """Chooser of chunk sizes: how many queries to answer at once, by the work of those before."""
+    """Pacing of chunks: how many queries to answer at once, by the work of the chunks before."""
 
     max_rows: int  # that the joins of a chunk may make
     work: GroundingWork
@@ -1597,7 +1597,7 @@ def dead_end_mask(
     goals: Goals,
     successors: Successors,
 ) -> Bool[Tensor, "B S"]:
-    """Mark the successors that lead to no proof, as T_P shows; unmarked ones may still lead to none.
+    """Mark the successors that T_P shows to lead to no proof; unmarked ones may still lead to none.
 
     A dead end is a rule that does not derive the root, or a goal list with a ground goal that T_P does not derive in
     the height that is left for it.

@@ -98,7 +98,7 @@ class StopCode(enum.StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LeastModel:
-    """Atoms that T_P derives, with their heights; a value of the host, never an argument of a compiled function."""
+    """Atoms that T_P derives, with their heights; a host-side value, never an argument of a compiled function."""
 
     atoms: I32[Tensor, "n W"]  # distinct, in lexicographic order
     # the first step that derives the atom, 0 for a fact
@@ -235,7 +235,7 @@ def least_model(
 
 
 class _MaxAtomsExceeded(RowBudgetExceeded):
-    """Error of a step that derives more atoms than may be held."""
+    """Error raised when a step derives more atoms than may be held."""
 
 
 def _describe_stop(

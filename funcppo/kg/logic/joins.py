@@ -108,7 +108,7 @@ def make_literal(
 
 
 def find_rows(columns: Columns, relation: Relation, n_constants: int) -> Lookup:
-    """Return the position of each row in a relation, and whether it is there."""
+    """Return the position of each row in a relation, and whether the relation holds the row."""
     # View the relation over distinct variables, indexed by all columns.
     variables = tuple(range(n_constants + 1, n_constants + 1 + len(columns)))
     view = indexed_view(
@@ -271,11 +271,11 @@ Inequality = tuple[tuple[int, ...], tuple[int, ...]]
 
 
 class RowBudgetExceeded(Exception):
-    """Error of joins that make more rows than their budget allows, or take more time."""
+    """Error raised when joins make more rows than their budget allows, or take more time."""
 
 
 class TimeBudgetExceeded(RowBudgetExceeded):
-    """Error of joins that take more time than their budget allows."""
+    """Error raised when joins take more time than their budget allows."""
 
 
 @dataclass(slots=True)

@@ -55,7 +55,7 @@ BindingPattern = tuple[int, tuple[bool, ...]]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KBSizes:
-    """Static sizes of a knowledge base; a new value compiles a new graph."""
+    """Static sizes of a knowledge base; changing them recompiles compiled functions."""
 
     n_constants: int  # C
     n_predicates: int  # P
@@ -361,7 +361,7 @@ def find_postings(
 def lookup_rules(
     kb: KnowledgeBase, sizes: KBSizes, predicate: I64[Tensor, "..."]
 ) -> tuple[I64[Tensor, "... H"], Bool[Tensor, "... H"]]:
-    """Look up the rules whose head has a predicate.
+    """Look up the rules whose head has a given predicate.
 
     Returns:
       Ids in file order, and which of the H slots are filled, H being the most rules that share a predicate.
@@ -733,7 +733,10 @@ def build_triple_index(
 def contains_triple(
     index: TripleIndex, atoms: I64[Tensor, "... W"], side: int
 ) -> Bool[Tensor, "..."]:
-    """Check, per atom, whether the index of a side holds it (triples with a replaced argument in the pool)."""
+    """Check, per atom, whether the index of a side holds it.
+
+    The index holds only triples with a replaced argument in its pool.
+    """
     return contains_key(
         index, _query_key(index, atoms, side) + atoms[..., side], side
     )

@@ -521,7 +521,7 @@ def _prove_one(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class QueryResult:
-    """Answer to a ground query; a value of the host."""
+    """Answer to a ground query: verdict, height and proof; a host-side value."""
 
     # whether the atom is derivable without counting as a fact itself
     verdict: Verdict

@@ -905,7 +905,7 @@ RANGE_ENDS = (1 / 64, 1 / 16, 1 / 4, 1.0)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LongPathSearch:
-    """Counting of path rules of one length that is too long for extending bodies.
+    """Search that counts path rules of one length, too long to be found by extending bodies.
 
     The rules come with the facts that they derive from other facts (see `paths.iter_closed_rules`). With s of these,
     and w pairs of the body that are no facts of the head, the smoothed confidence of a rule of n atoms with one fact

@@ -50,7 +50,7 @@ ROW_CAPACITY = 10
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SearchConfig:
-    """Static settings of a beam search; a new value is a new graph."""
+    """Static settings of a beam search; changing them recompiles compiled functions."""
 
     resolve: ResolveConfig
     agent: Agent
@@ -67,7 +67,7 @@ class SearchConfig:
 
 
 class SearchResult(NamedTuple):
-    """Results of candidates, one a row."""
+    """Results of candidates, one per row."""
 
     log_score: F32[Tensor, "B"]  # logarithm of the score
     # log-probability of all choices that lead to no proof, of partial proofs at the depth limit, and of those that the
@@ -86,7 +86,7 @@ class SearchResult(NamedTuple):
 
 
 class SearchState(NamedTuple):
-    """The candidates in the slots and their beams."""
+    """Candidates in the slots, and their beams of partial proofs."""
 
     goals: Goals  # goals that are left of each partial proof, [B, K, A, ...]
     # of each partial proof; -inf where the beam entry is empty
@@ -101,7 +101,7 @@ class SearchState(NamedTuple):
 
 
 class _Children(NamedTuple):
-    """The successors of the rows of a step, in the order of slots."""
+    """Successors of the rows of one step, in the order of slots."""
 
     goals: Goals  # [R, S, ...]
     # of the whole path; -inf where there is no successor
@@ -121,14 +121,17 @@ class _Children(NamedTuple):
 
 
 def slots_for_rows(rows: int, beam: int) -> int:
-    """The number of slots that fill so many rows: a beam holds about two partial proofs on average, one if greedy."""
+    """Return the number of slots that fill so many rows.
+
+    A beam holds about two partial proofs on average, one if greedy.
+    """
     return rows if beam == 1 else max(1, rows // 2)
 
 
 def extend_beams(
     cfg: SearchConfig, world: World, params: Params, search: SearchState
 ) -> tuple[SearchState, I64[Tensor, ""]]:
-    """Extend the partial proofs of as many slots as the rows of a step hold; also count them.
+    """Extend the partial proofs of as many slots as fit the rows of a step; also return how many were extended.
 
     A slot some of whose successors exceed the network's capacity waits for the next step.
     """
@@ -157,7 +160,7 @@ def _look_ahead(
     query: I32[Tensor, "R W"],
     remaining: F32[Tensor, "R"],
 ) -> tuple[Successors, Observation, F32[Tensor, "R S1"]]:
-    """The successors of partial proofs, their observation, and the policy's log-probabilities of them and of END."""
+    """Return the successors of partial proofs, their observation, and the policy's log-probabilities [R, S + 1]."""
     successors = resolve(cfg.resolve, world.kb, goals, query)
     observation = make_observation(
         cfg.resolve, world, goals, successors, query, remaining
@@ -169,7 +172,7 @@ def _look_ahead(
 def policy_log_probs(
     cfg: SearchConfig, world: World, params: Params, observation: Observation
 ) -> F32[Tensor, "R S1"]:
-    """Log-probabilities of the policy over the successors of each partial proof, and END.
+    """Compute the policy's log-probabilities of the successors of each partial proof, and of END.
 
         log p_i = (x_i - x_m) - log(1 + sum_{j != m} exp(x_j - x_m)),    m the most probable one
 
@@ -184,7 +187,7 @@ def policy_log_probs(
 
 
 def log_odds(cfg: SearchConfig, result: SearchResult) -> F64[Tensor, "B"]:
-    """The log-odds of the scores of candidates.
+    """Compute the log-odds of the score of each candidate.
 
     Those of `success` are the ratio of two masses, which both are sums of what the search met, so that neither end
     of the scale loses digits. The others are products of probabilities, which lose none near 1.
@@ -224,7 +227,7 @@ def _select_rows(
 def _select_slots(
     cfg: SearchConfig, n_open: I64[Tensor, "B"]
 ) -> Bool[Tensor, "B"]:
-    """Select slots whose open beam entries fit into the rows of a step together.
+    """Select slots whose open beam entries together fit into the rows of a step.
 
     First the slots that come first, as many as fit; then, in further rounds, those that fit into the rows left over.
     """
@@ -249,7 +252,7 @@ def _expand(
     source: I64[Tensor, "R"],
     mask: Bool[Tensor, "R"],
 ) -> _Children:
-    """The successors of the selected rows, with their log-probabilities under the policy."""
+    """Compute the successors of the selected rows, with their log-probabilities under the policy."""
     entry = torch.where(mask, source, 0)
     slot = entry // cfg.beam
     query = search.query[slot]
@@ -289,7 +292,7 @@ def _expand(
 def _choice_log_probs(
     cfg: SearchConfig, log_policy: F32[Tensor, "R S1"], observation: Observation
 ) -> F32[Tensor, "R S"]:
-    """The logarithm of what the score counts for each choice; -inf where it has no successor or is not followed."""
+    """Return what the score counts for each choice, as a logarithm; -inf for a choice that is not followed."""
     log_prob, mask = log_policy[:, :-1], observation.action_mask[:, :-1]
     if cfg.score == "best-proof":
         is_rule = observation.rule >= 0
@@ -308,7 +311,7 @@ def _choice_log_probs(
 def _advance_slots(
     cfg: SearchConfig, search: SearchState, children: _Children
 ) -> SearchState:
-    """The search after one step of every slot that has children: its K most probable open children form the beam."""
+    """Return the search after one step: each slot's K most probable open children form its new beam."""
     open_log_prob = torch.where(children.proved, -torch.inf, children.log_prob)
     target, dropped = _place_children(cfg, children.source, open_log_prob)
     result = _update_result(cfg, search, children, open_log_prob, dropped)
@@ -384,7 +387,7 @@ def _place_children(
 def _child_of_entry(
     cfg: SearchConfig, target: I64[Tensor, "RS"]
 ) -> tuple[I64[Tensor, "BK"], Bool[Tensor, "BK"]]:
-    """The child that goes to each beam entry, row * S + successor, 0 without one; and which entries have one."""
+    """Return the child (row * S + successor) of each beam entry, 0 without one, and which entries have a child."""
     n_entries = cfg.slots * cfg.beam
     child_index = torch.arange(len(target), device=target.device)
     empty = torch.full(
@@ -402,7 +405,7 @@ def _update_result(
     open_log_prob: F32[Tensor, "R S"],
     dropped: Bool[Tensor, "R S"],
 ) -> SearchResult:
-    """The results after this step: its proofs, and the mass that failed, that the beam dropped or that did not fit."""
+    """Add one step to the results: its proofs, and the mass that failed, was pruned or did not fit."""
     result = _record_proofs(cfg, search, children)
 
     is_filled = children.source < cfg.slots * cfg.beam
@@ -441,7 +444,7 @@ def _update_result(
 def _record_proofs(
     cfg: SearchConfig, search: SearchState, children: _Children
 ) -> SearchResult:
-    """The results with this step's proofs."""
+    """Return the results with the proofs of this step added."""
     result = search.result
     proved_log_prob = torch.where(
         children.proved, children.log_prob, -torch.inf
@@ -478,7 +481,7 @@ def _best_proof(
     children: _Children,
     proved_log_prob: F32[Tensor, "R S"],
 ) -> tuple[F32[Tensor, "B"], I32[Tensor, "B T"]]:
-    """The most probable proof of each slot among this step's children and its trace; -inf where there is none."""
+    """Return, per slot, the log-probability and trace of this step's most probable proof; -inf without a proof."""
     # First the best successor of each row, then the best row of each slot.
     row_log_prob, row_action = proved_log_prob.max(1)
     entry_log_prob = _scatter_to_entries(
@@ -498,7 +501,7 @@ def _best_proof(
 def _mass_by_entry(
     cfg: SearchConfig, children: _Children, log_prob: F32[Tensor, "R n"]
 ) -> F32[Tensor, "B K"]:
-    """The mass of each row's values at the beam entry that the row comes from; -inf elsewhere."""
+    """Add up each row's probabilities (best-proof: the largest) at its beam entry, in logarithms; -inf elsewhere."""
     mass = (
         log_prob.amax(1) if cfg.score == "best-proof" else log_prob.logsumexp(1)
     )
@@ -508,7 +511,7 @@ def _mass_by_entry(
 def _scatter_to_entries(
     cfg: SearchConfig, children: _Children, value: Tensor, empty: float
 ) -> Tensor:
-    """A value of each row, [R], at the beam entry that the row comes from, [B, K]; `empty` elsewhere."""
+    """Scatter a value per row, [R], to the beam entries [B, K] of the rows; `empty` elsewhere."""
     n_entries = cfg.slots * cfg.beam
     entries = torch.full(
         (n_entries + 1,),
@@ -525,7 +528,7 @@ def _add_log_mass(
     log_mass: F32[Tensor, "B"],
     entry_mass: F32[Tensor, "B K"],
 ) -> F32[Tensor, "B"]:
-    """Add the mass of beam entries: probabilities of distinct proofs add up; for a best proof the largest counts."""
+    """Add the mass of beam entries to that of their slots; for best-proof the largest counts, not the sum."""
     if cfg.score == "best-proof":
         return torch.maximum(log_mass, entry_mass.amax(1))
     slot_mass = torch.logsumexp(entry_mass, 1)
@@ -537,14 +540,14 @@ def _append_choice(
     depth: I32[Tensor, "B"],
     choice_id: I32[Tensor, "B n"],
 ) -> I32[Tensor, "B n T"]:
-    """The traces with a choice at position `depth`."""
+    """Return the traces with a choice written at position `depth`."""
     position = torch.arange(trace.shape[-1], device=trace.device)
     is_next = position == depth[:, None, None]
     return torch.where(is_next, choice_id[..., None], trace)
 
 
 def _take(x: Tensor, index: I64[Tensor, "B n"]) -> Tensor:
-    """x[b, index[b, i]] for x [B, m, ...]."""
+    """Return x[b, index[b, i]] for x [B, m, ...]."""
     trailing_shape = x.shape[2:]
     index = index.view(*index.shape, *[1] * len(trailing_shape))
     return x.gather(1, index.expand(-1, -1, *trailing_shape))
@@ -554,7 +557,7 @@ def _take(x: Tensor, index: I64[Tensor, "B n"]) -> Tensor:
 
 
 class SchedulerState(NamedTuple):
-    """A search through one chunk of candidates, its results so far and the work done."""
+    """Search through one chunk of candidates, its results so far and the work done."""
 
     search: SearchState
     # [chunk_size + 1, ...]; the last row is for idle slots
@@ -566,7 +569,7 @@ class SchedulerState(NamedTuple):
 
 
 class ScoringRun(NamedTuple):
-    """The results of a scoring run and the work that it took."""
+    """Results of a scoring run and the work that it took."""
 
     results: SearchResult  # of each candidate
     active_row_steps: int  # rows that held a partial proof, summed over steps
@@ -588,7 +591,7 @@ ProgressCallback = Callable[[int, int], object]
 def init_scheduler(
     cfg: SearchConfig, chunk: I32[Tensor, "n W"]
 ) -> SchedulerState:
-    """The state before the first step, which fills the slots.
+    """Return the state before the first step, with every slot idle.
 
     Args:
       chunk: as `evaluate_step`.
@@ -635,7 +638,7 @@ def evaluate_step(
 
 
 def ignore_progress(n_started: int, n_candidates: int, /) -> None:
-    """Show no progress."""
+    """Ignore the numbers: the default progress callback."""
 
 
 def score_candidates(
@@ -648,14 +651,14 @@ def score_candidates(
     load_chunks: ChunkLoader = torch.split,
     make_readback: Callable[[], Readback] = lambda: lambda numbers: numbers,
 ) -> ScoringRun:
-    """Search for proofs of every candidate.
+    """Score every candidate by a beam search for its proofs.
 
     Args:
       candidates: ground atoms, at least one.
       on_progress: called before the first step, and every few steps; on a CPU, where they are slow, after each. What
         it raises ends the search.
-      load_chunks: such as `runtime.host_transfer.prefetch`.
-      make_readback: such as `runtime.host_transfer.AsyncReadback`.
+      load_chunks: such as `runtime.memory.prefetch`.
+      make_readback: such as `runtime.memory.AsyncReadback`.
 
     Returns:
       The result of each candidate, and the work done.
@@ -702,12 +705,12 @@ def score_candidates(
 
 
 def _copy_rows(n: int, x: Tensor) -> Tensor:
-    """A copy of the first n rows."""
+    """Return a copy of the first n rows."""
     return x[:n].clone()
 
 
 def width_schedule(cfg: SearchConfig) -> list[SearchConfig]:
-    """The same search with ascending widths of the successor table, the full one last.
+    """Return the same search with ascending widths of the successor table, the full one last.
 
     Most goals have few successors, and a step costs what the table is wide. A wider search extends fewer rows at a
     time, so that each takes about as much memory.
@@ -733,7 +736,7 @@ def score_by_width(
     load_chunks: ChunkLoader = torch.split,
     make_readback: Callable[[], Readback] = lambda: lambda numbers: numbers,
 ) -> ScoringRun:
-    """As `score_candidates`, narrow searches first; candidates with successors that did not fit are scored again.
+    """Score candidates by narrow searches first; repeat with wider ones only where successors did not fit.
 
     Args:
       cfgs: what `width_schedule` returns.
@@ -770,9 +773,9 @@ def score_by_width(
 def score_by_rules(
     cfg: SearchConfig, world: World, params: Params, atoms: I32[Tensor, "n W"]
 ) -> F64[Tensor, "n"]:
-    """The log-odds of the scores of ground atoms without a search, at height 1 with facts selected by the oracle.
+    """Compute the log-odds of the scores of ground atoms without a search (height 1, facts from the oracle).
 
-    There a rule proves an atom if and only if it derives it, which is known beforehand. The scores are
+    A rule then proves an atom if and only if it derives it, which the derivability index tells. The scores are
 
         success:     sum of the probabilities of the rules that derive the atom
         best-proof:  the largest of these probabilities
@@ -806,21 +809,21 @@ def score_by_rules(
 
 
 def all_finished(state: SchedulerState) -> Bool[Tensor, ""]:
-    """Whether every candidate of the chunk has its result."""
+    """Check whether every candidate of the chunk has its result."""
     return (state.n_started >= state.n_candidates) & ~torch.isfinite(
         state.search.log_prob
     ).any()
 
 
 def _with_width(cfg: SearchConfig, width: int) -> SearchConfig:
-    """The same search with a narrower successor table."""
+    """Return the same search with a narrower successor table."""
     max_fanout = min(width, cfg.resolve.max_fanout)
     narrow = replace(cfg.resolve, max_successors=width, max_fanout=max_fanout)
     return replace(cfg, resolve=narrow)
 
 
 def _with_capacity(cfg: SearchConfig) -> SearchConfig:
-    """The same search with a network that runs on compacted successors, where that saves a third of its work."""
+    """Return the search with a network that runs on compacted successors, if that saves a third of its work."""
     width = cfg.resolve.max_successors
     table_size = cfg.rows_per_step * width
 
@@ -859,7 +862,7 @@ def _init_search(
     query: I32[Tensor, "B W"],
     candidate_row: I64[Tensor, "B"],
 ) -> SearchState:
-    """Beams that hold one partial proof each, the query as its only goal; an all-0 query leaves its slot idle."""
+    """Return beams with one partial proof each: the query as its only goal; an all-0 query leaves its slot idle."""
     shape = (len(query), cfg.beam, cfg.resolve.max_goals)
     root = single_goal(cfg.resolve.max_goals, query)
     is_first_entry = torch.arange(cfg.beam, device=query.device) == 0
@@ -881,7 +884,7 @@ def _init_search(
 def _empty_results(
     cfg: SearchConfig, n: int, device: torch.device
 ) -> SearchResult:
-    """Results of candidates of which no proof was found yet.
+    """Return results of n candidates without any proof yet.
 
     No tensor is in two places: a compiled step would be compiled again for the next state, where none is.
     """
@@ -900,6 +903,6 @@ def _empty_results(
 
 
 def _write_rows(table: Tensor, row: I64[Tensor, "B"], value: Tensor) -> Tensor:
-    """The table, [n, ...], with value[b] in row[b]."""
+    """Return the table [n, ...] with value[b] written to row[b]."""
     index = row.view(-1, *[1] * (value.ndim - 1)).expand_as(value)
     return table.scatter(0, index, value)

@@ -70,7 +70,7 @@ class ProverEnvConfig:
 
 
 class World(NamedTuple):
-    """The tensors that proof search reads and training never writes."""
+    """Tensors that proof search reads and training never writes."""
 
     kb: KnowledgeBase
     positives: I32[Tensor, "Q W"]  # positive queries
@@ -81,7 +81,7 @@ class World(NamedTuple):
 
 
 class EnvState(NamedTuple):
-    """One partial proof per row."""
+    """State of proof search: one partial proof per row."""
 
     goals: Goals  # [B, A, ...], what is left to prove
     successors: Successors  # [B, S, ...], of `goals`
@@ -94,14 +94,14 @@ class EnvState(NamedTuple):
 
 
 class ResetSample(NamedTuple):
-    """The random part of a reset: the queries to start from."""
+    """Random part of a reset: the queries to start from."""
 
     query: I32[Tensor, "B W"]
     label: Bool[Tensor, "B"]  # the query is a positive
 
 
 class Observation(NamedTuple):
-    """The input of a network."""
+    """Input of the policy and value network."""
 
     goals: Goals  # [B, A, ...]
     successors: Goals  # [B, S, A, ...]
@@ -117,7 +117,7 @@ class Observation(NamedTuple):
 
 
 class _SearchNode(NamedTuple):
-    """A goal list and its successors."""
+    """A goal list and its successors, per row."""
 
     goals: Goals
     successors: Successors
@@ -129,7 +129,7 @@ def initial_state(
     query: I32[Tensor, "B W"],
     label: Bool[Tensor, "B"],
 ) -> EnvState:
-    """The state whose only goal is the query. It is RUNNING even without successors, because END is legal.
+    """Return the state whose only goal is the query; RUNNING even without successors, because END is legal.
 
     Args:
       query: the atoms to prove.
@@ -143,7 +143,7 @@ def initial_state(
 def reset(
     cfg: ProverEnvConfig, world: World, key: I64[Tensor, "B 2"]
 ) -> EnvState:
-    """Fresh searches for training queries: one row for each key."""
+    """Start searches for sampled training queries, one row per key."""
     reset_sample = sample_reset(cfg, world, key)
     return reset_from_sample(cfg, world, reset_sample)
 
@@ -167,7 +167,7 @@ def sample_reset(
 def reset_from_sample(
     cfg: ProverEnvConfig, world: World, reset_sample: ResetSample
 ) -> EnvState:
-    """Fresh searches for queries that are already sampled."""
+    """Start searches for queries that are already sampled."""
     return initial_state(cfg, world, reset_sample.query, reset_sample.label)
 
 
@@ -207,7 +207,7 @@ def step_with_autoreset(
     key: I64[Tensor, "B 2"],
     reset_sample: ResetSample,
 ) -> tuple[EnvState, Timestep, EnvState]:
-    """A step, and the restart of the rows that it finishes, with one resolution for both.
+    """Take one step and restart the rows that finish, with one resolution for both.
 
     The result equals that of `step_functional` followed by `reset_from_sample`. One call of `resolve` on twice the rows
     costs less than two calls.
@@ -237,7 +237,7 @@ def step_with_autoreset(
 
 
 def observe(cfg: ProverEnvConfig, world: World, state: EnvState) -> Observation:
-    """The observation of a state; END is legal in every state."""
+    """Return the observation of a state; END is legal in every state."""
     return make_observation(
         cfg.resolve,
         world,
@@ -256,7 +256,7 @@ def make_observation(
     query: I32[Tensor, "B W"],
     remaining: F32[Tensor, "B"],
 ) -> Observation:
-    """The observation of partial proofs, whether an environment state or a beam search holds them.
+    """Build the observation of partial proofs, whether an environment state or a beam search holds them.
 
     Args:
       query: the atom that each proof started from.
@@ -284,7 +284,7 @@ def make_observation(
 
 
 def environment(cfg: ProverEnvConfig) -> Environment:
-    """Proof search as an `Environment`.
+    """Return proof search as an `Environment`.
 
     The depth limit terminates an episode and does not truncate it, because the remaining depth is observed.
     """
@@ -306,7 +306,7 @@ def environment(cfg: ProverEnvConfig) -> Environment:
 def terminal_reward(
     cfg: ProverEnvConfig, proved: Bool[Tensor, "B"], label: Bool[Tensor, "B"]
 ) -> F32[Tensor, "B"]:
-    """The reward at the end of a search, under the scheme `cfg.reward`.
+    """Compute the reward at the end of a search, under the scheme `cfg.reward`.
 
     proof: +1 for a proved positive, else 0. signed: +1 for a proved positive and -1 for a proved negative, else 0.
     balanced: +1 for a proved positive, -1 for a missed positive, -1 for a proved negative, and
@@ -331,7 +331,7 @@ def terminal_reward(
 
 
 def single_goal(max_goals: int, query: I32[Tensor, "B W"]) -> Goals:
-    """Goal lists that hold the query alone, at height 0."""
+    """Return goal lists that hold the query alone, at height 0."""
     n_rows, atom_width = query.shape
     padding = query.new_zeros((n_rows, max_goals - 1, atom_width))
     atoms = torch.cat([query[:, None], padding], 1)
@@ -341,7 +341,7 @@ def single_goal(max_goals: int, query: I32[Tensor, "B W"]) -> Goals:
 def _fresh_state(
     reset_sample: ResetSample, goals: Goals, successors: Successors
 ) -> EnvState:
-    """The state before the first action."""
+    """Return the state before the first action."""
     # also the status: RUNNING is 0
     zero = torch.zeros_like(reset_sample.query[:, 0])
     return EnvState(
@@ -358,14 +358,14 @@ def _fresh_state(
 def _successor_slot(
     state: EnvState, action: I64[Tensor, "B"]
 ) -> I64[Tensor, "B 1"]:
-    """The slot of the chosen successor; an arbitrary valid slot where the action is END."""
+    """Return the slot of the chosen successor, [B, 1]; an arbitrary valid slot if the action is END."""
     n_slots = state.successors.mask.shape[1]
     slot = action.clamp(0, n_slots - 1)
     return slot[:, None]
 
 
 def _chosen_goals(state: EnvState, action: I64[Tensor, "B"]) -> Goals:
-    """The goal list of each row's chosen successor."""
+    """Return the goal list of each row's chosen successor."""
     slot = _successor_slot(state, action)
     goals = state.successors.goals
     return Goals(
@@ -379,7 +379,7 @@ def _apply_rule_by_index(
     state: EnvState,
     action: I64[Tensor, "B"],
 ) -> _SearchNode:
-    """The node after a rule choice if facts come from the derivability index.
+    """Return the node after a rule choice if facts come from the derivability index.
 
     The goal list is empty, which means proved, where the chosen rule derives the root, and unchanged elsewhere. There
     are no successors, so a row that is not proved has failed.
@@ -405,7 +405,7 @@ def _transition(
     action: I64[Tensor, "B"],
     node: _SearchNode,
 ) -> tuple[EnvState, Timestep]:
-    """The next state and the transition, given the node that a row reaches if its action is a legal successor."""
+    """Return the next state and the timestep, given the node that a legal successor leads to."""
     # A running row moves, or ends its search by END or by an illegal action.
     active = state.status == RUNNING
     legal = state.successors.mask.gather(
@@ -448,7 +448,7 @@ def _status(
     depth: I32[Tensor, "B"],
     ends: Bool[Tensor, "B"],
 ) -> I32[Tensor, "B"]:
-    """The status of each row after a step. Later lines take precedence: a proof at the depth limit is a proof."""
+    """Compute the status of each row after a step; a proof at the depth limit is a proof."""
     has_no_successor = ~node.successors.mask.any(-1)
     has_no_goal = node.goals.atoms[:, 0, 0] == 0
     status = torch.where(depth >= cfg.max_depth, EXHAUSTED, RUNNING)
@@ -459,7 +459,7 @@ def _status(
 
 
 def _gather_slot(x: Tensor, slot: I64[Tensor, "B 1"]) -> Tensor:
-    """Entry `slot[b]` of each row b of x, [B, S, ...] to [B, ...]."""
+    """Return entry `slot[b]` of each row b of x: [B, S, ...] to [B, ...]."""
     entry_shape = x.shape[2:]
     ones = [1] * len(entry_shape)
     index = slot.view(-1, 1, *ones)
@@ -541,7 +541,9 @@ def _sample_corruptions(
     sizes: KBSizes,
     train: I64[Tensor, "N W"],
 ) -> tuple[I64[Tensor, "B W"], Bool[Tensor, "B"]]:
-    """The first of G corruptions of each row that is not a fact, or the first of all if every one is; and where it is.
+    """Return, per row, the first of G corruptions that is not a fact, and whether all of them are facts.
+
+    If all are facts, the first corruption is returned.
 
     Args:
       words: the random words of each attempt: for the fact, for the argument position and for the constant.

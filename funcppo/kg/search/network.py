@@ -37,7 +37,7 @@ ApplyDense = Callable[[Dense, Tensor], Tensor]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProverNetworkConfig:
-    """Static sizes of the network."""
+    """Static sizes of the prover's network."""
 
     sizes: KBSizes
     """Sizes of the knowledge base."""
@@ -69,7 +69,7 @@ class ProverNetworkConfig:
 
 
 class Params(NamedTuple):
-    """The weights. Tables are indexed by id, and row 0 belongs to the padding id unless stated otherwise."""
+    """Weights of the prover's network."""
 
     term_embedding: F32[Tensor, "C1 D"]  # constants, then canonical variables
     predicate_embedding: F32[Tensor, "P1 D"]
@@ -96,7 +96,7 @@ _SuccessorVectors = tuple[Tensor, Tensor | None]
 
 
 class ProverOutput(NamedTuple):
-    """The policy over S successors and END, the policy before training, and the value."""
+    """Policy logits over S successors and END, the logits before training, and the value."""
 
     # the smallest finite number where an action is illegal
     logits: F32[Tensor, "B S1"]
@@ -106,14 +106,17 @@ class ProverOutput(NamedTuple):
 
 
 def init(cfg: ProverNetworkConfig, key: I64[Tensor, "2"]) -> Params:
-    """Initial weights: uniform, scaled for unit output variance; score projection, END and value heads are zero."""
+    """Sample the initial weights: zero in score projection, END and value heads, otherwise uniform.
+
+    The uniform weights are scaled for unit output variance.
+    """
     keys = random.split(key, 9)
     sizes = cfg.sizes
     embed_dim = cfg.embed_dim
     hidden_dim = cfg.hidden_dim
 
     def init_table(key_index: int, n_rows: int) -> Tensor:
-        """A table of entries uniform on [-1, 1)."""
+        """Return a table of entries uniform on [-1, 1)."""
         return 2.0 * random.uniform(keys[key_index], (n_rows, embed_dim)) - 1.0
 
     residual_blocks = [
@@ -141,7 +144,7 @@ def init(cfg: ProverNetworkConfig, key: I64[Tensor, "2"]) -> Params:
 def apply(
     cfg: ProverNetworkConfig, world: World, params: Params, obs: Observation
 ) -> ProverOutput:
-    """The policy logits, prior logits and value of each state.
+    """Compute the policy logits, prior logits and value of each state.
 
         logits = log-odds of the rule's confidence (0 for facts and END) + output of the network
 
@@ -179,7 +182,7 @@ def apply(
 def agent(
     cfg: ProverNetworkConfig,
 ) -> Agent[World, Params, Observation, ProverOutput]:
-    """The network as an `Agent`, whose entropy is relative to the rule confidences."""
+    """Return the network as an `Agent`, whose entropy is relative to the rule confidences."""
     return Agent(
         cfg=cfg,
         init=init,
@@ -194,7 +197,7 @@ def rule_prior_logits(
     rule: I32[Tensor, "B S"],
     leave_one_out: Bool[Tensor, "B 1"],
 ) -> F32[Tensor, "B S"]:
-    """Log-odds of each rule's train confidence, 0 for facts.
+    """Return the log-odds of each rule's train confidence; 0 for facts.
 
     Args:
       rule: id of the rule, -1 for a fact.
@@ -211,7 +214,7 @@ def rule_prior_logits(
 
 
 def _confidence_log_odds(confidence: F32[Tensor, "R"]) -> F32[Tensor, "R"]:
-    """Log-odds of confidences scaled to [c, 1 - c]."""
+    """Compute the log-odds of confidences scaled to [c, 1 - c]."""
     scale = 1.0 - 2.0 * CONFIDENCE_CLIP
     clipped = CONFIDENCE_CLIP + scale * confidence
     return torch.logit(clipped)
@@ -220,7 +223,7 @@ def _confidence_log_odds(confidence: F32[Tensor, "R"]) -> F32[Tensor, "R"]:
 def exceeds_capacity(
     cfg: ProverNetworkConfig, mask: Bool[Tensor, "B S1"]
 ) -> Bool[Tensor, "B"]:
-    """Rows of a batch with a successor beyond the capacity, whose logits have no meaning.
+    """Check, per row of a batch, whether it has a successor beyond the capacity; its logits have no meaning then.
 
     Args:
       mask: the action mask, END in the last column.
@@ -245,7 +248,7 @@ def _successor_vectors(
     obs: Observation,
     capacity: int | None,
 ) -> _SuccessorVectors:
-    """The vector of every successor, by the cheapest of three ways."""
+    """Compute the vector of every successor, by the cheapest of three ways."""
     successors_have_goals = obs.successors.atoms.shape[2] > 0
     if not successors_have_goals:
         return _rule_vectors(layer, kb, params, obs)
@@ -260,7 +263,7 @@ def _successor_vectors(
 def _ragged_successor_vectors(
     layer: ApplyDense, params: Params, obs: Observation, capacity: int
 ) -> _SuccessorVectors:
-    """The vectors of the first `capacity` successors of the batch; zero for empty slots and for those beyond."""
+    """Compute the vectors of the first `capacity` successors of the batch; zero for all other slots."""
     mask = obs.action_mask[:, :-1]
     n_slots = mask.numel()
     position = _filled_positions(mask, capacity)
@@ -283,7 +286,7 @@ def _ragged_successor_vectors(
 def _filled_positions(
     mask: Bool[Tensor, "B S"], capacity: int
 ) -> I64[Tensor, "C"]:
-    """Flat positions of the first `capacity` true entries, in order; `mask.numel()` for the rest."""
+    """Return flat positions of the first `capacity` true entries, in order, padded with `mask.numel()`."""
     n_slots = mask.numel()
     filled = mask.flatten()
     # The rank of each true entry; false entries and those beyond the capacity share the last bin, which is dropped.
@@ -301,7 +304,7 @@ def _embed_successors(
     rule: I32[Tensor, "..."],
     dead_end: Bool[Tensor, "..."],
 ) -> F32[Tensor, "... H"]:
-    """The vectors of successors: their goals, the rule that makes them, and whether they lead to no proof."""
+    """Compute the vectors of successors from their goals, their rule, and whether they are dead ends."""
     goal_vector = _embed_goals(params, goals)
     rule_vector = _look_up(params.rule_embedding, rule + 1)
     vector = goal_vector + rule_vector
@@ -313,7 +316,7 @@ def _embed_successors(
 def _rule_vectors(
     layer: ApplyDense, kb: KnowledgeBase, params: Params, obs: Observation
 ) -> _SuccessorVectors:
-    """The vectors of successors without goals, where a rule stands for its body as written.
+    """Compute the vectors of successors without goals, where a rule stands for its body as written.
 
     Such a vector depends on the rule and on being a dead end alone, so a table with both variants of every rule holds
     them all.
@@ -340,7 +343,7 @@ def _rule_vectors(
 def _masked_mean(
     successor: _SuccessorVectors, legal: Bool[Tensor, "B S"]
 ) -> F32[Tensor, "B H"]:
-    """The mean vector of each state's legal successors, zero where there are none."""
+    """Return the mean vector of each state's legal successors; zero without legal successors."""
     vectors, table_index = successor
     weight = legal.to(vectors.dtype)
     if table_index is None:
@@ -357,7 +360,7 @@ def _masked_mean(
 def _inner_products(
     successor: _SuccessorVectors, against: F32[Tensor, "B H"]
 ) -> F32[Tensor, "B S"]:
-    """The inner product of each successor's vector with the vector of its own state."""
+    """Return the inner product of each successor's vector with `against` of its state."""
     vectors, table_index = successor
     if table_index is None:
         products = vectors * against[:, None]
@@ -372,7 +375,7 @@ def _state_vector(
     obs: Observation,
     mean_successor: F32[Tensor, "B H"],
 ) -> F32[Tensor, "B H"]:
-    """The vector of each state: its goals, its query, the depth left, and the mean of its successors."""
+    """Compute the vector of each state from its goals, its query, the depth left, and its successors' mean."""
     root_height = torch.zeros_like(obs.query[:, 0])
     features = [
         _embed_goals(params, obs.goals),
@@ -391,7 +394,7 @@ def _state_vector(
 def _query_product(
     params: Params, query: I32[Tensor, "B W"]
 ) -> F32[Tensor, "B D"]:
-    """The elementwise product of predicate and arguments, which a bilinear link predictor (DistMult) scores by."""
+    """Return the elementwise product of predicate and arguments, as in a bilinear link predictor (DistMult)."""
     predicate = query[:, 0].long()
     argument = query[:, 1:].long()
     is_argument = (argument > 0)[..., None]
@@ -402,7 +405,7 @@ def _query_product(
 
 
 def _embed_goals(params: Params, goals: Goals) -> F32[Tensor, "... D"]:
-    """The sum of the atom vectors of each goal list."""
+    """Return the sum of the atom vectors of each goal list."""
     filled = goals.atoms[..., 0] > 0
     atom_vectors = _embed_atoms(params, goals.atoms, goals.height)
     atom_vectors = torch.where(filled[..., None], atom_vectors, 0.0)
@@ -412,7 +415,7 @@ def _embed_goals(params: Params, goals: Goals) -> F32[Tensor, "... D"]:
 def _embed_atoms(
     params: Params, atoms: I32[Tensor, "... W"], height: I32[Tensor, "..."]
 ) -> F32[Tensor, "... D"]:
-    """gelu(predicate + height + sum over arguments j of position_j * term_j)."""
+    """Compute gelu(predicate + height + sum over arguments j of position_j * term_j)."""
     # Small tables are combined before the lookups: one lookup per argument, and one for predicate and height.
     n_heights = params.height_embedding.shape[0]
     table = params.predicate_embedding[:, None] + params.height_embedding
@@ -429,7 +432,7 @@ def _embed_atoms(
 def _look_up(
     table: F32[Tensor, "n D"], index: I32[Tensor, "..."]
 ) -> F32[Tensor, "... D"]:
-    """Rows of a table, whose gradients are added up in a fixed order.
+    """Return rows of a table by index, with gradients that are added up in a fixed order.
 
     On a GPU the gradient of an index is, and that of `embedding` is not; on a CPU both are, and `embedding` is faster.
     """

@@ -69,7 +69,7 @@ INDEXING = "indexing derivations"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProverTask:
-    """A data set together with everything that is computed from it once."""
+    """A data set with all that is computed from it once: its knowledge base, T_P, and the candidates of a ranking."""
 
     dataset: Dataset
     """The triples of all splits, the rules and the names."""
@@ -119,7 +119,7 @@ class ProverTask:
 
 
 class PhaseCallback(Protocol):
-    """Receives what is being done."""
+    """Callback that receives what is being done, and how far it is."""
 
     def __call__(
         self,
@@ -129,7 +129,7 @@ class PhaseCallback(Protocol):
         deadline: Deadline = NO_DEADLINE,
         /,
     ) -> None:
-        """Receive what is being done, how much of it is, and of how much, if that is known.
+        """Receive what is being done and how much of it is done, out of `total` (None if not known).
 
         Args:
           deadline: ends it, whatever is left.
@@ -148,7 +148,7 @@ def ignore_phase(
     deadline: Deadline = NO_DEADLINE,
     /,
 ) -> None:
-    """Show nothing."""
+    """Ignore the arguments: the default phase callback."""
 
 
 def build_task(
@@ -255,7 +255,7 @@ def build_task(
 def with_rule_counts(
     dataset: Dataset, on_phase: PhaseCallback = ignore_phase
 ) -> tuple[Dataset, list[str]]:
-    """The data set with the counts of all its rules without object identity, and a note on those that are estimates."""
+    """Return the data set with the counts of all its rules without object identity, and notes on estimates."""
     known = dataset.rule_counts
     if known is not None and (known >= 0).all():
         return dataset, []
@@ -274,7 +274,7 @@ def _count_rules(
     sizes: KBSizes,
     on_phase: PhaseCallback,
 ) -> tuple[RuleCounts, list[str]]:
-    """The counts of the rules, and a note on those that are estimates."""
+    """Return the counts of all rules, and a note if some of them are estimates."""
     has_estimates = not object_identity and _are_all_estimated(dataset)
     estimated: set[int] = set()
     counts = count_rules(
@@ -291,7 +291,7 @@ def _count_rules(
 
 
 def _are_all_estimated(dataset: Dataset) -> bool:
-    """Whether there is an estimate of each rule whose counts without object identity are not known."""
+    """Check whether every rule without known counts (without object identity) has an estimate."""
     known, estimates = dataset.rule_counts, dataset.rule_estimates
     if estimates is None:
         return False
@@ -302,7 +302,7 @@ def _are_all_estimated(dataset: Dataset) -> bool:
 
 
 def _describe_estimates(rules: set[int], sizes: KBSizes) -> list[str]:
-    """A note on rules whose counts are estimates; none where there are none."""
+    """Return a note on the rules whose counts are estimates; an empty list if there are no such rules."""
     if not rules:
         return []
     return [
@@ -316,7 +316,7 @@ def with_other_facts(
     on_phase: PhaseCallback = ignore_phase,
     max_rows: int = sys.maxsize,
 ) -> ProverTask:
-    """The task with counts of facts and of what the rules derive, by whether there is another fact of the relation.
+    """Return the task with `other_facts`: counts of facts and derived atoms that have another fact of the relation.
 
     Args:
       on_phase: receives how many rules are applied; what it raises ends the count.
@@ -343,7 +343,7 @@ def with_answers(
     sides: Sequence[int],
     derived: I32[Tensor, "n W"] | None = None,
 ) -> ProverTask:
-    """The task with all known and derivable answers of some queries; the same where T_P is held.
+    """Return the task with all known and derivable answers of some queries; unchanged if it holds T_P.
 
     Args:
       queries: atoms of two arguments, each of which is replaced in turn.
@@ -390,14 +390,14 @@ def with_answers(
 def is_unproved_fact(
     task: ProverTask, atoms: I64[Tensor, "n W"]
 ) -> Bool[Tensor, "n"]:
-    """Whether each atom is one of the task's `unproved_facts`."""
+    """Check, per atom, whether it is among the task's `unproved_facts`."""
     return _is_listed(atoms, task.unproved_facts, task.sizes)
 
 
 def _is_listed(
     atoms: I64[Tensor, "n W"], table: I64[Tensor, "N W"], sizes: KBSizes
 ) -> Bool[Tensor, "n"]:
-    """Whether each atom is in a table."""
+    """Check, per atom, whether a table contains it."""
     _, index = kbase.sort_and_index_atoms(
         table.long(), sizes.n_predicates, sizes.n_constants
     )
@@ -406,7 +406,7 @@ def _is_listed(
 
 
 def _move_search_tensors(task: ProverTask, device: str) -> ProverTask:
-    """The task with the tensors that a search reads on a device."""
+    """Return the task with the tensors that a search reads moved to a device."""
     searched = (task.kb, task.derivability_index)
     kb, index = tree.map(lambda x: x.to(device), searched)
     return replace(task, kb=kb, derivability_index=index)
@@ -421,7 +421,7 @@ def _least_model(
     budget: RowBudget,
     on_phase: PhaseCallback,
 ) -> LeastModel:
-    """T_P up to the height of the settings; at height 1 perhaps only the facts, if one step cannot be held.
+    """Compute T_P up to the height of the settings; at height 1 the model may be incomplete.
 
     Args:
       budget: of the rows of joins to compute it by.
@@ -463,7 +463,9 @@ def _derived_atoms(
     deadline: Deadline,
     on_phase: PhaseCallback,
 ) -> _Derived:
-    """All that the rules derive up to the height of the settings; nothing if each query is to derive its own answers.
+    """Compute all that the rules derive up to the height of the settings, its index, and notes.
+
+    The model holds no derived atoms if each query is to derive its own answers.
 
     Raises:
       ValueError: T_P is too large to hold, and a search or training reads it.
@@ -537,7 +539,7 @@ def _index_derivations(
     max_derivations: int,
     on_phase: PhaseCallback,
 ) -> tuple[DerivabilityIndex | None, list[str]]:
-    """The rules that derive each atom of a model; None with a note if they are too many, or take too much work.
+    """Index the rules that derive each atom of a model; None with a note if that is too many or too much work.
 
     Args:
       n_known: derivations that there are at least.
@@ -565,7 +567,7 @@ def _index_derivations(
 
 
 def _n_heads_at_least(kb: KnowledgeBase, counts: RuleCounts) -> int:
-    """Atoms that one step derives at least: of each predicate those of the rule that derives most."""
+    """Return a lower bound of the atoms that one step derives: per predicate, the most that one rule derives."""
     most = torch.zeros_like(kb.rule_offsets).scatter_reduce(
         0, kb.rules[:, 0, 0].long(), counts.body_pairs.long(), "amax"
     )
@@ -579,7 +581,7 @@ def _without_atoms(
     with_facts: bool,
     note: str,
 ) -> _Derived:
-    """A model without what the rules derive, and without facts too where they are mapped from a file."""
+    """Return a model without derived atoms, and without facts too unless `with_facts`; no index; and the note."""
     none = kb.facts[:0]
     model = fixpoint.partial_model(
         kb,
@@ -598,7 +600,7 @@ def _unproved_facts(
     sizes: KBSizes,
     settings: ProofSettings,
 ) -> tuple[I32[Tensor, "n W"], list[str]]:
-    """The known facts among valid and test that other facts do not prove; a note on those that are not decided."""
+    """Return the known facts in valid and test that other facts do not prove, and a note on undecided facts."""
     held_out = unique_rows(torch.from_numpy(held_out_triples(dataset)))
     facts = held_out[kbase.contains(kb, sizes, held_out)]
     found = prove.fact_heights(
@@ -628,7 +630,7 @@ def _choose_fact_selection(
     height: int,
     index: DerivabilityIndex | None,
 ) -> FactSelection:
-    """The oracle at height 1 if the index is there, unless the policy is set; otherwise the policy.
+    """Return "oracle" at height 1 if there is an index, unless the policy is set; otherwise "policy".
 
     Raises:
       ValueError: the oracle is set and impossible.
@@ -659,7 +661,7 @@ def entity_pool(dataset: Dataset) -> tuple[I64[Tensor, "E"], bool]:
 
 
 def known_triples(dataset: Dataset) -> np.ndarray:
-    """Return all that is known to be true, [N, W]: the facts and the triples of all splits, with repetitions."""
+    """Return all triples that are known to be true, [N, W]: the facts, then valid and test, with repetitions."""
     return np.concatenate([dataset.facts, held_out_triples(dataset)])
 
 
@@ -669,14 +671,14 @@ def held_out_triples(dataset: Dataset) -> np.ndarray:
 
 
 def as_counts(counts: np.ndarray | None) -> I64[Tensor, "R 3"] | None:
-    """Counts of the rules of a data set, as `count_rules` takes them."""
+    """Return counts of a data set's rules as a tensor [R, 3]; None stays None."""
     return None if counts is None else torch.from_numpy(counts)
 
 
 def build_config(
     task: ProverTask, ppo: PPOConfig, matmul_dtype: torch.dtype | None = None
 ) -> Config:
-    """The learner's configuration for a task: algorithm, environment and network.
+    """Build the learner's configuration for a task: algorithm, environment and network.
 
     Args:
       ppo: settings of the algorithm.
@@ -720,7 +722,7 @@ def build_config(
 
 
 def _resolve_config(task: ProverTask) -> ResolveConfig:
-    """Settings of a resolution step, wide enough that nothing is dropped unless `max_successors` is set."""
+    """Return the settings of a resolution step, wide enough to drop nothing unless `max_successors` is set."""
     config = resolve.make_resolve_config(task.kb, task.sizes, task.max_height)
     if task.fact_selection == "oracle":
         config = resolve.rules_only_config(config)
@@ -730,7 +732,7 @@ def _resolve_config(task: ProverTask) -> ResolveConfig:
 
 
 def _max_rule_variables(task: ProverTask) -> int:
-    """The largest number of variables in one rule. Ids above the number of constants are variables."""
+    """Return the largest number of variables in one rule."""
     terms = task.kb.rules[..., 1:]
     if not terms.numel():
         return 0
@@ -738,7 +740,7 @@ def _max_rule_variables(task: ProverTask) -> int:
 
 
 def training_world(task: ProverTask) -> World:
-    """The world that training reads.
+    """Return the world that training reads.
 
     Positives are the train facts whose predicate some rule's head has. For the others no rule can be chosen, so they
     teach nothing.
@@ -760,7 +762,7 @@ def training_world(task: ProverTask) -> World:
 
 
 def inference_world(task: ProverTask) -> World:
-    """The world of a search; it holds no training queries."""
+    """Return the world of a search; it holds no training queries."""
     no_atoms = task.kb.facts[:0]
     index = task.derivability_index
     if index is None:
@@ -774,14 +776,14 @@ def inference_world(task: ProverTask) -> World:
 
 
 def _hard_negatives(task: ProverTask) -> I32[Tensor, "N W"]:
-    """Provable atoms that are not facts; none unless negatives are sampled from them."""
+    """Return the provable atoms that are not facts; none unless negatives are sampled from them."""
     if not task.cfg.hard_negative_fraction:
         return task.kb.facts[:0]
     return task.least_model.atoms[task.least_model.height > 0]
 
 
 def false_negative_rate(task: ProverTask) -> float | None:
-    """The share of hard negatives that are true in valid or test; None if there are no hard negatives."""
+    """Return the share of hard negatives that are true in valid or test; None without hard negatives."""
     if not task.cfg.hard_negative_fraction:
         return None
     negatives = _hard_negatives(task)
@@ -793,7 +795,7 @@ def false_negative_rate(task: ProverTask) -> float | None:
 
 
 def with_ranking_on(task: ProverTask, device: str) -> ProverTask:
-    """The task with the tensors that ranking reads on a device, which may differ from the one that scores."""
+    """Return the task with the tensors that ranking reads on a device, which may differ from the scoring device."""
 
     model = task.least_model
     atoms, height, atom_index, filter_index, unproved_facts, pool = tree.map(
