@@ -32,7 +32,7 @@ from funcppo import compiled_step, logs, train_step
 from funcppo.config import Config
 from funcppo.core import files, tree
 from funcppo.core.files import Json
-from funcppo.core.host import Deadline
+from funcppo.core.host import NO_DEADLINE, Deadline
 from funcppo.core.settings import (
     CONFIG_FILE,
     METRICS_FILE,
@@ -959,8 +959,15 @@ def train_run(
     ):
         captured, _ = prepare_train_step(run)
         monitor.record_capture(captured)
+        is_bounded = run_config.steps is None
+        deadline = run_time.until(run_time.PPO) if is_bounded else NO_DEADLINE
         updates = train(
-            run, folder, captured, lambda: False, monitor, loggers=loggers
+            run,
+            folder,
+            captured,
+            lambda: deadline.is_over,
+            monitor,
+            loggers=loggers,
         )
         for run, metrics in updates:
             on_update(int(run.state.train_state.update), metrics)

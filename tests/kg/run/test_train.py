@@ -481,6 +481,16 @@ def test_the_run_is_the_one_that_its_folder_opens(
     assert not (tmp_path / "b").exists()
 
 
+def test_a_fit_ends_with_its_time_unless_its_steps_are_set(tmp_path):
+    short = replace(CONFIG, seconds=1.0, steps=None)
+    fitted = train.train_run(short, tmp_path / "short")
+    n_updates = int(fitted.state.train_state.update)
+    assert 1 <= n_updates < fitted.cfg.ppo.n_updates
+    set_steps = replace(CONFIG, seconds=1.0)
+    fitted = train.train_run(set_steps, tmp_path / "set")
+    assert int(fitted.state.train_state.update) == N_UPDATES
+
+
 @pytest.mark.parametrize(
     ("name", "before", "after", "is_kept"),
     [
