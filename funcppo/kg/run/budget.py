@@ -1,4 +1,4 @@
-"""The time and the memory of a run: how they are divided, and which bounds of its work follow from them.
+"""Time and memory of a run: how they are divided, and which bounds of its work follow from them.
 
 The work of a phase is planned before it starts, from what its parts are known or measured to take; what does not fit is
 sampled or left out, and a note counts it. Sizes are settings of the run, which a resumed run keeps.
@@ -65,7 +65,7 @@ WEIGHTS_PER_GRADIENT = 40
 
 
 class Choice(NamedTuple):
-    """A stage of a run that valid decided: a row of `choices` in results.json."""
+    """Stage of a run that valid decided: a row of `choices` in results.json."""
 
     stage: str
     chosen: str  # the label of what is kept
@@ -78,7 +78,7 @@ class Choice(NamedTuple):
 
 
 class RunTime:
-    """The time of a run, what its phases took, and what was chosen and left out in them.
+    """Time of a run with what its phases took, chose and left out.
 
     Attributes:
       seconds: in all; infinity for no bound.
@@ -108,7 +108,7 @@ class RunTime:
         device: str = "cpu",
         on_phase: PhaseCallback = ignore_phase,
     ) -> None:
-        """Begin the time.
+        """Start the clock of the run.
 
         Args:
           seconds: in all; None for no bound.
@@ -125,7 +125,7 @@ class RunTime:
         self._start = self.phase_start = clock()
 
     def until(self, share: float, *, is_set: bool = False) -> Deadline:
-        """The moment when a phase should end; one that begins late has the same part of what is left, at least.
+        """Return the deadline of a phase; a phase that begins late gets at least its usual part of the time left.
 
         Args:
           share: of the phase, one of the above.
@@ -143,7 +143,7 @@ class RunTime:
         return max(in_time, late, key=lambda deadline: deadline.at)
 
     def end_phase(self, name: str, *, is_set: bool = False) -> None:
-        """Record the seconds since the last phase ended.
+        """Record the seconds and peak memory of the phase that ends now.
 
         Args:
           is_set: the user has set the work of the phase, which therefore does not count.
@@ -157,11 +157,11 @@ class RunTime:
             self._start += seconds
 
     def note_cut(self, text: str) -> None:
-        """Note what was left out for time or memory."""
+        """Add a note on what was left out for time or memory."""
         self.notes.append(Note("cut", text))
 
     def note(self, text: str) -> None:
-        """Note a detail, for results.json and a verbose screen."""
+        """Add a note on a detail, for results.json and a verbose screen."""
         self.notes.append(Note("detail", text))
 
 
@@ -169,7 +169,7 @@ class RunTime:
 
 
 def time_factor(seconds: float | None) -> float:
-    """The time of a run in units of the default, at least 1; no limit counts as the default."""
+    """Return the run's time in units of the default, at least 1; 1 without a limit."""
     base = 300.0  # the default time of a run, which the bounds are for
     return max(1.0, (seconds or base) / base)
 
@@ -177,7 +177,7 @@ def time_factor(seconds: float | None) -> float:
 def plan_settings(
     run_config: RunConfig, n_triples: int, limit: int | None
 ) -> tuple[RunConfig, list[Note]]:
-    """The settings with the bounds that are not set, and with smaller parts where these would not fit.
+    """Fill the bounds that the user left open, from the run's time and spare memory, and shrink what would not fit.
 
     Args:
       n_triples: of the data set.
@@ -226,7 +226,7 @@ def plan_settings(
 
 
 def _with_time_bounds(run_config: RunConfig, spare_bytes: float) -> RunConfig:
-    """The settings with the bounds that are not set.
+    """Fill every bound that the user left open, from the run's time and spare memory; return the settings.
 
     Args:
       spare_bytes: memory that more firings than the usual ones may take.
@@ -262,7 +262,7 @@ def _with_time_bounds(run_config: RunConfig, spare_bytes: float) -> RunConfig:
 
 
 def _fill(cfg: Group, **values: object) -> Group:
-    """Settings with values in the place of those that are None."""
+    """Return the settings with values in place of fields that are None."""
     open_ = {
         name: value
         for name, value in values.items()
@@ -272,7 +272,7 @@ def _fill(cfg: Group, **values: object) -> Group:
 
 
 def memory_share(limit: int, n_triples: int, device: str) -> float:
-    """The share of the largest parts that fits into the memory, in bytes.
+    """Return the share of the largest parts that fits into the memory limit in bytes, at most 1.
 
     Raises:
       ValueError: the memory does not suffice.
@@ -290,7 +290,7 @@ def memory_share(limit: int, n_triples: int, device: str) -> float:
 
 
 def _needed_bytes(n_triples: int, device: str) -> tuple[int, int]:
-    """What a run holds all the time, and what its largest parts take."""
+    """Estimate the bytes that a run holds all the time, and those that its largest parts take."""
     # PyTorch and the program, and the triples with their indexes while they are built
     held = 600_000_000 + 900 * n_triples
     factor = GPU_CHUNK_FACTOR if is_cuda(device) else 1
@@ -299,7 +299,7 @@ def _needed_bytes(n_triples: int, device: str) -> tuple[int, int]:
 
 @contextmanager
 def within_memory(limit: int | None, device: str) -> Iterator[None]:
-    """Let this process allocate no more than a run may take meanwhile; None for no limit.
+    """Limit this process's memory inside the block; None for no limit.
 
     Raises:
       ValueError: no run fits into it.
@@ -311,7 +311,7 @@ def within_memory(limit: int | None, device: str) -> Iterator[None]:
 
 
 def work_factor(device: str) -> int:
-    """How many times the bounds apply on a device: how much more a GPU does in the same time."""
+    """Return how many times more work than a CPU core a device does in the same time."""
     return 16 if is_cuda(device) else 1
 
 
@@ -319,7 +319,7 @@ def work_factor(device: str) -> int:
 
 
 def batch_firings(n_questions: int, size: Capacity) -> int:
-    """The firings of a padded batch of questions; links and candidates counted by their memory."""
+    """Return the size of a padded batch of questions in firings, with candidates and links counted by their memory."""
     # Two links take the memory of a firing.
     of_question = size.n_candidates + size.n_firings + size.n_links // 2
     return n_questions * of_question
@@ -328,7 +328,7 @@ def batch_firings(n_questions: int, size: Capacity) -> int:
 def split_minibatches(
     ppo: PPOConfig, size: Capacity, max_firings: int
 ) -> PPOConfig:
-    """PPO with gradients accumulated over parts of a minibatch where it would not fit.
+    """Return PPO's settings with gradients accumulated over parts of a minibatch that would not fit.
 
     Args:
       size: of the questions.
@@ -352,7 +352,7 @@ def plan_fit(
     metric_seconds: float = 0.0,
     time_factor: float = 1.0,
 ) -> tuple[int, tuple[bool, ...], list[Note]]:
-    """Choose the epochs and the kinds of evidence that the bounds allow, at least one of each.
+    """Choose the epochs of a listwise fit, at least one, and whether to try degrees, within the bounds.
 
     Args:
       degrees: whether to weigh degrees, each value to try if there is time.
@@ -412,7 +412,7 @@ def plan_fit(
 def _epoch_cost(
     policy: PolicyConfig, world: QuestionWorld, n_steps: int, uses_degrees: bool
 ) -> float:
-    """What an epoch of a fit takes, in gradients of firings."""
+    """Estimate the cost of an epoch of a fit, in gradients of firings."""
     _, n_firings, n_links = learned.question_sizes(
         world.evidence, world.question
     )
@@ -427,7 +427,7 @@ def n_updates_within(
     device: str,
     seconds: float = math.inf,
 ) -> int:
-    """How many updates of PPO cost no more than `MAX_PPO_FIRINGS` on a CPU, and take no more seconds; at least one."""
+    """Return how many updates of PPO, at least one, cost at most `MAX_PPO_FIRINGS` on a CPU and fit the seconds."""
     gradient_cost = 3  # of a firing, in forward passes
     n_passes = 1 + gradient_cost * ppo.n_epochs
     n_questions = ppo.n_envs * ppo.n_steps * n_passes
@@ -444,7 +444,7 @@ def n_updates_within(
 
 
 def _n_weights(cfg: AggregationConfig, uses_degrees: bool) -> int:
-    """The number of weights that grow with the square of the relations."""
+    """Return the number of weights that grow with the square of the number of relations."""
     n_labels = learned.n_labels(cfg.sizes)
     per_label = n_labels * (1 + learned.N_BUCKETS * uses_degrees)
     return n_labels * per_label
@@ -456,7 +456,7 @@ def _n_weights(cfg: AggregationConfig, uses_degrees: bool) -> int:
 def plan_embedding(
     task: ProverTask, cfg: EmbeddingConfig, device: str, seconds: float
 ) -> int:
-    """The passes over the facts that link embeddings have time for, by a count of the work; 0 for too few to gain."""
+    """Return how many passes over the facts link embeddings have time for; 0 if too few to gain."""
     n_links = 2 * len(evidence.binary_facts(task.kb))
     n_rows = min(cfg.batch_size, max(n_links, 1))
     n_steps = max(1, n_links // n_rows)
@@ -482,7 +482,7 @@ def plan_bellman_ford(
     device: str,
     seconds: float,
 ) -> tuple[int, float]:
-    """The steps that a Bellman-Ford network has time for, 0 for too few to gain; and the seconds, by a count.
+    """Return how many steps a Bellman-Ford network has time for, 0 if too few to gain, and the seconds that they take.
 
     Args:
       n_questions: whose candidates are given priors before anything is gained.

@@ -1,4 +1,4 @@
-"""How a run ranks: its scores by name, the queries of a validation, test in the time there is, and calibration."""
+"""Ranking by a run: its scores by name, the queries of a validation, test in the time there is, and calibration."""
 
 from __future__ import annotations
 
@@ -61,11 +61,11 @@ MAX_CHUNK_ANSWERS = 4_000_000
 
 
 class TimeOver(Exception):
-    """A ranking or a count has not ended in time."""
+    """Raised where a ranking or a count has not ended in time."""
 
 
 class _RankedPart(NamedTuple):
-    """A part of a split, ranked by one score."""
+    """Part of a split, ranked by one score."""
 
     rows: RankedRows
     reciprocal_rank: F64[Tensor, "q"]  # of each query, the mean of its sides
@@ -76,7 +76,7 @@ class _RankedPart(NamedTuple):
 def stopping_at(
     deadline: Deadline, on_phase: PhaseCallback = ignore_phase
 ) -> PhaseCallback:
-    """The callback, which raises `TimeOver` where a deadline is over."""
+    """Return a phase callback that raises `TimeOver` once the deadline is over."""
 
     def report(
         text: str,
@@ -96,7 +96,7 @@ def stopping_at(
 
 
 def policies(run: Run) -> Json:
-    """The parameters that a run is evaluated with, by name: untrained, after the listwise fit if any, trained."""
+    """Return the parameters to evaluate a run with, by name: untrained, after the listwise fit if any, trained."""
     start, best = run.state.start_params, run.state.best_params
     if run.questions is None:
         return {f"{run.score}, untrained": start, f"{run.score}, trained": best}
@@ -108,7 +108,7 @@ def policies(run: Run) -> Json:
 
 
 def trained_scores(run: Run) -> dict[str, Score]:
-    """The scores of candidates by the best parameters of a run, by name."""
+    """Return the scores of candidates by the best parameters of a run, by name."""
     names: tuple[RunScore, ...] = ("success", "best-proof", "greedy")
     if run.questions is not None:
         names = (EVIDENCE_SCORE,)
@@ -122,7 +122,7 @@ def policy_score(
     name: RunScore,
     on_progress: ProgressCallback = ignore_progress,
 ) -> Score:
-    """The score of candidates by a policy, with the search settings of `run_search_config`.
+    """Return the score of candidates by a policy, with the search settings of `run_search_config`.
 
     Args:
       on_progress: called with the number of candidates that a search has started, and of all.
@@ -137,7 +137,7 @@ def policy_score(
 
 
 def run_search_config(run: Run, score: ScoreName) -> SearchConfig:
-    """The settings of a search for scores, before `evaluate` of `kg.ranking` has tuned them to the machine."""
+    """Return the settings of a search for scores, before `tune_slots` fits them to the machine."""
     beam = 1 if score == "greedy" else BEAM_WIDTH
     on_gpu = is_cuda(run.run_config.device)
     max_successors = run.cfg.env.cfg.resolve.max_successors
@@ -169,7 +169,7 @@ def rank_valid(
     on_progress: ProgressCallback = ignore_progress,
     score: RunScore | None = None,
 ) -> Ranking:
-    """The queries of a validation, ranked by a policy.
+    """Rank the queries of a validation by a policy.
 
     Args:
       on_progress: called with the number of candidates started, and of all.
@@ -188,7 +188,7 @@ def rank_valid(
 
 
 def rule_metric(run: Run, name: str | None = None) -> float | None:
-    """The metric of a rule score on the queries of a validation; None where they or T_P are not held.
+    """Return a rule score's metric on the queries of a validation; None without these queries or without T_P.
 
     In a run that learns from questions a query that is a fact may be derived from itself, as in the evidence that the
     policy weighs.
@@ -221,7 +221,7 @@ def iter_rankings(
     rule_scores: Sequence[str],
     on_phase: PhaseCallback = ignore_phase,
 ) -> Iterator[tuple[str, Ranking]]:
-    """Yield the rankings of a split by rule scores and by `policies`, with the name of the score, in this order.
+    """Yield each score's name and its ranking of a split: rule scores first, then those by `policies`.
 
     A ranking is of the whole split, or where answers are derived by query of a part of it: the same parts for all
     scores, in the same order.
@@ -262,7 +262,9 @@ def _rank_by_evidence(
     rule_scores: Sequence[str],
     on_phase: PhaseCallback,
 ) -> Iterator[tuple[str, Ranking]]:
-    """Yield the rankings of a split by rules and by weights of evidence, collected once; of its parts by query."""
+    """Yield the rankings of a split by rule scores and by weights of evidence, which is collected once for all.
+
+    Where answers are derived by query, a ranking is of a part of the split."""
     task, setup = run.task, run.questions
     assert setup is not None, "the run learns from questions"
     scores: list[Score] = [parse(name) for name in rule_scores]
@@ -290,7 +292,7 @@ def _rank_by_evidence(
 def _iter_answered(
     task: ProverTask, split: np.ndarray, protocol: RankingProtocol
 ) -> Iterator[tuple[ProverTask, np.ndarray]]:
-    """Yield some queries of a split after others, and the task with all their answers, as many as a bound allows."""
+    """Yield queries of a split in parts, each with the task that holds all their answers; a bound limits a part."""
     split = split[np.lexsort((split[:, 1], split[:, 0]))]
     start, size = 0, FIRST_CHUNK_QUERIES
     while start < len(split):
@@ -314,7 +316,7 @@ def metrics_within(
     on_phase: PhaseCallback = ignore_phase,
     temperature: float | None = None,
 ) -> tuple[dict[str, Json], int, dict[str, Bins]]:
-    """Rank as many queries of a split as there is time for, by rule scores and by `policies`.
+    """Rank as many queries of a split as the time allows, by rule scores and by `policies`.
 
     Where a ranking of the first queries says that all fit, they are ranked together. Otherwise rounds of random queries
     are ranked, each planned by the time of the one before; a round that does not end in time is dropped.
@@ -376,7 +378,7 @@ def metrics_within(
 def _first_round(
     run: Run, queries: np.ndarray, protocol: RankingProtocol, deadline: Deadline
 ) -> int:
-    """How many queries to rank together first: all if a ranking of sixteen says that there is time, else as many."""
+    """Return the number of queries to rank first: all if a ranking of 16 says that all fit in time, else 16."""
     if math.isinf(deadline.at) or not len(queries):
         return len(queries)
     start, size = time.monotonic(), min(16, len(queries))
@@ -397,7 +399,7 @@ def _rank_parts(
     on_phase: PhaseCallback,
     temperature: float | None = None,
 ) -> dict[str, list[_RankedPart]]:
-    """The rankings of a split, by the name of the score."""
+    """Rank a split by all scores; return the ranked parts by the name of the score."""
     parts: dict[str, list[_RankedPart]] = {}
     for name, ranked in iter_rankings(
         run, split, protocol, rule_scores, on_phase
@@ -418,7 +420,7 @@ def _rank_parts(
 def _summarise_sample(
     run: Run, parts: Sequence[_RankedPart], n_all: int
 ) -> Json:
-    """The metrics of a ranking; those of a sample of so many queries with the 95 % interval of its MRR."""
+    """Summarise a ranking; a sample of the `n_all` queries also gets the 95 % interval of its MRR."""
     auc = parts[0].auc_pr if len(parts) == 1 else None
     metrics = summarise_parts(run, [part.rows for part in parts], auc)
     rank = torch.cat([part.reciprocal_rank for part in parts])
@@ -433,14 +435,14 @@ def _summarise_sample(
 def summarise_parts(
     run: Run, parts: Sequence[RankedRows], auc: float | None
 ) -> Json:
-    """The metrics of the parts of a ranking, with the area under the precision-recall curve of Countries."""
+    """Summarise the parts of a ranking, with the area under the precision-recall curve where it is not None."""
     predicates = list(run.task.dataset.predicates)
     metrics = ranking.summarise_rows(parts, predicates)
     return metrics if auc is None else metrics | {"auc_pr": auc}
 
 
 def test_rows(run: Run) -> np.ndarray:
-    """The rows of test that the end of a run ranks if its time allows it: all, or a random sample."""
+    """Return the rows of test that the end of a run ranks if its time allows: all, or a random sample."""
     test = run.task.dataset.test
     if not len(test):
         return np.arange(0)
@@ -448,7 +450,7 @@ def test_rows(run: Run) -> np.ndarray:
 
 
 def _count_queries(run: Run, split: np.ndarray) -> int:
-    """How many queries the end of a run ranks: all, or as many as weighing their evidence has time for."""
+    """Return how many queries the end of a run ranks: all, or as many as it has time to weigh the evidence of."""
     if run.questions is None:
         return len(split)
     factor = budget.work_factor(run.task.kb.facts.device.type)
@@ -469,7 +471,7 @@ def _count_queries(run: Run, split: np.ndarray) -> int:
 def policy_bins(
     run: Run, name: str, ranked: Ranking, temperature: float | None
 ) -> dict[str, Bins]:
-    """The listed candidates of a ranking by their probability: by `UNTRAINED`, or by `TRAINED` and `TEMPERED`.
+    """Bin a ranking's listed candidates by probability, under `UNTRAINED`, or under `TRAINED` and `TEMPERED`.
 
     Args:
       name: of the score that ranks; nothing is counted of scores other than the first and the last of `policies`.
@@ -490,7 +492,9 @@ def policy_bins(
 def calibrate(
     run: Run, deadline: Deadline, on_phase: PhaseCallback = ignore_phase
 ) -> tuple[float | None, dict[str, Bins]]:
-    """Choose a temperature on the queries of a validation, and count them; None without any, or without time."""
+    """Choose a temperature on the queries of a validation; return it with the bins of their candidates.
+
+    The temperature is None without queries or without time."""
     if not len(validation_queries(run)):
         return None, {}
     (first, start), *_, (last, best) = policies(run).items()

@@ -1,4 +1,4 @@
-"""What scores candidates: a trained run, or rule confidences over a data set; its task and its score."""
+"""Subjects of an evaluation: a trained run or rule confidences over a data set, with task and score."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from funcppo.runtime.distributed import Processes
 
 
 class Subject(NamedTuple):
-    """A task and how its candidates are scored."""
+    """Task with the score of its candidates."""
 
     task: ProverTask
     score: Score
@@ -43,7 +43,7 @@ class Subject(NamedTuple):
 
     @property
     def search_step(self) -> SearchStep | None:
-        """The step of the search by its policy; None without a policy."""
+        """Return the step of the search by the run's policy; None without a policy."""
         return None if self.policy_run is None else self.policy_run.search_step
 
 
@@ -66,7 +66,7 @@ def run_subject(
     score: str = "auto",
     on_phase: PhaseCallback = ignore_phase,
 ) -> Subject:
-    """A run at a checkpoint with one of its scores, auto for its default score.
+    """Return a run at its checkpoint with one of its scores, auto for its default score.
 
     Raises:
       ValueError: the run does not have the score.
@@ -91,7 +91,7 @@ def run_subject(
 
 
 def describe_default_score(run: Run) -> str:
-    """Which score a run ranks by unless another is asked for, and how well both rank valid, as one line."""
+    """Describe in one line which score a run ranks by unless another is asked for, and how well both rank valid."""
     assert run.rule_metric is not None, "the scores are compared"
     best = float(run.state.best_valid_metric)
     is_validated = run.default_score_reason != "policy-not-validated"
@@ -113,7 +113,7 @@ def describe_default_score(run: Run) -> str:
 
 
 def describe_numbers(subject: Subject) -> str:
-    """What the numbers of an answer and of its proof mean, as one line."""
+    """Explain in one line the numbers shown with an answer and with its proof."""
     run = subject.policy_run
     if run is None:
         others = ""
@@ -143,7 +143,7 @@ def dataset_subject(
     choice_seconds: float = CHOICE_SECONDS,
     processes: Processes | None = None,
 ) -> Subject:
-    """A data set with a score by rule confidences; what is left open is chosen by its valid split.
+    """Return a data set with a score by rule confidences; settings that are left open are chosen by its valid split.
 
     Args:
       cfg: `max_height` None, `smoothing` "auto" and `object_identity` "auto" are chosen.
@@ -205,7 +205,7 @@ def dataset_subject(
 def _with_height(
     cfg: ProverTaskConfig, score: Score | None
 ) -> ProverTaskConfig:
-    """The settings with the height that a score asks for, unless one is set.
+    """Return the settings with the height that a score asks for, unless a height is set.
 
     Raises:
       ValueError: less is set.
@@ -229,7 +229,7 @@ def _build_chosen_task(
     deadline: Deadline,
     processes: Processes | None,
 ) -> tuple[ProverTask, str, list[str]]:
-    """The task with the settings that are chosen, or if its T_P takes too much with the best of the next lower height.
+    """Build the task with the chosen settings, or with the best of a lower height if its T_P takes too much.
 
     Args:
       deadline: of T_P where there is a lower height; none is tried instead of the lowest one.

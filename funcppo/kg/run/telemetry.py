@@ -160,10 +160,10 @@ COUNTERS_OF_ROW = {
 
 
 class Telemetry:
-    """The metrics of one process, in a registry of their own. Every series exists from the start, with value 0."""
+    """Metrics of one process in a registry of their own; every series exists from the start, with value 0."""
 
     def __init__(self) -> None:
-        """Begin at 0.
+        """Register all metrics, with value 0.
 
         Raises:
           ValueError: prometheus-client is missing.
@@ -196,7 +196,7 @@ class Telemetry:
     def raise_to(
         self, name: str, total: float, label: str = "", source: str = ""
     ) -> None:
-        """Raise a counter by what the count of a source has grown since the last call."""
+        """Raise a counter by the growth of a source's total since the last call."""
         before = self._totals.get((name, label, source), 0)
         self._totals[name, label, source] = total
         self.add(name, max(0.0, total - before), label)
@@ -206,7 +206,7 @@ class Telemetry:
         self._metrics[name].observe(seconds)
 
     def _series(self, name: str, label: str) -> Any:
-        """The series of a metric with a label."""
+        """Return the series of a metric for a label; the metric itself for the empty label."""
         metric = self._metrics[name]
         return metric.labels(label) if label else metric
 
@@ -221,7 +221,7 @@ class Telemetry:
     def record_strategy(
         self, record: StrategyRecord, captured: CapturedStep[Any, Any]
     ) -> None:
-        """Count what the training step fell back from, and how it is replayed."""
+        """Count the fallbacks of the training step, and record how it is replayed."""
         codes = [failure.code for failure in record.failures]
         for code in filter(None, (*codes, record.skip_code)):
             self.add("strategy_failures", 1, code)
@@ -233,7 +233,7 @@ class Telemetry:
     def record_search_graphs(
         self, captures: Sequence[CapturedStep[Any, Any]]
     ) -> None:
-        """Record the graphs of a search so far, and those captures that fell back."""
+        """Record the CUDA graphs of a search so far, and the captures that fell back."""
         graphs = [c for c in captures if c.replay_mode != "none"]
         seconds = sum(c.capture_ms for c in graphs) / 1e3
         self.set("graph_enabled", bool(graphs))
@@ -265,7 +265,7 @@ class Telemetry:
                 self.set(name, _number(row[key]))
 
     def record_shared_update(self, seconds: float, n_env_steps: int) -> None:
-        """Record one update of several processes, whose metrics rank 0 reads.
+        """Record one update made by several processes, whose metrics rank 0 reads.
 
         Args:
           n_env_steps: environment steps of all processes in the update.
@@ -290,14 +290,14 @@ class Telemetry:
     def record_checkpoint(
         self, seconds: float = 0.0, path: Path | None = None
     ) -> None:
-        """Record that a checkpoint was written, in a file of this process or by rank 0."""
+        """Record that a checkpoint was written; without a path, by rank 0."""
         self.set("checkpoint_timestamp_seconds", time.time())
         if path is not None:
             self.observe("checkpoint", seconds)
             self.set("checkpoint_bytes", path.stat().st_size)
 
     def record_machine(self, monitor: Monitor | None) -> None:
-        """Record the memory of a GPU in use, copies to it, and what a monitor has counted since it was opened."""
+        """Record the GPU memory in use, copies to the GPU, and a monitor's counts since it was opened."""
         if torch.cuda.is_initialized():
             device = torch.cuda.current_device()
             total = torch.cuda.get_device_properties(device).total_memory
@@ -336,21 +336,21 @@ class Telemetry:
     def record_ranked(
         self, n_queries: int, n_candidates: int, n_missed: int = 0
     ) -> None:
-        """Record queries and sides that were ranked, the candidates scored for them, and provable answers not found."""
+        """Record numbers of ranked queries and sides, of scored candidates, and of provable answers not found."""
         self.set("progress_timestamp_seconds", time.time())
         self.add("queries_ranked", n_queries)
         self.add("candidates_scored", n_candidates)
         self.add("answers_lost", n_missed)
 
     def record_search(self, counts: Mapping[str, int]) -> None:
-        """Record what a search dropped so far, by the names of `SearchStats`."""
+        """Record the counts of a search so far: `n_pruned`, `n_overflowed` and `n_halvings`."""
         self.raise_to("search_pruned", counts["n_pruned"])
         self.raise_to("search_overflow", counts["n_overflowed"])
         self.raise_to("search_halvings", counts["n_halvings"])
 
 
 def _make_metrics(registry: CollectorRegistry) -> dict[str, Any]:
-    """The metrics by the names of the tables, with all their series."""
+    """Make all metrics with all their series; return them by their names in the tables."""
     import prometheus_client as client
 
     metrics: dict[str, object] = {
@@ -378,12 +378,12 @@ def _make_metrics(registry: CollectorRegistry) -> dict[str, Any]:
 
 
 def _number(value: object) -> float:
-    """A number of a row; NaN for what was not measured."""
+    """Return a number of a row; NaN for a value that was not measured."""
     return float(value) if isinstance(value, (int, float)) else float("nan")
 
 
 class Exporter:
-    """Where the metrics of a process can be read.
+    """Writer of a process's metrics to a file, which also keeps the exported registry up to date.
 
     Attributes:
       monitor: what counts compilations and graphs, if anything does.
@@ -419,7 +419,7 @@ class Exporter:
             self._write(self._file)
 
     def _write(self, file: Path) -> None:
-        """Write the file, or tell once that it cannot be written any more."""
+        """Write the file; if it could be written before and no longer can, say so once."""
         from prometheus_client import generate_latest
 
         text = generate_latest(self.telemetry.registry)
@@ -476,7 +476,7 @@ def export(
 
 
 def _serve(telemetry: Telemetry, port: int) -> WSGIServer:
-    """Answer requests for the metrics in a thread of its own.
+    """Serve the metrics over HTTP from a thread of their own; return the server.
 
     Raises:
       ValueError: the port is taken.

@@ -54,14 +54,14 @@ BASE_SCORE_UNIT = 2.0**-40
 
 
 class Degrees(NamedTuple):
-    """How many facts each entity has in each label; entries of no fact are left out."""
+    """Number of facts of each entity in each label, without entries of 0."""
 
     key: I64[Tensor, "D"]  # entity * B + label, ascending
     n_facts: I64[Tensor, "D"]
 
 
 class FactIndex(NamedTuple):
-    """The facts and the rules as evidence reads them."""
+    """Index of the facts and rules from which evidence is collected."""
 
     # degree of each entity in each label: entity * B + label, ascending
     degree_key: I64[Tensor, "D"]
@@ -77,7 +77,7 @@ class FactIndex(NamedTuple):
 
 
 class Evidence(NamedTuple):
-    """The candidates of questions, grouped by question, with their firings and links, grouped by candidate."""
+    """Candidates of questions, grouped by question, with their rule firings and links, grouped by candidate."""
 
     label: I64[Tensor, "Q"]
     given: I64[Tensor, "Q"]  # the question's entity
@@ -158,7 +158,7 @@ class EvidenceConfig:
 
 
 class _Candidates(NamedTuple):
-    """Candidates in the order of questions and entities."""
+    """Candidates sorted by question and entity."""
 
     question: I64[Tensor, "L"]
     entity: I64[Tensor, "L"]
@@ -166,17 +166,17 @@ class _Candidates(NamedTuple):
 
 
 def n_labels(sizes: KBSizes) -> int:
-    """The number of labels B, those of the unused predicate 0 included."""
+    """Return the number of labels B, including those of the unused predicate 0."""
     return 2 * sizes.n_predicates + 2
 
 
 def binary_facts(kb: KnowledgeBase) -> I64[Tensor, "N W"]:
-    """The facts with two arguments."""
+    """Return the facts with two arguments."""
     return kbase.binary_atoms(kb.facts.long())
 
 
 def count_degrees(kb: KnowledgeBase, sizes: KBSizes) -> Degrees:
-    """Count the facts of two arguments of each entity by their labels, 2 * predicate + 1 for facts whose tail it is."""
+    """Count the facts of two arguments of each entity by label; see `make_label`."""
     facts = binary_facts(kb)
     predicate = facts[:, 0]
     key = torch.cat(
@@ -194,7 +194,7 @@ def find_degrees(
     entity: I64[Tensor, "n"],
     label: I64[Tensor, "n"],
 ) -> I64[Tensor, "n"]:
-    """The number of facts that entities have in labels."""
+    """Return the number of facts that each entity has in the label beside it."""
     key = entity * n_labels(sizes) + label
     if not len(degrees.key):
         return torch.zeros_like(key)
@@ -246,7 +246,7 @@ def index_facts(
 def training_questions(
     facts: I64[Tensor, "n W"],
 ) -> Questions:
-    """Both questions of each fact, which is left out of its questions; questions about heads first."""
+    """Return both questions of each fact, heads first; each question leaves its own fact out."""
     predicate, head, tail = facts[:, 0], facts[:, HEAD], facts[:, TAIL]
     return Questions(
         predicate=predicate.repeat(2),
@@ -267,7 +267,7 @@ def iter_evidence(
     cfg: EvidenceConfig,
     work: GroundingWork | None = None,
 ) -> Iterator[Evidence]:
-    """Yield the evidence of some questions after others, as many at once as the bounds of a chunk allow.
+    """Yield the evidence of the questions, in chunks as large as the bounds of memory allow.
 
     Args:
       work: counts the work, and says what to do with a question that is too large.
@@ -328,7 +328,7 @@ def _weigh_firings(
     true_triples: TripleIndex | None,
     cfg: EvidenceConfig,
 ) -> Evidence:
-    """The evidence of the candidates that rules derive, or of a selection of them."""
+    """Build the evidence of the candidates that rules derive, or of a selection of them."""
     base = sizes.n_constants + 1
     is_first = row_index.first_of_run(
         firings.question * base + firings.candidate
@@ -391,20 +391,20 @@ def _weigh_firings(
 def _walk_probability(
     firings: Groundings, kept: Bool[Tensor, "n"]
 ) -> F32[Tensor, "N"]:
-    """The probabilities of the random walks of some firings; none where they were not asked for."""
+    """Return the random-walk probabilities of the kept firings; empty where they were not asked for."""
     walk = firings.walk[kept] if len(firings.walk) else firings.walk
     return (walk.double() * WALK_UNIT).float()
 
 
 def without_walks(evidence: Evidence) -> Evidence:
-    """The evidence without the probabilities of random walks."""
+    """Return the evidence without random-walk probabilities."""
     return evidence._replace(walk=evidence.walk[:0])
 
 
 def with_embedding_scores(
     evidence: Evidence, embedding: link_embedding.Params, left_out: LeftOut
 ) -> Evidence:
-    """The evidence with the score of each candidate by link embeddings; 0 where there is no model."""
+    """Return the evidence with each candidate's score by link embeddings; 0 without a model."""
     if not link_embedding.n_models(embedding):
         none = torch.zeros_like(evidence.base_score)
         return evidence._replace(embedding_score=none)
@@ -427,7 +427,7 @@ def with_path_scores(
     left_out: LeftOut,
     is_asked: Bool[Tensor, "Q"] | None = None,
 ) -> Evidence:
-    """The evidence with the score of each candidate by a path network; 0 where there is none.
+    """Return the evidence with each candidate's score by a path network; 0 without a network.
 
     Args:
       is_asked: the questions whose candidates have a score; None for all.
@@ -447,7 +447,7 @@ def with_path_scores(
 
 
 def questions_of(evidence: Evidence) -> Questions:
-    """The questions of some evidence."""
+    """Return the questions that the evidence belongs to."""
     return Questions(
         predicate=evidence.label // 2,
         side=evidence.label % 2 + HEAD,
@@ -457,7 +457,7 @@ def questions_of(evidence: Evidence) -> Questions:
 
 
 def concatenate(parts: Sequence[Evidence]) -> Evidence:
-    """The evidence of the questions of all parts, one part after the other."""
+    """Concatenate the evidence of all parts, question after question."""
     rows: dict[str, list[Tensor]] = {name: [] for name in Evidence._fields}
     for part in parts:
         shifts = {
@@ -478,7 +478,7 @@ def concatenate(parts: Sequence[Evidence]) -> Evidence:
 
 
 def slice_questions(evidence: Evidence, start: int, stop: int) -> Evidence:
-    """The evidence of the questions from one on and before another, as `concatenate` takes it."""
+    """Return the evidence of questions `start` to `stop - 1`, with rows counted from 0."""
     candidate = evidence.candidate_offsets[start : stop + 1]
     first, last = int(candidate[0]), int(candidate[-1])
     firing = evidence.firing_offsets[first : last + 1]
@@ -506,7 +506,7 @@ def rule_confidence(
     rule: I64[Tensor, "n"],
     is_left_out: Bool[Tensor, "n"],
 ) -> F32[Tensor, "n"]:
-    """The confidence of rules; without the fact that is left out where a rule derives it."""
+    """Compute the confidence of each firing's rule, without the left-out fact where the rule derives it."""
     support = (kb.support[rule] - is_left_out.float()).clamp_min(0.0)
     return support / kb.body_pairs[rule].clamp_min(1.0)
 
@@ -514,7 +514,7 @@ def rule_confidence(
 def _count_by_rule(
     firings: Groundings, is_answer: Bool[Tensor, "n"], n_rules: int
 ) -> tuple[Bool[Tensor, "n"], I64[Tensor, "n"], I64[Tensor, "n"]]:
-    """Count what the rule of each firing derives for its question.
+    """Count, for each firing, what its rule derives for its question.
 
     Returns:
       Whether it derives the answer that is left out, its candidates, and its groundings for all of these.
@@ -534,7 +534,7 @@ def _base_score(
     row: Tensor,
     n_candidates: int,
 ) -> F32[Tensor, "L"]:
-    """-log(1 - noisy-or of the cubed confidences) of each candidate."""
+    """Compute -log(1 - noisy-or of the cubed confidences) of each candidate."""
     confidence = rule_confidence(kb, rule, is_left_out).double()
     chance = (confidence**3.0).clamp_max(1 - 1e-6)
 
@@ -551,7 +551,7 @@ def _own_degree(
     questions: Questions,
     candidates: _Candidates,
 ) -> I64[Tensor, "L"]:
-    """How many facts of its question's relation each candidate answers, without the one that is left out."""
+    """Count the facts of its question's relation that each candidate answers, without the fact that is left out."""
     label = make_label(questions.predicate, questions.side)
     degree = find_degrees(
         Degrees(facts.degree_key, facts.degree),
@@ -569,7 +569,7 @@ def _links_of(
     left_out: LeftOut,
     base: int,
 ) -> tuple[I64[Tensor, "L"], I64[Tensor, "K"]]:
-    """The number of facts between each candidate and its question's entity, and their labels, in the same order."""
+    """Return the number of links between each candidate and its question's entity, and the labels of these links."""
     given = questions.entity[candidates.question]
     key = given * base + candidates.entity
     start = torch.searchsorted(facts.link_key, key)
@@ -598,7 +598,7 @@ def _list_candidates(
     true_triples: TripleIndex | None,
     cfg: EvidenceConfig,
 ) -> tuple[Bool[Tensor, "L"], F32[Tensor, "L"]]:
-    """Choose the candidates to list: the best ones, a sample of the others, and the answer.
+    """Choose the candidates to list: the best, a sample of the rest, and the answer that is left out.
 
     Returns:
       Which are listed, and the log of the chance of each to be.
@@ -633,7 +633,7 @@ def _list_candidates(
 def _priority(
     questions: Questions, candidates: _Candidates, seed: int
 ) -> F32[Tensor, "L"]:
-    """A random number of each candidate, which no other question or candidate changes."""
+    """Draw a random number for each candidate, keyed by its question and entity alone."""
     key = random.key(seed, questions.entity.device)
     label = make_label(questions.predicate, questions.side)
     for part in (label, questions.entity, questions.left_out):
@@ -645,7 +645,7 @@ def _priority(
 def _place_in_question(
     question: I64[Tensor, "L"], value: F32[Tensor, "L"]
 ) -> I64[Tensor, "L"]:
-    """The place of each candidate among those of its question in ascending order of a value; ties as they come.
+    """Rank each candidate, from 0, among those of its question by ascending value; ties keep their order.
 
     Args:
       question: ascending.
@@ -660,7 +660,7 @@ def _place_in_question(
 def _is_true(
     true_triples: TripleIndex, questions: Questions, candidates: _Candidates
 ) -> Bool[Tensor, "L"]:
-    """Whether each candidate is a known answer to its question."""
+    """Return whether each candidate is a known answer to its question."""
     base = true_triples.base
     row = candidates.question
     key = questions.predicate[row] * base + questions.entity[row]

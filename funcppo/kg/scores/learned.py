@@ -111,7 +111,7 @@ class AggregationConfig:
 
 
 class AggregationWorld(NamedTuple):
-    """What the score reads and training never writes."""
+    """Counts and shapes of rules and degrees of entities, which the score reads and training never writes."""
 
     support: F32[Tensor, "R"]
     body_pairs: F32[Tensor, "R"]
@@ -124,7 +124,7 @@ class AggregationWorld(NamedTuple):
 
 
 class Params(NamedTuple):
-    """The weights, by label of the question."""
+    """Weights by label of the question."""
 
     feature_weight: F32[Tensor, "B S 6"]
     rule_weight: F32[Tensor, "2 R"]
@@ -140,7 +140,7 @@ class Params(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """Candidates with their firings and links. Padding is masked and belongs to candidate 0."""
+    """Candidates with their firings and links; padding is masked and belongs to candidate 0."""
 
     label: I64[Tensor, "L"]
     entity: I64[Tensor, "L"]
@@ -168,7 +168,7 @@ _CANDIDATE_COLUMNS = ("entity", "own_degree", "embedding_score", "path_score")
 
 
 class Capacity(NamedTuple):
-    """The most that a question of a padded batch has."""
+    """Largest numbers of candidates, firings and links of a question in a padded batch."""
 
     n_candidates: int
     n_firings: int
@@ -178,7 +178,7 @@ class Capacity(NamedTuple):
 def make_world(
     kb: KnowledgeBase, sizes: KBSizes, facts: FactIndex
 ) -> AggregationWorld:
-    """What the score reads: counts and shapes of the rules, and the degrees of all entities."""
+    """Build the inputs of the score: counts and shapes of the rules, and the degrees of all entities."""
     terms = kb.rules[:, :, 1:]
     is_constant = (terms > 0) & (terms <= sizes.n_constants)
     n_atoms = (kb.rules[:, :, 0] > 0).sum(1)
@@ -199,7 +199,7 @@ def make_world(
 
 
 def degree_bucket(degree: I64[Tensor, "n"]) -> I64[Tensor, "n"]:
-    """The bucket of each degree, 0 to N_BUCKETS - 1."""
+    """Return the bucket of each degree, 0 to N_BUCKETS - 1."""
     # Sums of comparisons: a tensor of the edges would be copied from the host, which a CUDA graph cannot hold.
     bucket = torch.zeros_like(degree)
     for edge in DEGREE_BUCKETS:
@@ -208,12 +208,12 @@ def degree_bucket(degree: I64[Tensor, "n"]) -> I64[Tensor, "n"]:
 
 
 def n_shapes(world: AggregationWorld) -> int:
-    """The number of shapes that rules have, at least 1."""
+    """Return the number of shapes that the rules have, at least 1."""
     return 1 + int(world.shape.max()) if len(world.shape) else 1
 
 
 def init(cfg: AggregationConfig, key: I64[Tensor, "2"]) -> Params:
-    """The weights before training: a number for the log-odds of a confidence, 0 for all else; none is random."""
+    """Return the weights before training: `odds_power` for a confidence's log-odds, 0 for all else; none is random."""
     n = n_labels(cfg.sizes)
 
     def zeros(*shape: int) -> Tensor:
@@ -236,7 +236,7 @@ def init(cfg: AggregationConfig, key: I64[Tensor, "2"]) -> Params:
 
 
 def squares_moved(cfg: AggregationConfig, params: Params) -> F32[Tensor, ""]:
-    """The sum of squares of how far the weights of features, own degrees and being linked are from where they start."""
+    """Sum the squared distances of the weights of features, own degrees and being linked from their initial values."""
     feature = params.feature_weight
     log_odds, others = feature[..., 0], feature[..., 1:]
     return (
@@ -254,7 +254,7 @@ def score(
     batch: Batch,
     kinds: Sequence[TermKind] | None = None,
 ) -> F32[Tensor, "L"]:
-    """The score of each candidate, a logit among the candidates of its question.
+    """Compute the score of each candidate, a logit among the candidates of its question.
 
     Args:
       kinds: of evidence that count; None for all that are weighed.
@@ -269,7 +269,7 @@ def score(
 
 
 def weighed_kinds(cfg: AggregationConfig) -> tuple[TermKind, ...]:
-    """The kinds of evidence that are weighed, in the order in which they add up."""
+    """Return the kinds of evidence that are weighed, in the order in which their terms are added."""
     is_weighed: dict[TermKind, bool] = {
         "rules": True,
         "own-degree": True,
@@ -288,7 +288,7 @@ def _term(
     params: Params,
     batch: Batch,
 ) -> F32[Tensor, "L"]:
-    """What a kind of evidence adds to the score of each candidate."""
+    """Compute the term of one kind of evidence in the score of each candidate."""
     label = batch.label
     match kind:
         case "rules":
@@ -312,7 +312,7 @@ def _rule_scores(
     params: Params,
     batch: Batch,
 ) -> F32[Tensor, "L"]:
-    """The logarithm of what the rules that derive each candidate add up to."""
+    """Compute the logarithm of the summed amounts of the rules that derive each candidate."""
     amount = firing_amounts(cfg, world, params, batch)
     zero = torch.zeros_like(params.linked_weight[batch.label])
     return torch.log(zero.index_add(0, batch.firing_row, amount) + MIN_SUM)
@@ -324,7 +324,7 @@ def firing_amounts(
     params: Params,
     batch: Batch,
 ) -> F32[Tensor, "N"]:
-    """What each firing adds to the sum of its candidate; 0 for padding, and for a rule that lost its support."""
+    """Compute the amount that each firing adds to its candidate's sum; 0 for padding and for too little support."""
     rule, is_left_out = batch.rule, batch.is_left_out
     support = (world.support[rule] - is_left_out.float()).clamp_min(0.0)
     confidence = support / world.body_pairs[rule].clamp_min(1.0)
@@ -354,7 +354,7 @@ def firing_amounts(
 
 
 def share_or_walk(cfg: AggregationConfig, batch: Batch) -> F32[Tensor, "N"]:
-    """The share of groundings that each firing has, or the probability of a random walk."""
+    """Return the share of groundings of each firing, or its random-walk probability where walks are weighed."""
     n_groundings = batch.n_groundings.clamp_min(1).float()
     of_all = n_groundings / batch.n_all_groundings.clamp_min(1)
     if not cfg.uses_walks:
@@ -365,7 +365,7 @@ def share_or_walk(cfg: AggregationConfig, batch: Batch) -> F32[Tensor, "N"]:
 
 
 def _link_scores(params: Params, batch: Batch) -> F32[Tensor, "L"]:
-    """What the links of each candidate add to its score."""
+    """Compute the term of links in the score of each candidate."""
     zero = torch.zeros_like(params.linked_weight[batch.label])
     label = batch.label[batch.link_row]
     weight = params.link_weight[batch.link_label, label]
@@ -378,7 +378,7 @@ def _link_scores(params: Params, batch: Batch) -> F32[Tensor, "L"]:
 def _degree_scores(
     world: AggregationWorld, params: Params, batch: Batch
 ) -> F32[Tensor, "L"]:
-    """What the degrees of each candidate add to its score."""
+    """Compute the term of degrees in the score of each candidate."""
     label = torch.arange(
         params.degree_weight.shape[1], device=batch.label.device
     )
@@ -397,7 +397,7 @@ def _degree_scores(
 
 
 def capacity(evidence: Evidence, question: I64[Tensor, "n"]) -> Capacity:
-    """The most candidates, firings and links of any of some questions, at least 1 each."""
+    """Return the largest numbers of candidates, firings and links among the questions, at least 1 each."""
     counts = question_sizes(evidence, question)
     return Capacity(
         *(int(count.max()) if len(count) else 1 for count in counts)
@@ -407,7 +407,7 @@ def capacity(evidence: Evidence, question: I64[Tensor, "n"]) -> Capacity:
 def question_sizes(
     evidence: Evidence, question: I64[Tensor, "n"]
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """How many candidates, firings and links each question has; 1 where there is none."""
+    """Count the candidates, firings and links of each question; 1 instead of 0."""
     first = evidence.candidate_offsets[question]
     last = evidence.candidate_offsets[question + 1]
     counts = (
@@ -422,7 +422,7 @@ def question_sizes(
 def gather(
     evidence: Evidence, question: I64[Tensor, "B"], size: Capacity
 ) -> Batch:
-    """The evidence of some questions in fixed shapes: the candidates of question b are rows b * n_candidates and on.
+    """Gather the evidence of questions in fixed shapes; question b has rows b * n_candidates and on.
 
     Args:
       size: no question has more.
@@ -467,7 +467,7 @@ def gather(
 
 
 def whole(evidence: Evidence) -> Batch:
-    """All candidates of all questions."""
+    """Return a batch of all candidates of all questions, without padding."""
     names = (*_CANDIDATE_COLUMNS, *FIRING_FIELDS, "link_label")
     return Batch(
         label=evidence.label[evidence.question],
@@ -482,7 +482,7 @@ def whole(evidence: Evidence) -> Batch:
 def _padded_range(
     start: I64[Tensor, "B"], stop: I64[Tensor, "B"], width: int
 ) -> tuple[I64[Tensor, "B W"], Bool[Tensor, "B W"]]:
-    """Positions start, start + 1, ... of each row, and which of them lie before stop."""
+    """Return positions start, start + 1, ... of each row, and which of them lie before stop."""
     position = start[:, None] + torch.arange(width, device=start.device)
     return position, position < stop[:, None]
 
@@ -493,7 +493,7 @@ def _owner(
     shift: I64[Tensor, "B"],
     mask: Bool[Tensor, "B W"],
 ) -> I64[Tensor, "BW"]:
-    """The row of the batch that each position belongs to; 0 for padding."""
+    """Return the batch row that each position belongs to; 0 for padding."""
     owner = torch.searchsorted(offsets, position, right=True) - 1
     return torch.where(mask, owner + shift[:, None], 0).view(-1)
 
@@ -501,12 +501,12 @@ def _owner(
 def _take_columns(
     evidence: Evidence, names: Sequence[str], position: I64[Tensor, "n"]
 ) -> dict[str, Tensor]:
-    """Columns of evidence at some positions."""
+    """Return columns of evidence at given positions."""
     return {name: _take(getattr(evidence, name), position) for name in names}
 
 
 def _take(values: Tensor, position: I64[Tensor, "n"]) -> Tensor:
-    """The values at some positions; anything beyond the end."""
+    """Return the values at given positions; a position beyond the end gives an arbitrary value."""
     if not len(values):
         return torch.zeros_like(position, dtype=values.dtype)
     return values[position.clamp_max(len(values) - 1)]
@@ -516,7 +516,7 @@ def _take(values: Tensor, position: I64[Tensor, "n"]) -> Tensor:
 
 
 class Weights(NamedTuple):
-    """What the score of evidence is computed from, on the device of the task."""
+    """Inputs of the learned score, on the device of the task."""
 
     facts: FactIndex
     cfg: AggregationConfig
@@ -527,7 +527,7 @@ class Weights(NamedTuple):
 
 
 class WeighedRule(NamedTuple):
-    """A rule that derives a candidate."""
+    """Rule that derives a candidate, with its share and counts."""
 
     rule: int
     share: float  # of all that the rules add up to
@@ -542,7 +542,7 @@ class WeighedRule(NamedTuple):
 
 
 class CountedFacts(NamedTuple):
-    """Facts of a relation that have the candidate at a place."""
+    """Number of facts of a relation that hold the candidate at an argument position."""
 
     predicate: int
     place: int  # HEAD or TAIL
@@ -550,7 +550,7 @@ class CountedFacts(NamedTuple):
 
 
 class LearnedScore(Score):
-    """The sum of what kinds of evidence add to a score, by learnt weights."""
+    """Sum of the terms of kinds of evidence, by learned weights."""
 
     needs: frozenset[Need] = frozenset({"questions"})
     takes_other_facts = False
@@ -561,7 +561,7 @@ class LearnedScore(Score):
         weights: Weights,
         kinds: Sequence[TermKind] | None = None,
     ) -> None:
-        """Take the weights, and which kinds of evidence count; None for all that are weighed."""
+        """Set the weights and the kinds of evidence that count; None for all that are weighed."""
         super().__init__(name)
         self.weights = weights
         self.facts = weights.facts
@@ -569,18 +569,18 @@ class LearnedScore(Score):
         self._kinds = kinds or weighed_kinds(weights.cfg)
 
     def log_odds(self, found: Candidates) -> F32[Tensor, "L"]:
-        """Return the score, a logit among the candidates of a question."""
+        """Compute the score, a logit among the candidates of a question."""
         return self._score(whole(found.evidence), self._kinds)
 
     def _score(
         self, batch: Batch, kinds: Sequence[TermKind]
     ) -> F32[Tensor, "L"]:
-        """Return what kinds of evidence add up to."""
+        """Compute the sum of the terms of the given kinds of evidence."""
         with torch.no_grad():
             return score(*self.weights[1:4], batch, kinds)
 
     def explain(self, found: Candidates, row: int) -> list[Term]:
-        """Return what each piece of evidence adds, facts and numbers of facts one by one."""
+        """Return the term of each piece of evidence; facts and degrees are listed one by one."""
         part = found.evidence
         batch = whole(part)
         pieces: dict[str, Callable[[Evidence, int], Iterator[Term]]] = {
@@ -602,7 +602,7 @@ class LearnedScore(Score):
         return found_terms
 
     def _explain_rules(self, part: Evidence, row: int) -> Iterator[Term]:
-        """Yield the rules with their shares, the largest first."""
+        """Yield one term of all rules; its detail lists the rules by share, the largest first."""
         cfg, world, params = self.weights[1:4]
         amounts = firing_amounts(cfg, world, params, whole(part)).double()
         firings = range(*part.firing_offsets[row : row + 2].tolist())
@@ -618,7 +618,7 @@ class LearnedScore(Score):
         yield Term("rules", log_sum, detail)
 
     def _weigh_rule(self, part: Evidence, i: int, share: float) -> WeighedRule:
-        """Return a firing with its counts."""
+        """Return a firing's rule with its share and counts."""
         world, rule = self.weights.world, int(part.rule[i])
         walk = float(part.walk[i]) if self.weights.cfg.uses_walks else 0.0
         return WeighedRule(
@@ -635,7 +635,7 @@ class LearnedScore(Score):
         )
 
     def _explain_links(self, part: Evidence, row: int) -> Iterator[Term]:
-        """Yield each fact between the candidate and the question's entity, and that there is one."""
+        """Yield a term per fact between the candidate and the question's entity, and a term for being linked at all."""
         params, label = self.weights.params, self._label(part, row)
         links = slice(*part.link_offsets[row : row + 2].tolist())
         link_labels = part.link_label[links].tolist()
@@ -646,7 +646,7 @@ class LearnedScore(Score):
             yield Term("linked", float(params.linked_weight[label]))
 
     def _explain_degrees(self, part: Evidence, row: int) -> Iterator[Term]:
-        """Yield the degrees of the candidate in labels other than the question's, the largest weights first."""
+        """Yield a term for each degree of the candidate in labels other than the question's, largest weight first."""
         world, label = self.weights.world, self._label(part, row)
         candidate = int(part.entity[row])
         # The entries of a candidate are the same in the world and in the index of facts; the last entity's go to their

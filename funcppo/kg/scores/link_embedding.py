@@ -35,14 +35,14 @@ PRIOR_ROWS = 1 << 17
 
 
 class Params(NamedTuple):
-    """The vectors of all models, real parts and imaginary parts; there may be no model."""
+    """Complex vectors of entities and labels of all M models, as real and imaginary parts; M may be 0."""
 
     entity: F32[Tensor, "M C1 2 D"]
     label: F32[Tensor, "M B 2 D"]
 
 
 class Links(NamedTuple):
-    """Questions with one answer each."""
+    """Questions with one answer each and the fold of their fact."""
 
     label: I64[Tensor, "n"]
     given: I64[Tensor, "n"]
@@ -51,7 +51,7 @@ class Links(NamedTuple):
 
 
 class TrainState(NamedTuple):
-    """The vectors and the moments of their optimizer."""
+    """Vectors of the models and the moments of their optimizer."""
 
     params: Params
     adam: optim.AdamState[Params]
@@ -60,7 +60,7 @@ class TrainState(NamedTuple):
 def init(
     cfg: EmbeddingConfig, n_entities: int, n_labels: int, key: I64[Tensor, "2"]
 ) -> Params:
-    """Random vectors of a model for each fold, and of the one that sees all facts."""
+    """Draw random vectors of a model for each fold, and of the model that sees all facts."""
     n_models = cfg.n_folds + 1
     entity_key, label_key = random.split(key).unbind(-2)
 
@@ -75,20 +75,20 @@ def init(
 
 
 def without_models(device: torch.device | str) -> Params:
-    """No vectors: the prior of every candidate is 0."""
+    """Return parameters of 0 models, by which the prior of every candidate is 0."""
     none = torch.zeros((0, 1, 2, 0), device=device)
     return Params(none, none)
 
 
 def n_models(params: Params) -> int:
-    """The number of models, 0 where there are none."""
+    """Return the number of models; 0 without models."""
     return len(params.entity)
 
 
 def fold_of(
     questions: Questions, n_folds: int, left_out: LeftOut
 ) -> I64[Tensor, "Q"]:
-    """The fold of the fact that each question leaves out, or of its pair of entities where that is left out."""
+    """Return the fold of the fact that each question leaves out, or of its pair of entities if `left_out` is "pair"."""
     is_head = questions.side == HEAD
     answer, given = questions.left_out, questions.entity
     predicate = questions.predicate
@@ -107,7 +107,7 @@ def fold_of(
 def model_of(
     params: Params, questions: Questions, left_out: LeftOut
 ) -> I64[Tensor, "Q"]:
-    """The model that has not seen what each question leaves out; the last one where nothing is left out."""
+    """Return the model that has not seen what each question leaves out; the last model where nothing is left out."""
     n_folds = n_models(params) - 1
     fold = fold_of(questions, n_folds, left_out)
     return torch.where(questions.left_out > 0, fold, n_folds)
@@ -119,7 +119,7 @@ def training_links(
     n_folds: int,
     left_out: LeftOut,
 ) -> Links:
-    """The facts that questions leave out, as links to learn."""
+    """Return the facts that questions leave out as links to learn from."""
     return Links(
         label=label,
         given=questions.entity,
@@ -135,7 +135,7 @@ def prior(
     given: I64[Tensor, "n"],
     answer: I64[Tensor, "n"],
 ) -> F32[Tensor, "n"]:
-    """The score of each answer above the mean of all entities: a log-odds among the answers of a question."""
+    """Compute each answer's score minus the mean over all entities: a log-odds among the answers of a question."""
     entity = params.entity.flatten(2)
     mean = entity[:, 1:].mean(1)
     parts = [entity.new_zeros(0)]
@@ -150,7 +150,7 @@ def prior(
 
 
 def loss(penalty: float, params: Params, links: Links) -> F32[Tensor, ""]:
-    """-log p(answer) among all entities plus the N3 penalty: the mean over the links of each model, summed over models.
+    """Compute -log p(answer) among all entities plus the N3 penalty, averaged over links and summed over models.
 
     Args:
       penalty: factor of the cubed moduli of a link's three vectors.
@@ -173,7 +173,7 @@ def loss(penalty: float, params: Params, links: Links) -> F32[Tensor, ""]:
 def train_step(
     penalty: float, state: TrainState, links: Links, learning_rate: float
 ) -> TrainState:
-    """A step of Adam down the loss of some links."""
+    """Take a step of Adam down the loss of the links."""
     gradient = grad(loss, argnums=1)(penalty, state.params, links)
     params, adam = optim.update(
         AdamConfig(), gradient, state.adam, state.params, learning_rate
@@ -184,7 +184,7 @@ def train_step(
 def _look_up(
     table: F32[Tensor, "M N 2 D"], index: I64[Tensor, "n"]
 ) -> F32[Tensor, "M n 2 D"]:
-    """Rows of each model's table; the gradient of `embedding` adds up faster than that of an index."""
+    """Return the rows of each model's table; the gradient of `embedding` is summed faster than that of an index."""
     n_tables, n_rows, *shape = table.shape
     shift = n_rows * torch.arange(n_tables, device=index.device)
     rows = embedding(
@@ -196,12 +196,12 @@ def _look_up(
 def _multiply(
     x: F32[Tensor, "... 2 D"], y: F32[Tensor, "... 2 D"]
 ) -> F32[Tensor, "... 2D"]:
-    """The complex product, real parts first."""
+    """Return the complex product, real parts first."""
     (a, b), (c, d) = x.unbind(-2), y.unbind(-2)
     return torch.cat([a * c - b * d, a * d + b * c], -1)
 
 
 def _cubed_modulus(x: F32[Tensor, "... 2 D"]) -> F32[Tensor, "..."]:
-    """The sum of the cubed moduli of complex numbers."""
+    """Return the sum of the cubed moduli of complex numbers."""
     # The root of a modulus has no gradient at 0.
     return ((x * x).sum(-2) + 1e-12).pow(1.5).sum(-1)

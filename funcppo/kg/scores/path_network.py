@@ -70,7 +70,7 @@ class NetworkConfig:
 
 
 class Params(NamedTuple):
-    """The weights; those of layers have the layers first."""
+    """Weights of the network; those of layers have the layer as first axis."""
 
     asked: F32[Tensor, "B D"]
     weight: F32[Tensor, "T B D"]
@@ -85,7 +85,7 @@ class Params(NamedTuple):
 
 
 class TrainState(NamedTuple):
-    """The weights, the moments of their optimizer, and the mean loss before the last step."""
+    """Weights, the moments of their optimizer, and the mean loss before the last step."""
 
     params: Params
     adam: optim.AdamState[Params]
@@ -93,7 +93,7 @@ class TrainState(NamedTuple):
 
 
 class SumOrder(NamedTuple):
-    """The products that each row of a sum has."""
+    """Order in which products are summed into rows, in parts of fixed size."""
 
     left_row: I64[Tensor, "N"]
     right_row: I64[Tensor, "N"]
@@ -104,7 +104,7 @@ class SumOrder(NamedTuple):
 
 
 class Graph(NamedTuple):
-    """Facts as edges in both directions, ascending by target. A source is a label and an entity that has its edges."""
+    """Facts as edges in both directions, ascending by target; a source is a (label, entity) pair that has edges."""
 
     source: I64[Tensor, "S"]  # label * C1 + entity, ascending
     source_label: I64[Tensor, "S"]
@@ -117,7 +117,7 @@ class Graph(NamedTuple):
 
 
 class Questions(NamedTuple):
-    """Questions with an answer each."""
+    """Questions with one answer each."""
 
     label: I64[Tensor, "n"]
     given: I64[Tensor, "n"]
@@ -125,7 +125,7 @@ class Questions(NamedTuple):
 
 
 class OmittedEdges(NamedTuple):
-    """Edges that one of several questions is asked without."""
+    """Edges that are left out of the graph of one of several questions."""
 
     row: I64[Tensor, "m"]  # of the question, ascending
     edge: I64[Tensor, "m"]
@@ -133,7 +133,7 @@ class OmittedEdges(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PathNetwork:
-    """A trained network and the facts that it reads."""
+    """Trained network with the graph of facts that it reads."""
 
     cfg: NetworkConfig
     """Sizes of the network."""
@@ -149,7 +149,7 @@ class PathNetwork:
 def build_graph(
     cfg: NetworkConfig, facts: I64[Tensor, "N W"], left_out: LeftOut
 ) -> Graph:
-    """The graph of facts of two arguments, on their device.
+    """Build the graph of facts of two arguments, on the facts' device.
 
     Args:
       left_out: a group is the edges of a fact, or all edges between two entities.
@@ -186,7 +186,7 @@ def build_graph(
 
 
 def edge_questions(graph: Graph, edge: I64[Tensor, "n"]) -> Questions:
-    """The questions that some edges answer."""
+    """Return the question that each edge answers."""
     source = graph.edge_source[edge]
     return Questions(
         label=graph.source_label[source],
@@ -196,7 +196,7 @@ def edge_questions(graph: Graph, edge: I64[Tensor, "n"]) -> Questions:
 
 
 def select_edges(graph: Graph, is_kept: Bool[Tensor, "N"]) -> Graph:
-    """The graph with some of its edges; not for the kernel."""
+    """Return the graph with the kept edges alone; not for the kernel."""
     kept = is_kept.nonzero().squeeze(1)
     return graph._replace(
         edge_source=graph.edge_source[kept],
@@ -208,7 +208,7 @@ def select_edges(graph: Graph, is_kept: Bool[Tensor, "N"]) -> Graph:
 def question_edges(
     cfg: NetworkConfig, graph: Graph, questions: Questions, left_out: LeftOut
 ) -> OmittedEdges:
-    """The edges of the fact that answers each question, or all edges of its pair of entities.
+    """Return the edges of the fact that answers each question, or all edges of its pair of entities.
 
     Args:
       questions: one whose answer is 0 has no such edge.
@@ -227,7 +227,7 @@ def question_edges(
 def _omission_key(
     cfg: NetworkConfig, questions: Questions, left_out: LeftOut
 ) -> I64[Tensor, "n"]:
-    """A number of the fact, or of the pair of entities, that each question leaves out."""
+    """Compute a key of the fact, or of the pair of entities, that each question leaves out."""
     base = cfg.n_entities + 1
     label, given, answer = questions
     if left_out == "pair":
@@ -242,7 +242,7 @@ def _omission_key(
 def known_answers(
     cfg: NetworkConfig, graph: Graph, questions: Questions
 ) -> Bool[Tensor, "n E"]:
-    """Which entities answer each question in a graph."""
+    """Return which entities answer each question in the graph."""
     base = cfg.n_entities + 1
     key = questions.label * base + questions.given
     source = torch.searchsorted(graph.source, key)
@@ -261,7 +261,7 @@ def known_answers(
 def network_config(
     cfg: BellmanFordConfig, n_entities: int, n_labels: int, n_at_once: int = 1
 ) -> NetworkConfig:
-    """The sizes and settings that the settings of a run give a network."""
+    """Return the sizes and settings of a network from the settings of a run."""
     return NetworkConfig(
         n_entities=n_entities,
         n_labels=n_labels,
@@ -273,7 +273,7 @@ def network_config(
 
 
 def init(cfg: NetworkConfig, key: I64[Tensor, "2"]) -> Params:
-    """Random weights; linear maps keep the size of what they map."""
+    """Draw random weights, scaled so that linear maps keep the size of their inputs."""
     n_labels, width, n_layers = cfg.n_labels, cfg.width, cfg.n_layers
     keys = random.split(key, 6).unbind(-2)
 
@@ -305,7 +305,7 @@ def apply(
     omitted: OmittedEdges | None = None,
     is_kept: Bool[Tensor, "N"] | None = None,
 ) -> F32[Tensor, "n E"]:
-    """The logit of every entity as the answer to each question.
+    """Compute the logit of every entity as the answer to each question.
 
     Args:
       omitted: edges that are left out of the graph of one of the questions.
@@ -346,7 +346,7 @@ def _sum_messages(
     weight: F32[Tensor, "B n D"],
     is_kept: Bool[Tensor, "N"] | None,
 ) -> F32[Tensor, "E n D"]:
-    """The sum of the messages to each entity; a source sends all its targets the same."""
+    """Sum the messages to each entity; a source sends all its targets the same message."""
     if graph.orders:
         total = sum_messages(
             state.flatten(1), weight.flatten(1), graph.orders, is_kept
@@ -368,7 +368,7 @@ def _without_messages(
     omitted: OmittedEdges,
     total: F32[Tensor, "E n D"],
 ) -> F32[Tensor, "E n D"]:
-    """Sums of messages without those along some edges."""
+    """Subtract the messages along omitted edges from the sums."""
     row = omitted.row
     source = graph.edge_source[omitted.edge]
     sent = state[graph.source_entity[source] - 1, row]
@@ -388,7 +388,7 @@ def loss(
     is_other: Bool[Tensor, "n E"],
     is_kept: Bool[Tensor, "N"] | None = None,
 ) -> F32[Tensor, ""]:
-    """The sum of -log p(answer) among all entities.
+    """Compute the sum of -log p(answer) among all entities over the questions.
 
     Args:
       is_other: known answers, which are no candidates; the answer may be marked.
@@ -404,7 +404,7 @@ def loss(
 
 
 def init_training(params: Params) -> TrainState:
-    """The state before the first step."""
+    """Return the training state before the first step."""
     loss = torch.zeros((), device=params.asked.device)
     return TrainState(params, optim.init(params), loss)
 
@@ -417,7 +417,7 @@ def train_step(
     learning_rate: F32[Tensor, ""],
     state: TrainState,
 ) -> TrainState:
-    """A step of Adam down the mean loss of the questions that some edges answer.
+    """Take a step of Adam down the mean loss of the questions that the edges answer.
 
     Args:
       edge: the groups of these edges are left out of the graph.
@@ -443,7 +443,7 @@ def _mean_gradient(
     edge: I64[Tensor, "n"],
     is_kept: Bool[Tensor, "N"],
 ) -> tuple[Params, F32[Tensor, ""]]:
-    """The gradient of the mean loss of the questions that some edges answer, and that loss.
+    """Compute the gradient and value of the mean loss of the questions that the edges answer.
 
     Args:
       is_kept: the edges of the graph that they are asked by.
@@ -466,7 +466,7 @@ def _mean_gradient(
 
 
 def bytes_per_question(cfg: NetworkConfig, graph: Graph) -> int:
-    """A count of what a question keeps for its gradient: in each layer what the sources send, and some states."""
+    """Estimate the bytes that a question keeps for its gradient: messages of the sources and states, in each layer."""
     # of a source what it sends, and its weight; eight numbers of the size of a state
     sent = 0 if graph.orders else 2 * len(graph.source)
     return 4 * cfg.n_layers * cfg.width * (sent + 8 * cfg.n_entities)
@@ -478,7 +478,7 @@ def bytes_per_question(cfg: NetworkConfig, graph: Graph) -> int:
 def make_network(
     params: Params, facts: I64[Tensor, "N W"], n_entities: int
 ) -> PathNetwork:
-    """A network over facts.
+    """Build a network that reads facts.
 
     Args:
       params: its weights.
@@ -496,13 +496,13 @@ def make_network(
 
 
 def without_network(device: torch.device | str) -> Params:
-    """No weights, in as many dimensions as there are."""
+    """Return weights without entries, which stand for no network."""
     dimensions = (2, 3, 3, 3, 2, 2, 2, 2, 1, 1)
     return Params(*(torch.zeros([0] * n, device=device) for n in dimensions))
 
 
 def is_network(params: Params) -> bool:
-    """Whether there are weights."""
+    """Return whether the parameters hold a network's weights."""
     return params.asked.numel() > 0
 
 
@@ -514,7 +514,7 @@ def candidate_scores(
     entity: I64[Tensor, "L"],
     is_asked: Bool[Tensor, "Q"] | None = None,
 ) -> F64[Tensor, "L"]:
-    """The logit of each candidate above the mean of all entities.
+    """Compute each candidate's logit minus the mean over all entities.
 
     Args:
       left_out: what a question leaves out.
@@ -559,7 +559,7 @@ def _answer_logits(
     rows: I64[Tensor, "n"],
     omitted: OmittedEdges,
 ) -> F64[Tensor, "n E"]:
-    """The logits of all entities above their mean, rounded, as answers to some questions."""
+    """Compute the rounded logits of all entities minus their mean, as answers to the questions in `rows`."""
     label, given = asked.label[rows], asked.given[rows]
     params = tree.map(lambda x: x.double(), network.params)
     with torch.no_grad():
@@ -571,7 +571,7 @@ def _answer_logits(
 
 
 def n_at_once(cfg: NetworkConfig, graph: Graph) -> int:
-    """How many questions are answered at once, at least one."""
+    """Return the number of questions to answer at once, at least 1."""
     # numbers that a layer holds of each entity and of each source, for each number of a state
     numbers = 8 * cfg.n_entities
     if not graph.orders:
@@ -598,7 +598,7 @@ def n_at_once(cfg: NetworkConfig, graph: Graph) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Edges:
-    """What is no input of a gradient, and no tree for its transform to look into."""
+    """Inputs of message sums that have no gradient, hidden from the gradient's tree transform."""
 
     orders: tuple[SumOrder, ...]
     is_kept: Bool[Tensor, "N"] | None
@@ -606,7 +606,7 @@ class _Edges:
     def sum_products(
         self, role: int, left: F32[Tensor, "L C"], right: F32[Tensor, "R C"]
     ) -> F32[Tensor, "P C"]:
-        """The sum of the products of each group."""
+        """Sum the products of each group of edges; `role` selects the grouping."""
         *rows, offsets = self.orders[role]
         total = _sum_parts(offsets[0], *rows, self.is_kept, left, right)
         for part_offsets in offsets[1:]:
@@ -621,7 +621,7 @@ def order_messages(
     n_entities: int,
     n_labels: int,
 ) -> tuple[SumOrder, ...]:
-    """The orders of the sums of messages by target, and of their gradients by source and by label.
+    """Order the sums of messages by target, and of their gradients by source and by label.
 
     Args:
       source: entity of each edge, from 0.
@@ -658,7 +658,7 @@ def sum_messages(
     orders: tuple[SumOrder, ...],
     is_kept: Bool[Tensor, "N"] | None = None,
 ) -> F32[Tensor, "E C"]:
-    """The sum of the messages to each entity, of a type that is wide enough: float64 for float64, float32 otherwise.
+    """Sum the messages to each entity, in float64 for float64 inputs and in float32 otherwise.
 
     Args:
       states: of the entities; all on a GPU.
@@ -669,7 +669,7 @@ def sum_messages(
 
 
 class _MessageSums(torch.autograd.Function):
-    """`sum_messages` with its gradients."""
+    """Autograd function of `sum_messages` and its gradients."""
 
     @staticmethod
     def forward(states: Tensor, weights: Tensor, edges: _Edges) -> Tensor:
@@ -700,7 +700,7 @@ def _sum_parts_on_gpu(
     left: F32[Tensor, "L C"],
     right: F32[Tensor, "R C"] | None,
 ) -> F32[Tensor, "P C"]:
-    """The sum of each part: of products, or of consecutive rows where there is no right."""
+    """Sum the products of each part, or its consecutive rows of `left` if `right` is None."""
     import triton.language as tl  # pyright: ignore[reportMissingImports]
 
     from funcppo.kg.scores.message_kernel import sum_products_kernel

@@ -63,7 +63,7 @@ _NEAR_CERTAIN_LOG_ODDS = 30.0
 def max_confidence(
     kb: KnowledgeBase, derivations: Iterable[Derivations], n_atoms: int
 ) -> F64[Tensor, "L"]:
-    """The largest confidence of a rule that derives each atom, as log-odds.
+    """Compute the largest confidence of the rules that derive each atom, as log-odds.
 
     Args:
       derivations: by some rules at a time, in any order.
@@ -90,7 +90,7 @@ def noisy_or(
     n_atoms: int,
     power: float = 1.0,
 ) -> F64[Tensor, "L"]:
-    """The noisy-or of the rules that derive each atom, as log-odds.
+    """Compute the noisy-or of the rules that derive each atom, as log-odds.
 
         (1 - prod_r (1 - confidence(r)^power))^(1 / power)
 
@@ -122,7 +122,7 @@ def noisy_or(
 def _log_odds(
     neg_log_wrong: F64[Tensor, "L"], power: float
 ) -> F64[Tensor, "L"]:
-    """The log-odds of (1 - exp(-neg_log_wrong))^(1 / power)."""
+    """Compute the log-odds of (1 - exp(-neg_log_wrong))^(1 / power)."""
     # Of the product alone; then of the root, 1 - p^(1 / power) = (1 - p) / power to 13 digits where p is near 1.
     log_odds = neg_log_wrong + torch.log(-torch.expm1(-neg_log_wrong))
     log_root = torch.nn.functional.logsigmoid(log_odds) / power
@@ -141,7 +141,7 @@ def noisy_or_of_best(
     n_best: int,
     power: float = 1.0,
 ) -> F64[Tensor, "L"]:
-    """The noisy-or of the most confident rules that derive each atom, as log-odds.
+    """Compute the noisy-or of the `n_best` most confident rules that derive each atom, as log-odds.
 
     Rules that derive an atom after many others add little but repeat what those say.
 
@@ -179,13 +179,13 @@ def noisy_or_of_best(
 def is_derived(
     model: LeastModel, max_height: int, atoms: I32[Tensor, "L W"]
 ) -> Bool[Tensor, "L"]:
-    """Whether T_P derives each atom within `max_height` steps."""
+    """Return whether T_P derives each atom within `max_height` steps."""
     height = fixpoint.atom_height(model, atoms.long())
     return (height >= 0) & (height <= max_height)
 
 
 def rule_confidences(kb: KnowledgeBase) -> F64[Tensor, "R"]:
-    """`rule_confidence` in float64, in which 1 - confidence is exact too."""
+    """Compute `rule_confidence` in float64, so that 1 - confidence keeps its precision too."""
     return rule_confidence(
         kb._replace(
             support=kb.support.to(torch.float64),
@@ -195,7 +195,7 @@ def rule_confidences(kb: KnowledgeBase) -> F64[Tensor, "R"]:
 
 
 def log_odds(log_probability: F32[Tensor, "..."]) -> F64[Tensor, "..."]:
-    """log(p / (1 - p)) of probabilities p given by their logarithms, as exact as the leading digits of log p."""
+    """Compute log(p / (1 - p)) from log p, as exact as the leading digits of log p."""
     # Rounding can leave the logarithm of a sum of probabilities slightly above 0.
     log_p = log_probability.to(torch.float64).clamp_max(0.0)
     return log_p - torch.log(-torch.expm1(log_p))

@@ -37,7 +37,7 @@ OTHER_FACTS = "-other-facts"
 
 
 class Term(NamedTuple):
-    """A part of the score of a candidate."""
+    """Part of the score of a candidate."""
 
     kind: str  # such as "rules", "fact" or "other-facts"
     log_odds: float  # that it adds
@@ -45,7 +45,7 @@ class Term(NamedTuple):
 
 
 class OtherFactsDetail(NamedTuple):
-    """The counts behind what other facts add."""
+    """Counts and shares behind the term of other facts."""
 
     n_facts: (
         int  # other facts of the relation, of the candidate on the asked side
@@ -56,7 +56,7 @@ class OtherFactsDetail(NamedTuple):
 
 
 class Candidates:
-    """Distinct candidates as answers about one side, and what is known of them; a subclass gives what it can."""
+    """Distinct candidates as answers on one side, with inputs of scores; a subclass provides those that it has."""
 
     kb: KnowledgeBase  # facts, and rules with their confidences
     atoms: I32[Tensor, "L W"]  # the candidates, in lexicographic order
@@ -65,32 +65,32 @@ class Candidates:
     index: DerivabilityIndex | None = None
 
     def __len__(self) -> int:
-        """The number of candidates L."""
+        """Return the number of candidates L."""
         raise NotImplementedError
 
     def derivations(self) -> Iterable[Derivations]:
-        """The rules that derive each candidate, a fact from other facts."""
+        """Return the rules that derive each candidate; a known fact is derived from other facts."""
         raise NotImplementedError
 
     def derived_within(self, height: int) -> Bool[Tensor, "L"]:
-        """Whether T_P derives each candidate within a height, a fact from other facts."""
+        """Return whether T_P derives each candidate within a height; a known fact is derived from other facts."""
         raise NotImplementedError
 
     def labels(self) -> I64[Tensor, "L"]:
-        """The relation and the side that each candidate answers, see `make_label`."""
+        """Return each candidate's label (relation and side that it answers), see `make_label`."""
         raise NotImplementedError
 
     def other_fact_counts(self) -> OtherFactCounts:
-        """Counts of candidates with other facts, by relation and side."""
+        """Return counts of candidates with other facts, by relation and side."""
         raise NotImplementedError
 
     def n_other_facts(self) -> I64[Tensor, "L"]:
-        """How many other facts of its relation each candidate has on the asked side."""
+        """Return, per candidate, the number of other facts of its relation with the same entity on the asked side."""
         raise NotImplementedError
 
 
 class Score:
-    """A score of candidates."""
+    """Score of candidates, given as log-odds."""
 
     needs: frozenset[Need] = frozenset({"rules"})
     # the least height of T_P that the score can be asked at
@@ -106,33 +106,33 @@ class Score:
     left_out: LeftOut = "fact"
 
     def __init__(self, name: str) -> None:
-        """Name the score, as results do."""
+        """Set the name that results show."""
         self.name = name
 
     def __repr__(self) -> str:
-        """Return its name."""
+        """Return the score's name."""
         return self.name
 
     def __add__(self, other: Score) -> Score:
-        """Return the score whose log-odds are the sum of both."""
+        """Return the score whose log-odds are the sum of both scores' log-odds."""
         return _Sum(self, other)
 
     def log_odds(self, found: Candidates) -> Tensor:
-        """Return the log-odds of each candidate's score, [L]."""
+        """Compute the log-odds of each candidate's score, [L]."""
         raise NotImplementedError
 
     def explain(self, found: Candidates, row: int) -> list[Term]:
-        """Return what adds to the score of one candidate, beside the rules of its proof."""
+        """Return the terms that add to a candidate's score, beside the rules of its proof."""
         return []
 
     @property
     def is_by_side(self) -> bool:
-        """Whether an atom has one score as an answer about its head and another about its tail."""
+        """Return whether an atom's score as an answer on its head differs from its score on its tail."""
         return bool(self.needs & {"other-facts", "questions"})
 
 
 class _Sum(Score):
-    """The sum of two scores."""
+    """Sum of two scores."""
 
     def __init__(self, first: Score, second: Score) -> None:
         is_ending = second.name.startswith("-")
@@ -164,15 +164,15 @@ class _Sum(Score):
 
 
 class MaxConfidence(Score):
-    """The largest confidence of a rule that derives a candidate."""
+    """Largest confidence of a rule that derives a candidate."""
 
     def log_odds(self, found: Candidates) -> F64[Tensor, "L"]:
-        """Return the log-odds of the confidence."""
+        """Compute the log-odds of the largest confidence."""
         return rules.max_confidence(found.kb, found.derivations(), len(found))
 
 
 class NoisyOr(Score):
-    """The noisy-or of the rules that derive a candidate, see `rules.noisy_or`."""
+    """Noisy-or of the rules that derive a candidate, see `rules.noisy_or`."""
 
     def __init__(
         self, name: str, power: float = 1.0, n_best: int | None = None
@@ -182,7 +182,7 @@ class NoisyOr(Score):
         self._power, self._n_best = power, n_best
 
     def log_odds(self, found: Candidates) -> F64[Tensor, "L"]:
-        """Return the log-odds of the noisy-or."""
+        """Compute the log-odds of the noisy-or."""
         arguments = found.kb, found.derivations(), len(found)
         if self._n_best is None:
             return rules.noisy_or(*arguments, power=self._power)
@@ -192,7 +192,7 @@ class NoisyOr(Score):
 
 
 class Exists(Score):
-    """1 for candidates that T_P derives within a height, else 0."""
+    """Score of 1 for candidates that T_P derives within a height, else 0."""
 
     needs: frozenset[Need] = frozenset({"heights"})
     takes_other_facts = False
@@ -203,14 +203,14 @@ class Exists(Score):
         self.min_height = height
 
     def log_odds(self, found: Candidates) -> F64[Tensor, "L"]:
-        """Return +inf or -inf."""
+        """Return +inf for derived candidates, -inf for all others."""
         is_derived = found.derived_within(self.min_height)
         infinity = torch.full_like(is_derived, torch.inf, dtype=torch.float64)
         return torch.where(is_derived, infinity, -infinity)
 
 
 class OtherFacts(Score):
-    """A log-likelihood ratio: whether a candidate has other facts of the asked relation, see `other_facts`."""
+    """Log-likelihood ratio of a candidate with, or without, other facts of the asked relation; see `other_facts`."""
 
     needs: frozenset[Need] = frozenset({"other-facts"})
 
@@ -222,7 +222,7 @@ class OtherFacts(Score):
         return table[found.labels(), (found.n_other_facts() > 0).long()]
 
     def explain(self, found: Candidates, row: int) -> list[Term]:
-        """Return the ratio of a candidate with its counts."""
+        """Return the ratio of a candidate with the counts and shares behind it."""
         counts = found.other_fact_counts()
         shares = rules.other_fact_shares(found.kb, counts)
         label = int(found.labels()[row])
@@ -244,7 +244,7 @@ _FORMS: dict[str, tuple[re.Pattern[str], Callable[[re.Match[str]], Score]]] = {}
 def register(
     form: str, pattern: str, make: Callable[[re.Match[str]], Score]
 ) -> None:
-    """Give scores names that `parse` reads.
+    """Register a form of names that `parse` turns into scores.
 
     Args:
       form: such as "noisy-or@P"; a form of the same text is replaced.
@@ -255,7 +255,7 @@ def register(
 
 
 def parse(name: str, trained: Mapping[str, Score] | None = None) -> Score:
-    """Return the score of a name.
+    """Return the score that a name stands for.
 
     Args:
       trained: scores that a trained run has beside those by rules; None without a run.
@@ -295,7 +295,7 @@ def describe_names(trained: Iterable[str] = ()) -> str:
 
 
 def _make_noisy_or(match: re.Match[str]) -> Score:
-    """Return the noisy-or that a name says."""
+    """Return the noisy-or with the number of rules and the power that its name gives."""
     n_best, power = match.groups()
     return NoisyOr(
         match.string,
