@@ -110,7 +110,7 @@ BATCH_SIZE, SMALL_BATCH_SIZE, FEW_QUESTIONS = 256, 128, 12_800
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class QuestionConfig:
-    """Which evidence is weighed, which questions are asked, and with which candidates."""
+    """Settings of which evidence is weighed, which questions are asked, and with which candidates."""
 
     links: bool = True
     """Weigh the facts that link a candidate to the question's entity. Some benchmarks never link a pair twice, which
@@ -206,7 +206,7 @@ class ListwiseConfig:
 
 
 def batch_size(cfg: ListwiseConfig, n_questions: int) -> int:
-    """How many of all questions a gradient step of the listwise fit takes."""
+    """Return the number of questions of a gradient step of the listwise fit."""
     if cfg.batch_size is not None:
         return cfg.batch_size
     return SMALL_BATCH_SIZE if n_questions < FEW_QUESTIONS else BATCH_SIZE
@@ -375,7 +375,7 @@ CHOICE_SECONDS = 180.0
 
 
 class Note(str):
-    """A line that a run says about itself, with what it is about.
+    """Line that a run says about itself, with a kind.
 
     Attributes:
       kind: data and rules: what was read and mined; cut: what was left out for time or memory; answers: what ranks
@@ -385,13 +385,13 @@ class Note(str):
     kind: NoteKind
 
     def __new__(cls, kind: NoteKind, text: str) -> Self:
-        """The text, as a note of a kind."""
+        """Make a note of a kind from its text."""
         note = super().__new__(cls, text)
         note.kind = kind
         return note
 
     def __reduce__(self) -> tuple[type[Note], tuple[NoteKind, str]]:
-        """What another process makes the note of."""
+        """Return the arguments from which another process rebuilds the note."""
         return Note, (self.kind, str(self))
 
 

@@ -1,4 +1,4 @@
-"""What valid decides in a new run: one loop over stages, each of which may replace a simpler way by a better one.
+"""Choices that valid makes in a new run: one loop over stages, each of which may replace a simpler way by a better one.
 
 `choose` runs the stages and writes a row for each; `start_run` has all of a run in their order: the settings by which
 rule confidences rank valid best (`choose_settings`), the height by the untrained policy, and for a run that learns from
@@ -98,7 +98,7 @@ MAX_TRIAL_SUCCESSORS = 400_000
 
 
 class Candidate(NamedTuple, Generic[T]):
-    """A way that a stage may take."""
+    """Way that a stage may take, with how well it ranks valid."""
 
     label: str
     value: T
@@ -106,7 +106,7 @@ class Candidate(NamedTuple, Generic[T]):
 
 
 class Accept(NamedTuple):
-    """What the best of other ways must gain on valid to replace the first one."""
+    """Gain on valid by which the best of the later ways replaces the first way."""
 
     min_gain: float | None = 0.0  # more than this in the metric; None: any
     n_errors: float = 0.0  # more than so many standard errors, queries paired
@@ -114,7 +114,7 @@ class Accept(NamedTuple):
     takes_simplest: bool = False
 
     def pick(self, tried: Sequence[Candidate[T]]) -> Candidate[T]:
-        """The way that is taken; the last one where valid does not tell."""
+        """Return the way to take; the last way where valid does not tell, because a quality is unknown."""
         qualities = [one.quality for one in tried]
         if None in qualities or len(tried) == 1:
             return tried[-1]
@@ -143,7 +143,7 @@ ALWAYS = Accept(min_gain=-math.inf)
 
 
 class Stage(NamedTuple, Generic[T]):
-    """Something that a run may have instead of a simpler way."""
+    """Alternatives to a simpler way of a run, and how they are judged."""
 
     name: str
     simpler: str  # the label of the way so far
@@ -184,7 +184,7 @@ def _make_row(
     chosen: Candidate[T],
     seconds: float,
 ) -> Choice:
-    """The row of the table of choices for a stage."""
+    """Build the row of the table of choices for a stage."""
     metrics = {one.label: one.quality.metric for one in tried if one.quality}
     shown = chosen
     if chosen is tried[0]:
@@ -205,7 +205,7 @@ def _make_row(
 def paired_gain(
     one: Candidate[T], other: Candidate[T]
 ) -> tuple[float, float] | None:
-    """The mean gain of one way over another in reciprocal rank, and its standard error; None for unknown ranks."""
+    """Return the mean gain of `one` over `other` in reciprocal rank and its standard error; None for unknown ranks."""
     ranks = [
         candidate.quality and candidate.quality.reciprocal_rank
         for candidate in (one, other)
@@ -217,7 +217,7 @@ def paired_gain(
 
 
 def describe_choice(choice: Choice) -> str:
-    """A row of the table of choices as one line."""
+    """Format a row of the table of choices as one line."""
     others = {
         label: metric
         for label, metric in choice.tried.items()
@@ -236,7 +236,7 @@ def describe_choice(choice: Choice) -> str:
 
 
 class Trial(NamedTuple):
-    """One combination of settings and how well it ranks."""
+    """Combination of settings with its MRR on the sampled valid queries."""
 
     height: int
     object_identity: bool
@@ -247,13 +247,13 @@ class Trial(NamedTuple):
 
     @property
     def label(self) -> str:
-        """The settings in words."""
+        """Return the settings in words."""
         smoothing = "no" if self.smoothing is None else f"{self.smoothing:g}"
         identity = ", object identity" * self.object_identity
         return f"height {self.height}, smoothing {smoothing}, {self.score}{identity}"
 
     def apply(self, cfg: ProverTaskConfig) -> ProverTaskConfig:
-        """Settings with those of the trial."""
+        """Return the settings of `cfg` with the trial's height, smoothing and object identity."""
         return replace(
             cfg,
             max_height=self.height,
@@ -263,7 +263,7 @@ class Trial(NamedTuple):
 
 
 class Settings(NamedTuple):
-    """The settings of a data set that rank its valid split best by rule confidences."""
+    """Settings of a data set that rank its valid split best by rule confidences."""
 
     best: Trial
     # the best of each height that was tried, ascending
@@ -276,7 +276,7 @@ class Settings(NamedTuple):
 
 
 class _HeldCandidates(Candidates):
-    """The candidates of a trial, which share their derivations."""
+    """Candidates of a trial with their derivations, which trials of one height share."""
 
     def __init__(
         self,
@@ -289,15 +289,15 @@ class _HeldCandidates(Candidates):
         self._derivations = derivations
 
     def __len__(self) -> int:
-        """The number of distinct candidates."""
+        """Return the number of distinct candidates."""
         return len(self._listed.distinct[0][0])
 
     def derivations(self) -> list[Derivations]:
-        """The rules that derive each candidate."""
+        """Return the rules that derive each candidate."""
         return self._derivations
 
     def derived_within(self, height: int) -> Tensor:
-        """True: the rules derive each of them within the height of the trial."""
+        """Return True for every candidate: the rules derive all of them within the height of the trial."""
         return torch.ones(len(self), dtype=torch.bool)
 
 
@@ -308,7 +308,7 @@ def choose_settings(
     run_time: RunTime | None = None,
     deadline: Deadline = NO_DEADLINE,
 ) -> Settings:
-    """Choose what `cfg` leaves open by the MRR of untrained scores on the valid split.
+    """Choose the settings that `cfg` leaves open by the MRR of untrained scores on the valid split.
 
     Every combination ranks the same sample of valid queries by rule confidences alone. The work is bounded by a number
     of rows of joins, so that the choice does not depend on the speed of the machine, and by a deadline. Where the first
@@ -369,7 +369,7 @@ def _open_values(
 ) -> tuple[
     Sequence[int], Sequence[bool], Sequence[float | None], Sequence[str]
 ]:
-    """What is tried of each setting: the one value that is set, or else all, the simplest first."""
+    """Return the values to try of each setting: the one that is set, else all, the simplest first."""
     identity = cfg.object_identity
     if identity == "auto" and cfg.fact_selection == "policy":
         identity = False  # only the oracle knows which facts keep it
@@ -392,7 +392,7 @@ def check_rankable(dataset: Dataset, split: np.ndarray) -> None:
 def _rank_held(
     held: _HeldCandidates, listed: ListedQueries, name: str
 ) -> tuple[float, int]:
-    """The MRR of a score, ties in random order, and the number of atoms that were scored."""
+    """Rank the listed queries by a score; return the MRR, ties in random order, and the number of scored atoms."""
     # What the rules say chooses the settings of a score with other facts too.
     score = parse(name.removesuffix(OTHER_FACTS))
     ranked = ranking.rank_listed(listed, lambda *_: score.log_odds(held))
@@ -401,7 +401,7 @@ def _rank_held(
 
 
 class _Grid:
-    """Trials of settings on a sample of the valid queries, always the same one."""
+    """Trials of settings, all on the same sample of valid queries."""
 
     def __init__(
         self,
@@ -410,7 +410,7 @@ class _Grid:
         run_time: RunTime,
         deadline: Deadline,
     ) -> None:
-        """Take the data, and the deadline of all trials; count the rules without object identity."""
+        """Set the data and the deadline of all trials; count the rules without object identity."""
         # by whether it is with object identity; counts that miss are added
         self.counts_of: dict[bool, RuleCounts] = {}
         if cfg.object_identity is not True:
@@ -447,7 +447,7 @@ class _Grid:
         smoothings: Sequence[float | None],
         scores: Sequence[str],
     ) -> list[Trial]:
-        """The trials of all heights until a height ranks worse or takes too long, which is noted."""
+        """Try ascending heights until a height ranks worse or takes too long, which is noted; return the trials."""
         kinds = list(product(smoothings, scores))
         trials: list[Trial] = []
         best_below = -1.0
@@ -491,7 +491,7 @@ class _Grid:
         *,
         is_later: bool,
     ) -> list[Trial]:
-        """The trials of a height: the first ones of fewer queries where those of all take too long.
+        """Return the trials of a height; the first trials rank fewer queries if all queries take too long.
 
         Later ones, which apply all rules to count them or for T_P, are not begun where a sample of the rules makes too
         many rows.
@@ -531,7 +531,7 @@ class _Grid:
         tried: str,
         deadline: Deadline,
     ) -> list[Trial]:
-        """The trials of all smoothings and scores at a height; see `_try` for what is raised."""
+        """Rank by all smoothings and scores at a height; return the trials. See `_try` for the errors."""
 
         def show(stage: str, done: int = 0, total: int | None = None) -> None:
             text = f"choosing settings: {tried}: {stage}"
@@ -577,7 +577,7 @@ class _Grid:
         rows: RowBudget,
         show: Callable[[str, int, int | None], None],
     ) -> tuple[ListedQueries, list[Derivations]]:
-        """What one application of the rules to T_P of the height below derives for the queries."""
+        """List the query candidates that one application of the rules to T_P of the next lower height derives."""
         sizes, kb = self.sizes, self.kb
         if height > 1:
             below = fixpoint.least_model(
@@ -636,7 +636,7 @@ class _Grid:
 
 
 def mining_configs(dataset: Dataset, seconds: float) -> dict[str, MiningConfig]:
-    """The settings to mine by, by name: the defaults of the data set, and the usual ones beside those of a tiny graph.
+    """Return the mining settings to try, by name: the data set's defaults, and for a tiny graph the usual settings too.
 
     The defaults of tiny dense graphs are not always better than the usual ones; both are cheap there, and both are
     tried.
@@ -661,7 +661,7 @@ def choose_rules(
     run_time: RunTime,
     deadline: Deadline = NO_DEADLINE,
 ) -> str:
-    """Choose the rules whose best rule score has the highest MRR on valid; the first ones unless others gain.
+    """Return the name of the rules whose best rule score has the highest MRR on valid; the first without a gain.
 
     Args:
       datasets: the data set with the rules of each mining settings, by their name.
@@ -694,7 +694,7 @@ def choose_rules(
 
 
 class _SearchTooLong(Exception):
-    """A search has computed more successors than it may."""
+    """Raised where a search computes more successors than it may, or has no time left."""
 
 
 def start_run(
@@ -763,7 +763,7 @@ def _choose_height(
     settings: Settings,
     run_time: RunTime,
 ) -> Run:
-    """The run with the height by which the untrained policy ranks valid best."""
+    """Build the run with the height at which the untrained policy ranks valid best."""
 
     def config_of(trial: Trial) -> RunConfig:
         learner = run_config.learner
@@ -812,7 +812,7 @@ def _choose_height(
 
 
 def _check_search(below: Run, trial: Trial) -> None:
-    """Check that the smallest validation by search at a height is within its bound, by a rough count.
+    """Check by a rough count that the smallest validation by search at a height is within its bound.
 
     Args:
       below: the run at the height below.
@@ -833,7 +833,7 @@ def _check_search(below: Run, trial: Trial) -> None:
 
 
 def _bounded_score(run: Run, run_time: RunTime) -> Candidate[Run]:
-    """The run with its score, if ranking by search is within its bound.
+    """Choose the score of the untrained run, if ranking valid by search stays within its bound.
 
     Raises:
       _SearchTooLong: it is not.
@@ -860,7 +860,7 @@ def _bounded_score(run: Run, run_time: RunTime) -> Candidate[Run]:
 
 
 def _score_untrained(run: Run, run_time: RunTime) -> Candidate[Run]:
-    """The run with how it scores candidates before any training: as is set, or as ranks valid best."""
+    """Return the run with the score that is set, or with the score that ranks valid best before training."""
     if run.questions is not None:
         return _choose_odds_power(run, run_time)
     set_score = run.run_config.score
@@ -885,7 +885,7 @@ def _score_untrained(run: Run, run_time: RunTime) -> Candidate[Run]:
 def _rank_untrained(
     label: str, run: Run, params: QuestionParams, run_time: RunTime
 ) -> Candidate[Run]:
-    """A run before its first update, with its MRR on valid."""
+    """Rank valid by a run before its first update; return it with its MRR."""
     show = partial(
         run_time.on_phase, f"ranking valid by {run.score}, untrained"
     )
@@ -896,7 +896,7 @@ def _rank_untrained(
 
 
 def _choose_odds_power(run: Run, run_time: RunTime) -> Candidate[Run]:
-    """A run that learns from questions, with the power of the odds whose untrained weights rank valid best."""
+    """Choose the power of the odds by which untrained weights rank valid best, for a run that learns from questions."""
     deadline = run_time.until(RunTime.VALID)
     run_time.on_phase("listing evidence of valid queries")
     run = with_valid_evidence(run, deadline.seconds_left)
@@ -932,7 +932,7 @@ def _choose_odds_power(run: Run, run_time: RunTime) -> Candidate[Run]:
 
 
 class Fitted(NamedTuple):
-    """Weights of evidence, and what they rank valid by."""
+    """Weights of evidence with the evidence of valid that judges them."""
 
     setup: QuestionSetup
     params: QuestionParams
@@ -943,7 +943,7 @@ class Fitted(NamedTuple):
 def _start_from_questions(
     run: Run, may_learn_from_proofs: bool, run_time: RunTime
 ) -> Run:
-    """The run with its questions and the fit that PPO starts from.
+    """Return the run with its questions listed and the weights that PPO starts from.
 
     Args:
       may_learn_from_proofs: where there is no question to learn from, the run learns from proofs.
@@ -989,7 +989,7 @@ def _start_from_questions(
 
 
 def _plan_ppo(stages: _QuestionStages, fitted: Fitted) -> Run:
-    """The run before its first update, with as many updates of PPO as there is time for."""
+    """Return the run before its first update, with as many updates of PPO as there is time for."""
     run, run_time = stages.run, stages.run_time
     config, policy = run.run_config, fitted.setup.policy
     weighed = policy.aggregation
@@ -1035,7 +1035,7 @@ def _plan_ppo(stages: _QuestionStages, fitted: Fitted) -> Run:
 
 
 class _QuestionStages:
-    """What a run that learns from questions may weigh beside the confidences of its rules.
+    """Stages that decide what a run that learns from questions weighs beside the confidences of its rules.
 
     Attributes:
       options: which evidence is weighed, where it is set.
@@ -1044,14 +1044,14 @@ class _QuestionStages:
     """
 
     def __init__(self, run: Run, run_time: RunTime) -> None:
-        """Take the run, with its settings and the evidence of valid."""
+        """Set the run, with its settings and the evidence of valid."""
         self.run, self.run_time = run, run_time
         self.options = run.run_config.questions
         self.listwise = run.run_config.listwise
         self.metric_seconds = 0.0
 
     def choose(self, setup: QuestionSetup) -> Fitted:
-        """The weights that PPO starts from, of questions that are listed."""
+        """Choose the weights that PPO starts from, for questions that are listed."""
         options, valid = self.options, self.run.valid_evidence
         if options.embedding is True:
             setup, valid = self._embed(setup, valid) or (setup, valid)
@@ -1096,7 +1096,7 @@ class _QuestionStages:
         valid: ValidEvidence | None,
         n_epochs: int = 0,
     ) -> Candidate[Fitted]:
-        """Weights, with how well they rank valid."""
+        """Return weights with how well they rank valid, and time the ranking."""
         began = time.monotonic()
         quality = valid and valid.quality(setup, params)
         self.metric_seconds = time.monotonic() - began
@@ -1105,7 +1105,7 @@ class _QuestionStages:
     def _fit_rules(
         self, setup: QuestionSetup, valid: ValidEvidence | None
     ) -> Candidate[Fitted]:
-        """The fit with walks and degrees where these are set, or where valid says so."""
+        """Fit the weights, with walks and degrees where these are set or where valid says so."""
         options = self.options
         degrees = (False, True)
         if options.degrees != "auto":
@@ -1139,7 +1139,7 @@ class _QuestionStages:
         n_epochs: int | None = None,
         share: float = 1.0,
     ) -> Candidate[Fitted]:
-        """The listwise fit that ranks valid best, of those that there is time for; the untrained weights by chance.
+        """Return the fit that ranks valid best within the time; the untrained weights if its gain may be chance.
 
         Args:
           degrees: whether to weigh degrees, each value to try.
@@ -1186,7 +1186,8 @@ class _QuestionStages:
         deadline: Deadline,
         start: Candidate[Fitted],
     ) -> Iterator[Candidate[Fitted]]:
-        """Yield the weights after each epoch of fits with each kind of evidence; of the first one without valid."""
+        """Yield the weights after each epoch of the fits with and without degrees; without valid of the first fit
+        alone."""
         run_time, setup = self.run_time, start.value.setup
 
         n_fits = len(degrees) if start.quality else 1
@@ -1215,7 +1216,7 @@ class _QuestionStages:
     def _iter_epochs(
         self, setup: QuestionSetup, cfg: ListwiseConfig, deadline: Deadline
     ) -> Iterator[QuestionParams]:
-        """Yield untrained weights after each epoch of a fit."""
+        """Yield the weights after each epoch of a fit that starts from untrained weights."""
         if not cfg.learning_rate:
             return
         first = None
@@ -1242,7 +1243,7 @@ class _QuestionStages:
         yield fitted._replace(label="on")
 
     def _added_weights(self) -> list[Stage[Fitted]]:
-        """The stages that add the same to weights of all labels, unless PPO is to start from the rule confidences.
+        """Return the stages that add one amount to a weight of all labels; none if PPO starts from rule confidences.
 
         A fit gives link embeddings too little: those of a training question have not seen a part of the facts, and
         those of other questions have seen all. And each label has a weight of its own for being linked at all, which
@@ -1272,7 +1273,7 @@ class _QuestionStages:
         amounts: Sequence[float],
         best: Candidate[Fitted],
     ) -> Iterator[Candidate[Fitted]]:
-        """Yield the weights with each amount added to some of them."""
+        """Yield the weights with each amount added to the field `name`."""
         fitted, quality = best.value, best.quality
         if quality is None or quality.reciprocal_rank is None:
             return
@@ -1309,7 +1310,7 @@ class _QuestionStages:
     def _embed(
         self, setup: QuestionSetup, valid: ValidEvidence | None
     ) -> tuple[QuestionSetup, ValidEvidence | None] | None:
-        """The evidence with priors by link embeddings; None where there is no time to train them."""
+        """Add priors by link embeddings to the evidence of questions and valid; None without time to train them."""
         config, run_time = self.run.run_config, self.run_time
         cfg = config.embedding
         is_set = self.options.embedding is True
@@ -1347,7 +1348,7 @@ class _QuestionStages:
         return fit.with_embedding(setup, trained, left_out), valid
 
     def _network(self, best: Candidate[Fitted]) -> Iterator[Candidate[Fitted]]:
-        """Yield the fit with the weight of a Bellman-Ford network, one for all labels, that ranks valid best.
+        """Yield the fit with a Bellman-Ford network, whose one weight for all labels ranks valid best.
 
         Training questions cannot tell the weight: the network has learnt from their facts, and rules were elected and
         other weights fitted by them. A fit trusts the one or the others more than new questions do.
@@ -1394,7 +1395,7 @@ class _QuestionStages:
     def _train_network(
         self, setup: QuestionSetup, valid: ValidEvidence | None
     ) -> path_network.Params | None:
-        """The weights of a Bellman-Ford network, if there is time for it and for the priors of all questions."""
+        """Train a Bellman-Ford network; None if there is no time for it and for the priors of all questions."""
         config, run_time = self.run.run_config, self.run_time
         cfg, is_set = config.bellman_ford, self.options.bellman_ford is True
         n_questions = len(fit.question_world(setup).question)
@@ -1440,7 +1441,7 @@ class _QuestionStages:
 
 
 def _describe_evidence(setup: QuestionSetup) -> str:
-    """What a fit weighs beside the rules: each fit of a run has its own progress and time left."""
+    """Describe the evidence that a fit weighs beside the rules, for its progress line; empty for the rules alone."""
     weighed = setup.policy.aggregation
     parts = ["degrees"] * weighed.uses_degrees
     parts += ["walks"] * weighed.uses_walks

@@ -80,7 +80,7 @@ MAX_NETWORK_QUESTIONS = 16_384
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class QuestionSetup:
-    """The evidence of a task, on its device, and the policy that weighs it."""
+    """Evidence of a task, on its device, and the policy that weighs it."""
 
     facts: FactIndex
     """Index of the facts."""
@@ -93,7 +93,7 @@ class QuestionSetup:
 
 
 class Quality(NamedTuple):
-    """How well something ranks valid."""
+    """Metric on valid, and the reciprocal ranks behind it."""
 
     metric: float  # larger is better
     # of each query and side; None where they are not known
@@ -109,7 +109,7 @@ class FitState(NamedTuple):
 
 
 def set_up(task: ProverTask, cfg: QuestionConfig) -> QuestionSetup:
-    """Index the facts of a task of height 1.
+    """Index the facts of a task of height 1, and set up the policy that weighs their evidence.
 
     Args:
       cfg: degrees, walks and priors that are left open are not weighed, and odds start with power 1. Evidence has the
@@ -142,7 +142,7 @@ def set_up(task: ProverTask, cfg: QuestionConfig) -> QuestionSetup:
 
 
 def question_world(setup: QuestionSetup) -> QuestionWorld:
-    """The questions, or a stand-in for them: the shapes of the training state are the same."""
+    """Return the listed questions, or a stand-in with which the training state has the same shapes."""
     if setup.world is not None:
         return setup.world
     device = setup.facts.degree.device
@@ -151,7 +151,7 @@ def question_world(setup: QuestionSetup) -> QuestionWorld:
 
 
 def untrained_params(setup: QuestionSetup) -> QuestionParams:
-    """The weights that add the odds of the rule confidences, each to the power of the settings."""
+    """Return the weights that add up the odds of rule confidences, each to the power in the settings."""
     return learned.init_params(
         setup.policy, random.key(0, setup.facts.degree.device)
     )
@@ -160,7 +160,7 @@ def untrained_params(setup: QuestionSetup) -> QuestionParams:
 def with_weights_of(
     setup: QuestionSetup, **settings: bool | float
 ) -> QuestionSetup:
-    """The setup with a policy of other settings of its aggregation, such as uses_walks or odds_power."""
+    """Return the setup with some aggregation settings of its policy changed, such as uses_walks or odds_power."""
     weighed = replace(setup.policy.aggregation, **settings)
     return replace(setup, policy=replace(setup.policy, aggregation=weighed))
 
@@ -171,7 +171,7 @@ def make_weights(
     params: QuestionParams,
     left_out: LeftOut = "fact",
 ) -> Weights:
-    """Given weights with what the score reads beside evidence.
+    """Return the weights of the score together with the tensors that it reads beside evidence.
 
     Args:
       left_out: what a question about a known fact leaves out, as in training.
@@ -188,7 +188,7 @@ def make_weights(
 
 
 def question_learner(policy: PolicyConfig, ppo: PPOConfig) -> Config:
-    """PPO on questions."""
+    """Return the configuration of PPO on questions."""
     return Config(
         ppo=ppo,
         env=learned.environment(policy.capacity),
@@ -201,7 +201,7 @@ def question_learner(policy: PolicyConfig, ppo: PPOConfig) -> Config:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ValidEvidence:
-    """The evidence of the queries that every validation ranks, collected once."""
+    """Evidence of the queries that every validation ranks, collected once."""
 
     task: ProverTask
     """The task with all answers of the queries."""
@@ -214,7 +214,7 @@ class ValidEvidence:
 
     @property
     def n_questions(self) -> int:
-        """The number of distinct questions."""
+        """Return the number of distinct questions."""
         return sum(
             len(part.evidence.label)
             for parts in self.parts.values()
@@ -222,7 +222,7 @@ class ValidEvidence:
         )
 
     def change(self, change: Callable[[Evidence], Evidence]) -> ValidEvidence:
-        """The evidence with a change in every part."""
+        """Return the evidence with a change applied to every part."""
         parts = {
             side: [
                 part._replace(evidence=change(part.evidence)) for part in parts
@@ -232,7 +232,7 @@ class ValidEvidence:
         return replace(self, parts=parts)
 
     def rank(self, score: Score) -> Ranking:
-        """The queries, ranked by a score of their evidence."""
+        """Rank the queries by a score of their evidence."""
         score_atoms = partial(
             scoring.score_collected, self.task, self.parts, score
         )
@@ -241,12 +241,12 @@ class ValidEvidence:
     def rank_by_weights(
         self, setup: QuestionSetup, params: QuestionParams
     ) -> Ranking:
-        """The queries, ranked by given weights."""
+        """Rank the queries by the learned score with given weights."""
         weights = make_weights(self.task, setup, params)
         return self.rank(LearnedScore("evidence", weights))
 
     def quality(self, setup: QuestionSetup, params: QuestionParams) -> Quality:
-        """How well given weights rank the queries."""
+        """Rank the queries by given weights; return the metric and the reciprocal ranks."""
         return quality_of(self.task, self.rank_by_weights(setup, params))
 
 
@@ -273,14 +273,14 @@ def collect_valid_evidence(
 
 
 def summarise(task: ProverTask, ranked: Ranking) -> Json:
-    """The metrics of a ranking, for Countries also "auc_pr"."""
+    """Return the metrics of a ranking, with "auc_pr" for Countries."""
     return ranking.summarise_ranking(
         ranked, list(task.dataset.predicates), with_auc=task.is_countries
     )
 
 
 def quality_of(task: ProverTask, ranked: Ranking) -> Quality:
-    """The metric of a ranking by which a run chooses, and its reciprocal ranks."""
+    """Return the metric of a ranking by which a run chooses, with its reciprocal ranks."""
     return Quality(
         summarise(task, ranked)[ranking.selection_metric(task)],
         rank_metrics.expected_reciprocal_ranks(ranked.counts),
@@ -291,12 +291,12 @@ def quality_of(task: ProverTask, ranked: Ranking) -> Quality:
 
 
 def left_out_of(cfg: QuestionConfig) -> LeftOut:
-    """What a question leaves out: its fact where that is not chosen yet."""
+    """Return what a question leaves out: its own fact, also if that is still open, or its pair."""
     return "fact" if cfg.left_out == "auto" else cfg.left_out
 
 
 def resolve_left_out(task: ProverTask, cfg: QuestionConfig) -> QuestionConfig:
-    """The settings with what a question leaves out: its pair where valid's pairs are never linked by a known fact."""
+    """Return the settings with an open `left_out` chosen: "pair" if known facts link no pair of valid, else "fact"."""
     valid = task.dataset.valid
     if cfg.left_out != "auto":
         return cfg
@@ -317,7 +317,7 @@ def list_questions(
     on_phase: PhaseCallback = ignore_phase,
     deadline: Deadline = NO_DEADLINE,
 ) -> tuple[QuestionSetup, int, Note]:
-    """List the evidence of training questions: those of a sample of the facts, each without its own.
+    """List the evidence of training questions about a sample of the facts; each question leaves its own fact out.
 
     The same number of questions gives the same evidence, whatever the seconds.
 
@@ -387,7 +387,9 @@ def list_questions(
 def _draw_questions(
     task: ProverTask, cfg: QuestionConfig, seed: int
 ) -> tuple[Questions, int]:
-    """Questions about known facts of two arguments, nothing of valid or test, in random order; and how many there are.
+    """Draw questions about known binary facts in random order; return them and how many there are in all.
+
+    Nothing of valid or test is asked.
 
     Raises:
       ValueError: there are none.
@@ -409,7 +411,7 @@ def _list_within_bounds(
     deadline: Deadline,
     on_phase: PhaseCallback,
 ) -> tuple[Evidence, str]:
-    """The parts up to the last one within the bounds, which the number of questions replaces where it is set.
+    """Concatenate the parts up to the first that exceeds a bound, or all if the number of questions is set.
 
     Args:
       parts: none is listed yet.
@@ -448,7 +450,7 @@ def _list_within_bounds(
 def fitting_questions(
     listed: Evidence, quantile: float
 ) -> tuple[I64[Tensor, "n"], int]:
-    """The questions whose answer is derived and whose firings are no more than some quantile, and the quantile."""
+    """Return the questions with derived answers whose firings are within a quantile, and that number of firings."""
     rows = derived_questions(listed)
     _, n_firings, _ = learned.question_sizes(listed, rows)
     most = torch.quantile(n_firings.double(), quantile)
@@ -456,14 +458,14 @@ def fitting_questions(
 
 
 def derived_questions(listed: Evidence) -> I64[Tensor, "n"]:
-    """The rows of the questions whose answer is derived."""
+    """Return the rows of the questions whose answer is derived."""
     return (listed.answer >= 0).nonzero().squeeze(1)
 
 
 def with_prior_score(
     setup: QuestionSetup, params: QuestionParams
 ) -> QuestionSetup:
-    """The setup with the scores of given weights as the policy that PPO starts from."""
+    """Return the setup with the scores by given weights as the policy that PPO starts from."""
     world = question_world(setup)
     scores = [world.prior_score[:0]]
     for start in range(0, len(world.evidence.label), 1024):
@@ -480,7 +482,7 @@ def with_prior_score(
 
 
 def without_walks(setup: QuestionSetup) -> QuestionSetup:
-    """The setup with neither walks in its evidence nor a policy that weighs them."""
+    """Return the setup without walks in its evidence and in its policy."""
     plan = replace(setup.facts.plan, with_walks=False)
     world = question_world(setup)
     world = world._replace(evidence=evidence.without_walks(world.evidence))
@@ -501,7 +503,7 @@ def iter_epochs(
     deadline: Deadline = NO_DEADLINE,
     first: tuple[int, float] | None = None,
 ) -> Iterator[QuestionParams]:
-    """Yield the params after each epoch of steps down the listwise loss.
+    """Yield the weights after each epoch of gradient steps down the listwise loss.
 
     Args:
       seed: of the order of the questions.
@@ -543,7 +545,7 @@ def take_step(
     question: I64[Tensor, "B"],
     rate: float,
 ) -> FitState:
-    """The fit after one step of Adam on some questions."""
+    """Take one step of Adam on a batch of questions."""
     gradient = batch_gradient(policy, world, fit.params, cfg, question)
     params, adam = optim.update(
         AdamConfig(), gradient, fit.adam, fit.params, rate
@@ -558,7 +560,7 @@ def batch_gradient(
     cfg: ListwiseConfig,
     question: I64[Tensor, "B"],
 ) -> QuestionParams:
-    """The gradient of the listwise loss of some questions, computed in parts where they do not fit together."""
+    """Compute the gradient of the listwise loss of a batch of questions, in parts if they do not fit together."""
     size = learned.capacity(world.evidence, question)
     n_together = max(1, cfg.max_batch_firings // budget.batch_firings(1, size))
     gradient_of = partial(
@@ -591,7 +593,7 @@ def _fit_in_listed_order(
     quantile: float,
     deadline: Deadline,
 ) -> FitState:
-    """The fit after an epoch over the questions in the order of their list, at the full learning rate.
+    """Fit one epoch over the questions in the order of their list, at the full learning rate.
 
     The first gradient step is on one batch, the others are on groups of four. An incomplete last batch is part of the
     last group; fewer questions than a batch make no step.
@@ -641,7 +643,7 @@ def _fit_in_listed_order(
 def _batches(
     world: QuestionWorld, key: I64[Tensor, "2"], size: int
 ) -> Iterator[I64[Tensor, "B"]]:
-    """Yield the questions in random order; those of similar size together, and no incomplete batch beside others."""
+    """Yield the questions in random order, similar sizes together; an incomplete batch only if it is the only one."""
     order = random.permutation(key, len(world.question))
     rows = world.question[order]
     rows = rows[: max(1, len(rows) // size) * size]
@@ -658,7 +660,7 @@ def with_embedding(
     embedding: link_embedding.Params,
     left_out: LeftOut,
 ) -> QuestionSetup:
-    """The evidence with priors by link embeddings, which the policy weighs.
+    """Return the setup with priors by link embeddings in its evidence, which the policy weighs.
 
     Args:
       left_out: what a training question leaves out.
@@ -682,7 +684,7 @@ def train_embedding(
     on_phase: PhaseCallback = ignore_phase,
     deadline: Deadline = NO_DEADLINE,
 ) -> link_embedding.Params:
-    """Train link embeddings on the known facts of two arguments, nothing of valid or test.
+    """Train link embeddings on the known facts of two arguments; nothing of valid or test is read.
 
     Args:
       left_out: what a training question leaves out, which its model must not have seen.
@@ -718,7 +720,7 @@ def train_embedding(
 def _shuffled_batches(
     key: I64[Tensor, "2"], n_rows: int, size: int, n_epochs: int
 ) -> Iterator[tuple[int, I64[Tensor, "n"]]]:
-    """Yield the epoch and the rows of each batch: passes in random order, each without an incomplete batch."""
+    """Yield the epoch and the rows of each batch: passes in random order, without incomplete batches."""
     for epoch in range(n_epochs):
         order = random.permutation(random.fold_in(key, epoch), n_rows)
         for rows in order[: n_rows // size * size].split(size):
@@ -729,7 +731,7 @@ def _shuffled_batches(
 
 
 def make_network(task: ProverTask, params: path_network.Params) -> PathNetwork:
-    """The prior by a trained network over the facts of a task."""
+    """Build the prior by a trained network over the facts of a task."""
     facts = evidence.binary_facts(task.kb)
     return path_network.make_network(params, facts, task.sizes.n_constants)
 
@@ -741,7 +743,7 @@ def with_network(
     seed: int,
     on_phase: PhaseCallback = ignore_phase,
 ) -> QuestionSetup:
-    """The evidence with priors by a Bellman-Ford network, which the policy weighs.
+    """Return the setup with priors by a Bellman-Ford network in its evidence, which the policy weighs.
 
     Args:
       left_out: what a training question leaves out.
@@ -762,7 +764,7 @@ def _with_network_priors(
     seed: int,
     on_phase: PhaseCallback,
 ) -> QuestionWorld:
-    """The world with as many questions to ask as a network has time for, drawn at random, and with their priors."""
+    """Return the world with at most `MAX_NETWORK_QUESTIONS` questions, drawn at random, and with their priors."""
     key = random.key(seed, world.question.device)
     order = random.permutation(key, len(world.question))
     drawn = order[:MAX_NETWORK_QUESTIONS].sort().values
@@ -793,7 +795,7 @@ def train_bellman_ford(
     on_phase: PhaseCallback = ignore_phase,
     deadline: Deadline = NO_DEADLINE,
 ) -> tuple[path_network.Params, str]:
-    """Train a network on the known facts of two arguments, nothing of valid or test.
+    """Train a Bellman-Ford network on the known facts of two arguments; nothing of valid or test is read.
 
     Args:
       left_out: what a training question leaves out.
@@ -845,14 +847,14 @@ def train_bellman_ford(
 
 
 def _max_step_bytes(device: str) -> float:
-    """What the gradients of a step's questions may hold at once; the same on all GPUs of one model."""
+    """Return the bytes that the gradients of a step's questions may hold at once; equal on all GPUs of one model."""
     if not is_cuda(device):
         return 1e9
     return min(4e9, 0.1 * memory.total_bytes(device))
 
 
 def _network_config(task: ProverTask, cfg: BellmanFordConfig) -> NetworkConfig:
-    """The sizes of a network over the facts of a task."""
+    """Return the settings of a network over the facts of a task."""
     return path_network.network_config(
         cfg, task.sizes.n_constants, evidence.n_labels(task.sizes)
     )
@@ -861,7 +863,7 @@ def _network_config(task: ProverTask, cfg: BellmanFordConfig) -> NetworkConfig:
 def _edge_batches(
     key: I64[Tensor, "2"], n_edges: int, size: int, n_steps: int
 ) -> Iterator[I64[Tensor, "n"]]:
-    """Yield a batch of edges for each step, none without edges: passes in random order without an incomplete batch."""
+    """Yield a batch of edges for each step, from passes in random order; nothing if there are no edges."""
     if not n_edges:
         return
     size = min(size, n_edges)
@@ -875,7 +877,7 @@ def _edge_batches(
 def blank_priors(
     task: ProverTask, weighed: AggregationConfig, run_config: RunConfig
 ) -> tuple[link_embedding.Params | None, path_network.Params | None]:
-    """Zeros in place of the link embeddings and the network that are weighed, as many numbers as training gives."""
+    """Return zeros in the shapes of the trained link embeddings and network; None for a prior that is not weighed."""
     key = random.key(0, run_config.device)
     embedding, network = None, None
     if weighed.uses_embedding:

@@ -51,7 +51,7 @@ MINER_VERSION = 9
 
 
 class MinedDataset(NamedTuple):
-    """A data set with the rules mined from it."""
+    """Data set with the rules mined from it."""
 
     dataset: Dataset  # its rules are the mined ones, best first
     statistics: RuleStatistics  # a row for each rule
@@ -60,7 +60,7 @@ class MinedDataset(NamedTuple):
 
 
 class RuleFile(NamedTuple):
-    """A rule file, and how it came about."""
+    """Rule file, and whether and how it was mined."""
 
     path: Path
     message: str
@@ -133,7 +133,7 @@ def check_memory(
 
 
 def mining_config(dataset: Dataset, **options: Any) -> MiningConfig:
-    """The settings for a data set: those that are given, and for the others its defaults.
+    """Return the mining settings of a data set: the given options, and its defaults for the rest.
 
     Args:
       options: fields of `MiningConfig`.
@@ -149,7 +149,7 @@ def mining_config(dataset: Dataset, **options: Any) -> MiningConfig:
 
 
 def _statistics(rules: MinedRules) -> RuleStatistics:
-    """The counts of the rules as columns of a rule table."""
+    """Return the counts of the rules as columns of a rule table."""
     columns = (
         counts.smoothed_confidence(rules),
         rules.support,
@@ -190,7 +190,7 @@ def get_or_mine_rules(
     announce: Callable[[str], object],
     cache_dir: Path | None = None,
 ) -> RuleFile:
-    """The rule file of a data set: the cached one if there is one, else mined now.
+    """Return the rule file of a data set: the cached file if there is one, else rules mined now.
 
     Args:
       progress: called with what is done, and how much of it.
@@ -233,7 +233,7 @@ def get_or_mine_rules(
 
 
 def no_rules_message(name: str, cfg: MiningConfig) -> str:
-    """What to say where the facts of a data set support no rule."""
+    """Return the error message for a data set whose facts support no rule."""
     return (
         f"{name}: no rules given, and the data hold none with support {cfg.min_support} and confidence "
         f"{cfg.min_confidence:g}: expected --rules FILE, which `funcppo mine` "
@@ -244,7 +244,7 @@ def no_rules_message(name: str, cfg: MiningConfig) -> str:
 def keep_holdable(
     mined: RuleFile, dataset: Dataset, max_derivations: float
 ) -> RuleFile:
-    """The mined rules, without the last ones if valid and test need more derivations of all of them than can be held.
+    """Drop the last mined rules if valid and test need more derivations of all rules than memory can hold.
 
     What a rule derives is taken to be spread evenly over entities. With few entities in most queries, rules that derive
     nearly every pair are what fills the memory; they have the least confidence, and are the last ones.
@@ -283,7 +283,7 @@ def keep_holdable(
 
 
 def _query_share(dataset: Dataset) -> np.ndarray:
-    """The share of the atoms of each predicate that valid and test may have as candidates, by predicate id."""
+    """Return, by predicate id, the share of the predicate's atoms that may be candidates of valid and test."""
     queries = np.concatenate([dataset.valid, dataset.test])
     share_not_queried = np.ones(dataset.n_predicates + 1)
     for place in range(1, min(queries.shape[1], 3)):
@@ -298,7 +298,7 @@ def _query_share(dataset: Dataset) -> np.ndarray:
 def cache_rules(
     dataset: Dataset, cfg: MiningConfig, mined: MinedDataset
 ) -> Path:
-    """Keep mined rules where `get_or_mine_rules` looks for them in the user's cache directory.
+    """Write mined rules to the user's cache, where `get_or_mine_rules` looks for them; return the path.
 
     Args:
       dataset: what was mined.
@@ -321,7 +321,7 @@ def _write_with_notes(path: Path, mined: MinedDataset) -> None:
 
 
 def _read_notes(path: Path) -> tuple[str, ...]:
-    """The notes of a rule file in the cache."""
+    """Read the notes of a rule file in the cache."""
     try:
         return tuple(json.loads(_notes_path(path).read_bytes()))
     except (OSError, ValueError):
@@ -347,7 +347,7 @@ def _user_cache_dir() -> Path:
 
 
 def _cache_key(dataset: Dataset, cfg: MiningConfig) -> str:
-    """A hash of all that the mined rules depend on: names, known facts, settings, the miner."""
+    """Return a hash of all that the mined rules depend on: names, known facts, settings, the miner."""
     described = [
         facts_digest(dataset),
         dataclasses.asdict(cfg),
@@ -362,7 +362,7 @@ def count_mined_rules(
     budget: RowBudget,
     report: Callable[[int, int], object] = lambda done, total: None,
 ) -> tuple[MinedDataset, list[str]]:
-    """Count what rules predict, and how much of it is right, under object identity.
+    """Count the predictions and the support of mined rules again under object identity.
 
     Rules of few predictions come first. Those that the budget does not suffice for keep their counts without object
     identity; those that are right nowhere under it are left out.
@@ -421,7 +421,7 @@ def count_mined_rules(
 def _identity_notes(
     n_left_out: int, n_uncounted: int, is_interrupted: bool
 ) -> list[str]:
-    """Notes on rules that were left out, and on those that were not counted."""
+    """Return notes on the numbers of rules that were left out and that were not counted."""
     notes: list[str] = []
     if n_left_out:
         notes.append(

@@ -1,4 +1,4 @@
-"""A training run in memory: its settings, its task, the evidence that it weighs, and the state of its checkpoint.
+"""Training run in memory: its settings, its task, the evidence that it weighs, and the state of its checkpoint.
 
 `build_run` makes one before its first update, `resume_run` opens one at its last checkpoint.
 """
@@ -70,7 +70,7 @@ BEAM_WIDTH = 64
 
 
 class RunState(NamedTuple):
-    """The contents of a checkpoint: the training state, and the best parameters on the valid split so far."""
+    """Contents of a checkpoint: the training state, and the best parameters on the valid split so far."""
 
     train_state: TrainState
     start_params: Any  # the parameters before the first update
@@ -87,7 +87,7 @@ class RunState(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Run:
-    """A training run in memory, at its start or at a checkpoint."""
+    """Training run in memory, at its start or at a checkpoint."""
 
     run_config: RunConfig
     """The settings, as in config.json."""
@@ -133,12 +133,12 @@ class Run:
 
     @property
     def validation_interval(self) -> int:
-        """Updates from one validation to the next."""
+        """Return the number of updates from one validation to the next."""
         return max(1, self.cfg.ppo.n_updates // self.run_config.n_validations)
 
     @property
     def stopped_early(self) -> bool:
-        """Whether so many validations in a row have ranked valid no better that training ends before its last."""
+        """Return whether training ends early because so many validations in a row have not ranked valid better."""
         patience = self.run_config.early_stop_validations
         if patience is None or self.pending_row is not None:
             return False
@@ -151,13 +151,16 @@ class Run:
 
     @property
     def is_finished(self) -> bool:
-        """Whether the run has made its last update, or was stopped early."""
+        """Return whether the run has made its last update or was stopped early."""
         update = int(self.state.train_state.update)
         return update >= self.cfg.ppo.n_updates or self.stopped_early
 
     @property
     def default_score(self) -> str:
-        """The rule score where it ranks valid better by more than the margin, otherwise the policy's."""
+        """Return the name of the score that ranks answers by default.
+
+        It is the rule score if it ranks valid better by more than the margin or the policy was not validated, else the
+        policy's."""
         if self.default_score_reason in (
             "policy-not-validated",
             "rules-rank-valid-better",
@@ -167,7 +170,7 @@ class Run:
 
     @property
     def default_score_reason(self) -> DefaultScoreReason:
-        """Why the default score is the one that it is."""
+        """Return the reason for the default score."""
         if self.rule_metric is None:
             return "not-compared"
         policy = float(self.state.best_valid_metric)
@@ -180,7 +183,7 @@ class Run:
 
 
 def has_few_valid(task: ProverTask) -> bool:
-    """Whether valid is so small, below 500 triples, that only differences above two standard errors count.
+    """Return whether valid is so small, below 500 triples, that only gains above two standard errors count.
 
     False without valid, and for Countries, whose metric is no mean over queries.
     """
@@ -198,7 +201,7 @@ def build_run(
     deadline: Deadline = NO_DEADLINE,
     plan: RulePlan | None = None,
 ) -> Run:
-    """A run before its first update, whose score is not chosen yet, and whose questions are not listed.
+    """Build a run before its first update, without a chosen score and without listed questions.
 
     Args:
       deadline: of what the rules derive at a height above 1.
@@ -266,7 +269,7 @@ def build_run(
 
 
 def ppo_config(run_config: RunConfig) -> PPOConfig:
-    """PPO with the number of updates that the environment steps of the run make."""
+    """Return PPO's settings with the number of updates that the run's environment steps make."""
     ppo = run_config.ppo
     steps = run_config.steps or DEFAULT_STEPS
     n_updates = math.ceil(steps / (ppo.n_envs * ppo.n_steps))
@@ -274,7 +277,7 @@ def ppo_config(run_config: RunConfig) -> PPOConfig:
 
 
 def proof_learner(run_config: RunConfig, task: ProverTask) -> Config:
-    """PPO on proofs, with the number of updates that the environment steps of the run make."""
+    """Return the configuration of PPO on proofs, with as many updates as the run's environment steps make."""
     is_rounded = run_config.precision == "bfloat16"
     return prover_task.build_config(
         task,
@@ -286,7 +289,7 @@ def proof_learner(run_config: RunConfig, task: ProverTask) -> Config:
 def init_train_state(
     run_config: RunConfig, cfg: Config, world: Any
 ) -> TrainState:
-    """The training state before the first update."""
+    """Return the training state before the first update."""
     key = random.key(run_config.seed, run_config.device)
     return train_step.init(cfg, world, key)
 
@@ -296,7 +299,7 @@ def _initial_state(
     embedding: link_embedding.Params | None,
     network: path_network.Params | None,
 ) -> RunState:
-    """The state before the first validation, with what gives candidates a prior, if anything does."""
+    """Return the run's state before the first validation, with the models of priors, None for no such model."""
     device = train_state.update.device
     if embedding is None:
         embedding = link_embedding.without_models(device)
@@ -316,7 +319,7 @@ def _initial_state(
 
 
 def at_start(run: Run, setup: QuestionSetup, params: QuestionParams) -> Run:
-    """The run before its first update, from given weights of questions that are listed on."""
+    """Return the run before its first update, starting from given weights and listed questions."""
     run = _with_questions(run, setup, params)
     state = init_train_state(run.run_config, run.cfg, training_world(run))
     network = setup.facts.network
@@ -331,7 +334,7 @@ def at_start(run: Run, setup: QuestionSetup, params: QuestionParams) -> Run:
 def _with_questions(
     run: Run, setup: QuestionSetup, start_params: QuestionParams
 ) -> Run:
-    """The run, ready for PPO over questions from given parameters on."""
+    """Return the run prepared for PPO over questions from given starting parameters."""
     cfg = fit.question_learner(setup.policy, ppo_config(run.run_config))
     setup = fit.with_prior_score(setup, start_params)
     return replace(run, questions=setup, cfg=cfg)
@@ -343,7 +346,7 @@ def with_training_data(
     *,
     for_validation: bool = True,
 ) -> Run:
-    """The run with what an update reads, and a validation; a run that learns from questions lists them anew."""
+    """Return the run with the data that an update and a validation read; questions are listed again if missing."""
     setup, config = run.questions, run.run_config
     if setup is None:
         return run
@@ -356,7 +359,7 @@ def with_training_data(
 
 
 def training_world(run: Run) -> Any:
-    """What the training step reads and never writes."""
+    """Return the environment's tensors, which the training step reads and never writes."""
     if run.questions is None:
         return prover_task.training_world(run.task)
     return fit.question_world(run.questions)
@@ -366,7 +369,7 @@ def training_world(run: Run) -> Any:
 
 
 def validation_queries(run: Run) -> np.ndarray:
-    """The valid queries that every validation ranks, in their order: a fixed sample."""
+    """Return the valid queries that every validation ranks, in their order: a fixed random sample."""
     valid = run.task.dataset.valid
     rows = random_rows(len(valid), run.n_validation_queries)
     return valid[np.sort(rows)]
@@ -375,7 +378,7 @@ def validation_queries(run: Run) -> np.ndarray:
 def _count_validation_queries(
     task: ProverTask, cfg: Config, n_wanted: int
 ) -> int:
-    """How many valid queries a validation of proofs ranks: as many as are wanted and keep it within its bound."""
+    """Return how many valid queries a validation of proofs ranks: `n_wanted`, or fewer to keep within its bound."""
     if not n_wanted:
         return 0
     valid = task.dataset.valid
@@ -393,19 +396,19 @@ def _count_validation_queries(
 
 
 def _max_validation_successors(task: ProverTask) -> int:
-    """How many successors a validation may compute: those of rules alone take under a microsecond."""
+    """Return how many successors a validation may compute; rules alone take under a microsecond each."""
     factor = 10 if task.fact_selection == "oracle" else 1
     return factor * MAX_VALIDATION_SUCCESSORS
 
 
 def count_search_successors(max_successors: int, height: int) -> int:
-    """A rough count of the successors in the search for one candidate: of its partial proofs, at every step."""
+    """Estimate the successors in the search for one candidate: those of its partial proofs, at every step."""
     n_proofs = min(BEAM_WIDTH, max_successors)
     return n_proofs * max_successors * 3 * height  # three steps for a height
 
 
 def with_valid_evidence(run: Run, seconds: float = math.inf) -> Run:
-    """The run with the evidence of the queries that a validation ranks, of which there may be fewer.
+    """Return the run with the evidence of its validation's queries, of which fewer may be kept.
 
     Args:
       seconds: that it may take; fewer queries are a setting of the run then.
@@ -467,7 +470,7 @@ def open_run(
 def resume_run(
     run_config: RunConfig, folder: Path, on_phase: PhaseCallback = ignore_phase
 ) -> Run:
-    """The run of some settings at the last checkpoint in a folder.
+    """Build the run of the given settings and restore it from the last checkpoint in a folder.
 
     Raises:
       ValueError: the data set cannot be read or has changed, or the checkpoint does not belong to it.
@@ -523,7 +526,7 @@ def load_dataset_of(run_config: RunConfig, folder: Path) -> Dataset:
 def _check_unchanged(
     path: Path, run_config: RunConfig, dataset: Dataset
 ) -> None:
-    """Raise ValueError unless the data set is the one that the run of a checkpoint was trained on."""
+    """Raise ValueError unless the data set is the one that the checkpoint's run was trained on."""
     expected = checkpoint.read(path)[1].get("fingerprint")
     if expected != dataset.fingerprint:
         rules = "" if run_config.rules is None else f" or {run_config.rules}"
@@ -537,7 +540,7 @@ def _check_unchanged(
 def _check_meta(
     path: Path, meta: checkpoint.Meta, scores: tuple[RunScore, ...]
 ) -> None:
-    """Raise ValueError unless what a checkpoint says of a run beside its tensors is what it should be."""
+    """Raise ValueError unless the checkpoint's metadata has the expected fields and types."""
     checks: dict[str, tuple[str, Callable[[Any], bool]]] = {
         "score": (f"one of {', '.join(scores)}", lambda x: x in scores),
         "pending_row": (
@@ -570,7 +573,7 @@ def _check_meta(
 
 
 def save_checkpoint(run: Run, folder: Path) -> None:
-    """Write the state of a run to its folder, and keep the checkpoint before."""
+    """Write the state of a run to its folder, and keep the previous checkpoint."""
     meta = {
         "fingerprint": run.task.dataset.fingerprint,
         "score": run.score,
@@ -605,7 +608,7 @@ def find_checkpoint(folder: Path) -> tuple[Path, list[str]]:
 
 
 def repair_checkpoint(folder: Path) -> list[str]:
-    """Put the previous checkpoint of a run in the place of one that is missing or damaged; a note if it is so.
+    """Replace a missing or damaged checkpoint by the previous one; return notes on it, empty if nothing was wrong.
 
     Raises:
       DamagedCheckpointError: neither can be read.

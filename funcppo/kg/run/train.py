@@ -161,7 +161,7 @@ def validate(
 
 
 def _with_best(run: Run, metric: Tensor) -> RunState:
-    """The state with the current parameters as the best ones."""
+    """Return the state with the current parameters as the best."""
     trained = run.state.train_state
     # Clones, because the next update overwrites the leaves of the training state.
     return run.state._replace(
@@ -174,19 +174,19 @@ def _with_best(run: Run, metric: Tensor) -> RunState:
 def _quality(
     run: Run, params: Any, on_progress: ProgressCallback = ignore_progress
 ) -> Quality:
-    """How well parameters rank the queries of a validation."""
+    """Rank the queries of a validation by given parameters; return the metric and the reciprocal ranks."""
     ranked = held_out.rank_valid(run, params, on_progress)
     return fit.quality_of(run.task, ranked)
 
 
 def _chooses_by_errors(run: Run) -> bool:
-    """Whether only differences above two standard errors count on valid: in a run that learns from few questions."""
+    """Return whether only gains above two standard errors count on valid: with questions and few valid triples."""
     has_evidence = run.questions is not None and run.valid_evidence is not None
     return has_evidence and has_few_valid(run.task)
 
 
 def _rule_margin(run: Run) -> float:
-    """Two standard errors of what the rule score ranks valid better than the best parameters, queries paired."""
+    """Return two standard errors of the rule score's gain on valid over the best parameters, queries paired."""
     valid = run.valid_evidence
     assert valid is not None
     ranked = valid.rank(parse(run.run_config.rule_score))
@@ -198,7 +198,7 @@ def _rule_margin(run: Run) -> float:
 
 
 def _with_row(run: Run, metric: float, seconds: float) -> Run:
-    """The run with another validation in the row of PPO in the table of choices."""
+    """Return the run with another validation in the row of PPO in the table of choices."""
     *others, last = run.choices or (None,)
     row = last
     if row is None or row.stage != "PPO":
@@ -221,7 +221,7 @@ def _with_row(run: Run, metric: float, seconds: float) -> Run:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Peers:
-    """This process among those that share the training of a run: each makes the updates of some shards.
+    """This process among those that share the training of a run; each makes the updates of some shards.
 
     Rank 0 reads the data, chooses the settings, fits the weights that PPO starts from, validates, writes and prints. It
     tells the others after each update whether the state is gathered for a checkpoint, and whether another update
@@ -232,13 +232,13 @@ class Peers:
     _decisions: count[int] = field(default_factory=count)
 
     def gather(self, state: TrainState) -> TrainState:
-        """The whole state, from the part that this process works on. All processes call it."""
+        """Gather the whole state from the parts of all processes, each of which calls this."""
         update = int(state.update)
         with self.group.collective(f"gathering update {update}"):
             return train_step.gather_shards(state, self.group.all_gather)
 
     def step(self, captured: CapturedStep[TrainState, Metrics]) -> Metrics:
-        """Make an update with the others, and wait for the device.
+        """Make an update with the other processes, and wait for the device.
 
         A process that hangs ends the others: see `Processes.deadline`.
         """
@@ -259,7 +259,7 @@ class Peers:
         self.group.check_equal({"agent": agent and repr(agent.cfg)})
 
     def decide(self, decision: bool = False) -> bool:
-        """What rank 0 has decided; the others give nothing.
+        """Return rank 0's decision; the argument of every other rank is ignored.
 
         Raises:
           PeerError: another process has ended with an error.
@@ -270,7 +270,7 @@ class Peers:
 
 
 def connect(processes: Processes, run: Run) -> Peers:
-    """Connect the processes, which have opened the same run.
+    """Connect the processes, all of which have opened the same run.
 
     Raises:
       ValueError: data, settings, threads or kinds of GPU differ; the message names the rank.
@@ -378,7 +378,7 @@ def prepare_train_step(
 
 
 def with_capacity(cfg: Config, world: World, state: TrainState) -> Config:
-    """The config with a capacity for minibatches, if that spares the network half of the successor slots or more.
+    """Return the config with a capacity for minibatches, if that spares the network half of the successor slots.
 
     Most goals have far fewer successors than a goal may have. A few rollout steps are measured, and the network of the
     update has a capacity, as a mixture of experts has one for each expert. Rows of a minibatch that exceed the capacity
@@ -418,7 +418,7 @@ def with_capacity(cfg: Config, world: World, state: TrainState) -> Config:
 def _profile_successors(
     cfg: Config, world: World, state: TrainState
 ) -> Bool[Tensor, "N S"]:
-    """Which successor slots are filled, in the states of a few rollout steps."""
+    """Return which successor slots are filled in the states of a few rollout steps."""
     ppo = replace(
         cfg.ppo,
         n_steps=min(8, cfg.ppo.n_steps),
@@ -436,11 +436,11 @@ def _profile_successors(
 
 
 class ValidationStopped(Exception):
-    """A validation was asked to stop before its end."""
+    """Raised where a validation is asked to stop before its end."""
 
 
 class DivergenceError(ValueError):
-    """A run whose loss or gradient stays infinite or not a number."""
+    """Raised where the loss or gradient of a run stays infinite or not a number."""
 
 
 def train(
@@ -528,7 +528,7 @@ def train(
 
 @dataclass(kw_only=True)
 class _Loop:
-    """What the updates of a training share: where a run is written, and with whom it is computed."""
+    """State that the updates of a training share: files, callbacks, and the other processes."""
 
     folder: Path
     captured: CapturedStep[TrainState, Metrics]
@@ -544,7 +544,7 @@ class _Loop:
     saved_at: float = field(default_factory=time.monotonic)
 
     def decide(self, decision: bool) -> bool:
-        """The decision itself, which the other processes are told."""
+        """Tell the other processes a decision, and return it."""
         return self.peers.decide(decision) if self.peers else decision
 
     def gather(self) -> None:
@@ -553,7 +553,7 @@ class _Loop:
             self.whole_state = self.peers.gather(self.captured.state)
 
     def begin(self, run: Run) -> Run:
-        """The run with its state in the step's buffers, its metrics log as it was, and no validation due.
+        """Return the run on the step's buffers, with its log cut to the checkpoint and any pending validation done.
 
         Raises:
           ValidationStopped: a validation was due, and was stopped.
@@ -564,7 +564,7 @@ class _Loop:
         return run if run.pending_row is None else self._validate(run)
 
     def step(self, update: int, run: Run) -> tuple[logs.Row, dict[str, float]]:
-        """Make one update; its line of the metrics log, and its metrics alone."""
+        """Make one update; return its line of the metrics log, and its metrics alone."""
         start = time.perf_counter()
         with self.monitor.timer("replay"):
             device_metrics = (
@@ -583,7 +583,7 @@ class _Loop:
     def record_update(
         self, run: Run, row: logs.Row, *, stopping: bool, is_bad: bool
     ) -> Run:
-        """The run after an update, logged, and validated and saved if that is due; pending where that is stopped.
+        """Log an update, and validate and save the run if that is due; the row stays pending if validation is stopped.
 
         Args:
           row: the metrics of the update.
@@ -634,7 +634,7 @@ class _Loop:
             raise
 
     def _validate(self, run: Run) -> Run:
-        """The run after the validation that is due, whose metrics complete the pending line of the log.
+        """Make the validation that is due, and complete the pending line of the log with its metrics.
 
         Raises:
           ValidationStopped: it was stopped.
@@ -664,13 +664,13 @@ class _Loop:
         return run
 
     def _append(self, row: logs.Row) -> None:
-        """Add a line to the metrics log, and log it."""
+        """Append a line to the metrics log, and pass it to the loggers."""
         logs.append(self.folder / METRICS_FILE, row)
         for log in self.loggers:
             log(row)
 
     def _save(self, run: Run) -> None:
-        """Write a checkpoint, and begin the time until the next one anew."""
+        """Write a checkpoint, and restart the time until the next checkpoint."""
         start = time.monotonic()
         if self.whole_state is not None:
             state = run.state._replace(train_state=self.whole_state)
@@ -696,7 +696,7 @@ def begin(
     cache_dir: Path | None = None,
     announce: Callable[[str], object] = lambda line: None,
 ) -> Run:
-    """Start a run, with its config in the folder and without the files of an earlier run.
+    """Start a run: write its config and checkpoint to the folder, and remove the files of an earlier run.
 
     Args:
       config: its settings, with absolute paths.
@@ -732,7 +732,7 @@ def begin(
 
 
 def _read_data(config: RunConfig, run_time: RunTime) -> Dataset:
-    """The data set that settings name."""
+    """Load the data set that the settings name."""
     run_time.on_phase("reading data")
     dataset = loaders.load(config.dataset, config.rules, cfg=config.data)
     run_time.end_phase("reading")
@@ -747,7 +747,7 @@ def _mine(
     cache_dir: Path | None,
     configs: Mapping[str, MiningConfig],
 ) -> tuple[RuleFile, Dataset]:
-    """The file of the rules that are mined by some settings and rank valid best, and the data set with them.
+    """Mine rules by each of the settings; return the file that ranks valid best, and the data set with its rules.
 
     Args:
       planned: settings of the run that fit its memory.
@@ -825,7 +825,7 @@ def resume(
 def check_continues(
     stored: RunConfig, given: RunConfig, out: Path
 ) -> RunConfig:
-    """The stored settings with the steps of the command line, the only setting that may differ.
+    """Return the stored settings with the steps and time of the command line, the only settings that may differ.
 
     Raises:
       ValueError: another differs, or the steps are fewer.
@@ -856,7 +856,7 @@ def _check_shards(config: RunConfig) -> None:
 
 
 def _write_start(run: Run, out: Path, mined: Path | None) -> None:
-    """Write the files of a new run, which replace those of an earlier one when all of them are written.
+    """Write the files of a new run; they replace those of an earlier run once all of them are written.
 
     Args:
       mined: the rule file to copy into the folder; None if there is none.
@@ -886,7 +886,7 @@ def _write_start(run: Run, out: Path, mined: Path | None) -> None:
 
 
 def _remove_stale_parts(out: Path) -> list[str]:
-    """Remove what killed processes left half-written in the folder; a note for each."""
+    """Remove half-written files that killed processes left in the folder; return a note for each."""
     names = files.remove_stale_parts(out, RUN_FILES)
     for path in sorted(out.glob("start-*.part")):
         shutil.rmtree(path)
@@ -895,7 +895,7 @@ def _remove_stale_parts(out: Path) -> list[str]:
 
 
 def _with_details(run: Run, texts: Sequence[str]) -> Run:
-    """The run with more notes for results.json and a verbose screen."""
+    """Return the run with more notes for results.json and a verbose screen."""
     notes = [Note("detail", text) for text in texts]
     return replace(run, notes=(*run.notes, *notes))
 
@@ -980,7 +980,7 @@ def train_run(
 def rank_results(
     run: Run, training_seconds: float, run_time: RunTime
 ) -> tuple[Run, Json]:
-    """Rank test; return the run as it answers, and the contents of results.json, without the total time.
+    """Rank test; return the run with its choice of score, and the contents of results.json without the total time.
 
     Args:
       training_seconds: time until training ended, validation included.
@@ -1073,7 +1073,7 @@ def rank_results(
 def _choose_other_facts(
     run: Run, run_time: RunTime
 ) -> tuple[Run, tuple[str, ...]]:
-    """The run, and the rule scores to rank test by: the variant with other facts too, where it ranks valid better."""
+    """Return the run and the rule scores to rank test by, with other facts too where that ranks valid better."""
     name, before = run.run_config.rule_score, run.rule_metric
     if before is None or not parse(name).takes_other_facts:
         return run, (name,)
@@ -1111,7 +1111,7 @@ def _choose_other_facts(
 
 
 def _note_end(run: Run, run_time: RunTime, temperature: float | None) -> None:
-    """Note what is said of a run that has ended, and the choice of what ranks answers."""
+    """Add notes on how the run ended, and the choice of the score that ranks answers."""
     update, n_updates = int(run.state.train_state.update), run.cfg.ppo.n_updates
     if not run.is_finished:
         run_time.note_cut(
@@ -1148,11 +1148,11 @@ def _note_end(run: Run, run_time: RunTime, temperature: float | None) -> None:
 
 
 def _bins_to_json(bins: Mapping[str, calibration.Bins]) -> Json:
-    """Candidates by their probability, before training and after it."""
+    """Return each policy state's bins of candidates by probability as JSON values."""
     return {state: calibration.to_json(of) for state, of in bins.items()}
 
 
 def default_row(run: Run) -> str:
-    """The row of the results table whose score ranks answers."""
+    """Return the name of the row of the results table whose score ranks answers."""
     is_policy = run.default_score == run.score
     return f"{run.score}, trained" if is_policy else run.default_score

@@ -679,7 +679,7 @@ class LearnedScore(Score):
 
 
 class QuestionWorld(NamedTuple):
-    """The questions to learn from and their evidence, which training never writes."""
+    """Questions to learn from with their evidence; training never writes them."""
 
     aggregation: AggregationWorld
     evidence: Evidence
@@ -689,21 +689,21 @@ class QuestionWorld(NamedTuple):
 
 
 class QuestionState(NamedTuple):
-    """A question in each row."""
+    """Question of each row of the batch, and whether it is answered."""
 
     question: I64[Tensor, "B"]  # row of the evidence
     is_answered: Bool[Tensor, "B"]
 
 
 class Observation(NamedTuple):
-    """A question, whose evidence the network reads from the world, and its candidates."""
+    """Question of each row, whose evidence the network reads from the world, and the mask of its candidates."""
 
     question: I64[Tensor, "B"]
     action_mask: Bool[Tensor, "B S"]  # the candidates that there are
 
 
 class Output(NamedTuple):
-    """The policy and the value of each question."""
+    """Policy logits and value of each question."""
 
     logits: F32[Tensor, "B S"]  # the lowest number where there is no candidate
     # of the policy that PPO starts from, which the entropy is relative to
@@ -712,7 +712,7 @@ class Output(NamedTuple):
 
 
 class QuestionParams(NamedTuple):
-    """The weights of the policy and of its value."""
+    """Weights of the policy's score and of its value."""
 
     score: Params
     # by label: a constant, and a factor of the chance to be right that the policy gives itself
@@ -733,7 +733,7 @@ class PolicyConfig:
 
 
 def blank_world(world: AggregationWorld) -> QuestionWorld:
-    """One question without evidence: what a training state is, but for its numbers, does not depend on questions."""
+    """Return a world of one question without evidence, which has the shapes that do not depend on the questions."""
     none = world.shape.new_zeros(0)
     one, two = world.shape.new_zeros(1), world.shape.new_zeros(2)
     score = world.support.new_zeros(1)
@@ -771,7 +771,7 @@ def blank_world(world: AggregationWorld) -> QuestionWorld:
 def reset(
     cfg: Capacity, world: QuestionWorld, key: I64[Tensor, "B 2"]
 ) -> QuestionState:
-    """A question drawn uniformly for each key."""
+    """Draw a question uniformly for each key; return unanswered states."""
     n_questions = torch.full_like(key[:, 0], len(world.question))
     question = world.question[random.integer_from_key(key, n_questions)]
     return QuestionState(question, torch.zeros_like(question, dtype=torch.bool))
@@ -802,7 +802,7 @@ def step_functional(
 def observe(
     cfg: Capacity, world: QuestionWorld, state: QuestionState
 ) -> Observation:
-    """The questions and the places of their candidates."""
+    """Return the questions with a mask of the candidate slots that they use."""
     offsets = world.evidence.candidate_offsets
     count = offsets[state.question + 1] - offsets[state.question]
     place = torch.arange(cfg.n_candidates, device=count.device)
@@ -812,7 +812,7 @@ def observe(
 def environment(
     size: Capacity,
 ) -> Environment[QuestionWorld, QuestionState, Observation, QuestionState]:
-    """Questions as an `Environment`.
+    """Return questions as an `Environment` of one-step episodes.
 
     Args:
       size: no question has more.
@@ -829,7 +829,7 @@ def environment(
 def _answer_place(
     evidence: Evidence, question: I64[Tensor, "B"]
 ) -> I64[Tensor, "B"]:
-    """The place of the answer among the candidates of its question; negative if it is none of them."""
+    """Return the position of the answer among its question's candidates; negative if it is not among them."""
     answer = evidence.answer[question]
     first = evidence.candidate_offsets[question]
     return torch.where(answer < 0, -1, answer - first)
@@ -841,7 +841,7 @@ def _answer_place(
 def agent(
     cfg: PolicyConfig,
 ) -> Agent[QuestionWorld, QuestionParams, Observation, Output]:
-    """The scores of the candidates as a policy, and the chance to be right as its value.
+    """Return an `Agent` whose policy is a softmax over candidate scores and whose value is the chance to be right.
 
     The entropy is relative to the policy that PPO starts from.
     """
@@ -854,7 +854,7 @@ def agent(
 
 
 def init_params(cfg: PolicyConfig, key: I64[Tensor, "2"]) -> QuestionParams:
-    """The weights before training; the value is the chance to be right that the policy gives itself."""
+    """Return the weights before training; the value is the policy's own probability of answering right."""
     n = n_labels(cfg.aggregation.sizes)
     value_weight = torch.tensor([0.0, 1.0], device=key.device)
     return QuestionParams(
@@ -869,7 +869,7 @@ def apply(
     params: QuestionParams,
     obs: Observation,
 ) -> Output:
-    """The logits of the candidates of each question, and the value.
+    """Compute the logits of each question's candidates, the logits of the starting policy, and the value.
 
     The candidates that were drawn from a larger number stand for them all: their logits grow accordingly.
     """
@@ -908,7 +908,7 @@ def listwise_loss(
     params: QuestionParams,
     question: I64[Tensor, "B"],
 ) -> F32[Tensor, ""]:
-    """The mean of -log p(answer) over some questions, plus the penalty of the weights.
+    """Compute the mean of -log p(answer) over the questions, plus the penalty of the weights.
 
     Args:
       question: rows of the evidence whose answers are candidates.

@@ -4,7 +4,7 @@ A score is a number p from 0 to 1 and is returned as its log-odds, log(p / (1 - 
 near 0 and what is near 1, however many rules derive an atom. They are -inf for 0 and +inf for 1; atoms that a rule of
 confidence 1 derives are certain, and equal, whatever other rules derive them.
 
-Whether a candidate has other facts of the asked relation on the asked side, as evidence for it or against it.
+Other facts: `log_likelihood_ratios` weighs whether a candidate has other facts of the asked relation on the asked side.
 
 Of some relations an entity has one fact, of others many: who has a known birthplace has no second one, a country where
 one city lies has others too. Two shares say how much that tells about a candidate of a question:
@@ -202,7 +202,7 @@ def log_odds(log_probability: F32[Tensor, "..."]) -> F64[Tensor, "..."]:
 
 
 class OtherFactCounts(NamedTuple):
-    """What the shares follow from; labels are a predicate and a side, see `make_label`."""
+    """Counts that the shares are computed from, by label (a predicate and a side, see `make_label`) and by rule."""
 
     degrees: Degrees
     n_facts: I64[Tensor, "B"]  # facts of each label
@@ -215,7 +215,7 @@ class OtherFactCounts(NamedTuple):
 
 
 class OtherFactShares(NamedTuple):
-    """How many have another fact of the relation on a side, by label."""
+    """Shares of facts, and of derived atoms, whose entity has another fact of the relation on that side, by label."""
 
     of_facts: F64[Tensor, "B"]
     of_derived: F64[Tensor, "B"]  # of what the rules derive beside the facts
@@ -229,7 +229,7 @@ def count_other_facts(
     budget: RowBudget | None = None,
     progress: CountCallback = ignore_progress,
 ) -> OtherFactCounts:
-    """Count facts and what the rules derive, one rule after another, so that only one rule's atoms are in memory.
+    """Count facts and derived atoms with other facts, one rule at a time so that only its atoms are in memory.
 
     Args:
       object_identity: different variables of a rule bind different constants, none of which the rule names.
@@ -274,7 +274,7 @@ def count_other_facts(
 def _has_fact(
     kb: KnowledgeBase, sizes: KBSizes, predicate: int
 ) -> Bool[Tensor, "2 C1"]:
-    """Whether each entity is the head, and whether it is the tail, of some fact of a relation."""
+    """Return whether each entity is the head, and whether it is the tail, of some fact of a relation."""
     start, stop = int_list(kb.fact_offsets[predicate : predicate + 2])
     arguments = kb.facts[start:stop, HEAD : TAIL + 1].long().T
     none = torch.zeros(
@@ -286,7 +286,7 @@ def _has_fact(
 def _count_derived(
     part: Consequences, has_fact: Bool[Tensor, "2 C1"]
 ) -> I64[Tensor, "1 3"]:
-    """The atoms of a rule that are no facts, and those among them whose head, and whose tail, has a fact."""
+    """Count a rule's derived atoms that are no facts, and those among them whose head, or tail, has a fact."""
     new = part.atoms[part.fact < 0].long()
     with_head = has_fact[0, new[:, HEAD]].sum()
     with_tail = has_fact[1, new[:, TAIL]].sum()
@@ -297,7 +297,7 @@ def _count_derived(
 def other_fact_shares(
     kb: KnowledgeBase, counts: OtherFactCounts
 ) -> OtherFactShares:
-    """The shares a and b of each label.
+    """Compute the shares a and b of each label.
 
     Args:
       kb: with the supports and body pairs that confidences are computed from.
@@ -319,7 +319,7 @@ def other_fact_shares(
 
 
 def log_likelihood_ratios(shares: OtherFactShares) -> F64[Tensor, "B 2"]:
-    """The evidence of a candidate by label, if it has no other fact and if it has some."""
+    """Compute the log-likelihood ratio by label, for a candidate without (column 0) and with other facts (column 1)."""
     a, b = shares
     without = torch.log1p(-a) - torch.log1p(-b)
     return torch.stack([without, torch.log(a) - torch.log(b)], 1)
@@ -332,7 +332,7 @@ def count_other_facts_of(
     atoms: I64[Tensor, "n W"],
     side: int,
 ) -> I64[Tensor, "n"]:
-    """How many facts of its relation other than itself each atom's entity on a side has there."""
+    """Count, for each atom, the facts other than itself that share its relation and its entity on a side."""
     label = make_label(atoms[:, 0], side)
     degree = evidence.find_degrees(degrees, sizes, atoms[:, side], label)
     return degree - kbase.contains(kb, sizes, atoms).long()

@@ -210,7 +210,7 @@ class Exists(Score):
 
 
 class OtherFacts(Score):
-    """Log-likelihood ratio of a candidate with, or without, other facts of the asked relation; see `other_facts`."""
+    """Log-likelihood ratio of a candidate with, or without, other facts of the asked relation; see `rules`."""
 
     needs: frozenset[Need] = frozenset({"other-facts"})
 
