@@ -374,12 +374,7 @@ def transform_inside_aot(problem: Problem, compiler: Compiler) -> Training:
 def minibatch_disabled(problem: Problem, compiler: Compiler) -> Training:
     """A compiled caller, a minibatch function kept out of it, a compiled loss inside."""
     loss = compiler(problem.loss)
-
-    @torch.compiler.disable
-    def minibatch(params: Any, opt_state: Any, batch: Batch) -> tuple[Any, Any]:
-        grads, _ = grad_and_value(loss, has_aux=True)(params, batch)
-        return problem.finish(params, opt_state, grads)
-
+    minibatch = torch.compiler.disable(pure_step(problem, loss))
     return training(
         problem, compiler(lambda *args: minibatch(*args), fullgraph=False)
     )
@@ -571,13 +566,7 @@ def parameters_first(problem: Problem, compiler: Compiler) -> Training:
 def outer_eager(problem: Problem, compiler: Compiler) -> Training:
     """An eager step that transforms a plain function around a compiled loss."""
     loss = compiler(problem.loss)
-
-    def step(params: Any, opt_state: Any, batch: Batch) -> tuple[Any, Any]:
-        grads, _ = grad_and_value(lambda p, b: loss(p, b), has_aux=True)(
-            params, batch
-        )
-        return problem.finish(params, opt_state, grads)
-
+    step = pure_step(problem, lambda p, b: loss(p, b))
     return training(problem, step)
 
 
@@ -604,11 +593,5 @@ def inner_eager(problem: Problem, compiler: Compiler) -> Training:
 def inner_compiled(problem: Problem, compiler: Compiler) -> Training:
     """A compiled step that transforms a compiled loss: Dynamo inlines it."""
     loss = compiler(problem.loss)
-
-    def step(params: Any, opt_state: Any, batch: Batch) -> tuple[Any, Any]:
-        grads, _ = grad_and_value(lambda p, b: loss(p, b), has_aux=True)(
-            params, batch
-        )
-        return problem.finish(params, opt_state, grads)
-
+    step = pure_step(problem, lambda p, b: loss(p, b))
     return training(problem, compiler(step))

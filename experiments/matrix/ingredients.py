@@ -59,12 +59,7 @@ def autocast_step(problem: Problem) -> Step:
     loss = torch.autocast(device, torch.bfloat16, cache_enabled=False)(
         problem.loss
     )
-
-    def step(params: Any, opt_state: Any, batch: Batch) -> tuple[Any, Any]:
-        grads, _ = grad_and_value(loss, has_aux=True)(params, batch)
-        return problem.finish(params, opt_state, grads)
-
-    return step
+    return pure_step(problem, loss)
 
 
 def autocast_oracle(problem: Problem, batches: list[Batch]) -> list[Tensor]:

@@ -19,11 +19,16 @@ from funcppo.losses import Batch
 Step = Callable[[Any, Any, Batch], tuple[Any, Any]]
 
 
-def pure_step(problem: Problem) -> Step:
-    """Forward, loss, backward, clip and Adam: reads and returns."""
+def pure_step(problem: Problem, loss: Callable[..., Any] | None = None) -> Step:
+    """Forward, loss, backward, clip and Adam: reads and returns.
+
+    Args:
+      loss: that of the problem by default.
+    """
+    loss = loss or problem.loss
 
     def step(params: Any, opt_state: Any, batch: Batch) -> tuple[Any, Any]:
-        grads, _ = grad_and_value(problem.loss, has_aux=True)(params, batch)
+        grads, _ = grad_and_value(loss, has_aux=True)(params, batch)
         return problem.finish(params, opt_state, grads)
 
     return step
@@ -61,12 +66,7 @@ def eager_over_compiled(
 ) -> Training:
     """An eager transform over a compiled loss."""
     loss = compiler(problem.loss, fullgraph=fullgraph)
-
-    def step(params: Any, opt_state: Any, batch: Batch) -> tuple[Any, Any]:
-        grads, _ = grad_and_value(loss, has_aux=True)(params, batch)
-        return problem.finish(params, opt_state, grads)
-
-    return training(problem, step)
+    return training(problem, pure_step(problem, loss))
 
 
 def module_training(
