@@ -29,8 +29,8 @@ import statistics
 import sys
 import time
 from collections import deque
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Iterable
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +78,6 @@ ppo_config = partial(
 
 PRECISIONS = ("highest", "high", "bfloat16")
 
-MATMUL_DTYPE = {"bfloat16": torch.bfloat16}
 JAX_PRECISION = {
     "highest": "highest",
     "high": "tensorfloat32",
@@ -91,39 +90,13 @@ MIN_REPEAT_SECONDS = 0.2
 
 def main() -> None:
     """Run the cells and write them."""
-    parser = make_parser(__doc__)
-    parser.add_argument(
-        "--device", default="cuda" if torch.cuda.is_available() else "cpu"
-    )
-    parser.add_argument("--out", type=Path, help="record to write")
-    parser.add_argument(
-        "--work", nargs="*", default=list(WORK), choices=list(WORK)
-    )
-    parser.add_argument(
-        "--mode",
-        nargs="*",
-        default=list(MODES),
-        choices=[*MODES, "jax"],
-        help="default: all but JAX",
-    )
+    parser = cells_parser(__doc__, WORK, [*MODES, "jax"], MODES)
     parser.add_argument(
         "--precision",
         nargs="*",
         default=["highest"],
         choices=PRECISIONS,
         help="high: TF32",
-    )
-    parser.add_argument(
-        "--processes",
-        type=int,
-        default=8,
-        help="processes that compile at once",
-    )
-    parser.add_argument(
-        "--cell",
-        nargs="+",
-        metavar="WORK MODE DEVICE PRECISION",
-        help=argparse.SUPPRESS,
     )
     args = parser.parse_args()
     if args.cell:
@@ -135,9 +108,30 @@ def main() -> None:
     ):
         arguments = [work, mode, args.device, precision]
         cells[" ".join(arguments)] = arguments
-    side_by_side.run_cells(
-        __file__, cells, args.processes, args.device, args.out
+    side_by_side.run_cells(__file__, cells, 8, args.device, args.out)
+
+
+def cells_parser(
+    doc: str | None,
+    works: Iterable[str],
+    modes: Iterable[str],
+    default_modes: Iterable[str],
+) -> argparse.ArgumentParser:
+    """A parser of options that choose cells."""
+    parser = make_parser(doc)
+    parser.add_argument(
+        "--device", default="cuda" if torch.cuda.is_available() else "cpu"
     )
+    parser.add_argument("--out", type=Path, help="record to write")
+    for name, values, default in (
+        ("--work", works, works),
+        ("--mode", modes, default_modes),
+    ):
+        parser.add_argument(
+            name, nargs="*", default=list(default), choices=list(values)
+        )
+    parser.add_argument("--cell", nargs=4, help=argparse.SUPPRESS)
+    return parser
 
 
 def run_cell(work: str, mode: str, device: str, precision: str) -> None:
@@ -145,63 +139,81 @@ def run_cell(work: str, mode: str, device: str, precision: str) -> None:
     torch.set_float32_matmul_precision(
         "high" if precision == "high" else "highest"
     )
-    case: CartPoleCase | Jax
+    case: StepCase | Jax
     case = (
         Jax(work, device, precision)
         if mode == "jax"
-        else CartPoleCase(work, mode, device, precision)
+        else make_case(work, mode, device, precision)
     )
     side_by_side.run_cell(case.prepare, case.measure)
 
 
-class CartPoleCase:
-    """One work, run in one mode."""
+def make_case(work: str, mode: str, device: str, precision: str) -> StepCase:
+    """The training step of a work."""
+    n_envs, n_learners = WORK[work]
+    is_bfloat16 = precision == "bfloat16"
+    network = mlp.MLPConfig(
+        n_obs=4,
+        n_actions=2,
+        matmul_dtype=torch.bfloat16 if is_bfloat16 else None,
+    )
+    cfg = Config(
+        ppo=ppo_config(n_envs=n_envs),
+        env=classic.cartpole(),
+        agent=mlp.mlp_agent(network),
+    )
+    keys = random.split(random.key(0, device), max(n_learners, 1))
+    init = partial(train_step.init, cfg, NoWorld())
+    parts = train_step.EAGER_PARTS
+    if n_learners:
+        state = tree.map(torch.clone, torch.vmap(init)(keys))
+        parts = train_step.vmap_parts(parts)
+    else:
+        state = init(keys[0])
+    case = StepCase(mode, device, cfg, NoWorld(), state, parts)
+    if is_bfloat16:
+        case.tolerance = BF16_TOLERANCE
+    return case
+
+
+class StepCase:
+    """A training step, run in one mode."""
+
+    tolerance = DEFAULT_TOLERANCE
 
     def __init__(
-        self, work: str, mode: str, device: str, precision: str
+        self,
+        mode: str,
+        device: str,
+        cfg: Config,
+        world: Any,
+        state: Any,
+        eager_parts: train_step.StepFunctions = train_step.EAGER_PARTS,
     ) -> None:
-        self.mode, self.device, self.precision = mode, device, precision
-        n_envs, self.n_learners = WORK[work]
-        self.cfg = Config(
-            ppo=ppo_config(n_envs=n_envs),
-            env=classic.cartpole(),
-            agent=mlp.mlp_agent(
-                mlp.MLPConfig(
-                    n_obs=4,
-                    n_actions=2,
-                    matmul_dtype=MATMUL_DTYPE.get(precision),
-                )
-            ),
-        )
-
-        keys = random.split(random.key(0, device), max(self.n_learners, 1))
-        init = partial(train_step.init, self.cfg, NoWorld())
-        if self.n_learners:
-            self.state = tree.map(torch.clone, torch.vmap(init)(keys))
-            self.eager_parts = train_step.vmap_parts(train_step.EAGER_PARTS)
-        else:
-            self.state = init(keys[0])
-            self.eager_parts = train_step.EAGER_PARTS
+        self.mode, self.device = mode, device
+        self.cfg, self.world, self.state = cfg, world, state
+        self.eager_parts = eager_parts
+        self.iteration = partial(train_step.train_step, cfg, world)
 
     def prepare(self) -> Row:
         """Compile, capture, take one step and compare it with the eager one."""
-        captured = self.capture()
+        captured = self.capture(self.iteration)
         captured.step()
         self.synchronise()
-        peak_bytes = memory.peak_bytes(self.device)
-        cold_seconds = side_by_side.seconds_since_start()
+        row = {
+            "replay_mode": captured.replay_mode,
+            "peak_bytes": memory.peak_bytes(self.device),
+            "cold_s": side_by_side.seconds_since_start(),
+            "compiles": side_by_side.compile_seconds(),
+            "capture_ms": captured.capture_ms,
+        }
         self.step = captured.step
 
-        want, _ = self.step_function(self.eager_parts)(self.state)
-        return {
-            "replay_mode": captured.replay_mode,
-            "cold_s": cold_seconds,
-            "capture_ms": captured.capture_ms,
-            "peak_bytes": peak_bytes,
-            "difference_from_eager": relative_difference(
-                captured.state, want, self.state
-            ),
-        }
+        want, _ = self.iteration(self.state, self.eager_parts)
+        row["difference_from_eager"] = relative_difference(
+            captured.state, want, self.state
+        )
+        return row
 
     def measure(self) -> Row:
         """Median and spread of an iteration, and its kernels."""
@@ -210,51 +222,37 @@ class CartPoleCase:
             row |= profile_kernels(self.step)
         return row
 
-    def capture(self) -> CapturedStep[Any, Any]:
-        """The step as this mode runs it."""
-        parts = self.compile_parts()
+    def capture(
+        self, step: Callable[..., tuple[Any, Any]]
+    ) -> CapturedStep[Any, Any]:
+        """A step, which calls the parts that it is given, as this mode runs it."""
+        parts, on_gpu = self.parts, self.device == "cuda"
         memory.reset_peak(self.device)
         if self.mode in LOOP_BODY_MODES:
-            step = partial(train_step.train_step, self.cfg, NoWorld())
-            return capture_loop_bodies(
-                step, parts, self.state, strict=self.device == "cuda"
-            )
-        use_graph = (
-            self.mode in ("captured", "eager-graph") and self.device == "cuda"
-        )
-        step = self.step_function(parts)
+            return capture_loop_bodies(step, parts, self.state, strict=on_gpu)
+        use_graph = on_gpu and self.mode in ("captured", "eager-graph")
         return capture(
-            step, self.state, use_cuda_graph=use_graph, strict=use_graph
+            partial(step, parts=parts),
+            self.state,
+            use_cuda_graph=use_graph,
+            strict=use_graph,
         )
 
-    def compile_parts(self) -> train_step.StepFunctions:
+    @cached_property
+    def parts(self) -> train_step.StepFunctions:
         """The parts of the training step that this mode calls."""
-        if self.mode in ("captured", "loop-body-graphs", "compiled"):
-            strategy = "one-graph"
-        else:
-            strategy = "forward" if self.mode == "forward" else "eager"
-        tolerance = (
-            BF16_TOLERANCE
-            if self.precision == "bfloat16"
-            else DEFAULT_TOLERANCE
-        )
+        strategy = "one-graph"
+        if self.mode == "forward" or self.mode.startswith("eager"):
+            strategy = self.mode.partition("-")[0]
         return strategies.select_strategy(
             train_step.collect,
             self.eager_parts,
             self.cfg,
-            NoWorld(),
+            self.world,
             self.state,
             strategy,
-            tolerance=tolerance,
+            tolerance=self.tolerance,
         )[0]
-
-    def step_function(
-        self, parts: train_step.StepFunctions
-    ) -> Callable[[Any], tuple[Any, Any]]:
-        """Return what is timed: an iteration."""
-        return lambda state: train_step.train_step(
-            self.cfg, NoWorld(), state, parts
-        )
 
     def synchronise(self) -> None:
         """Wait for the device."""
@@ -288,7 +286,7 @@ class Jax:
         )
 
         self.state, self.iteration = jax_peer.make_learner(
-            ppo_config(n_envs=n_envs), n_learners
+            ppo_config(n_envs=n_envs), n_learners, jax_peer.CARTPOLE
         )
         self.synchronise = lambda: jax.block_until_ready(self.state)
         self.step()

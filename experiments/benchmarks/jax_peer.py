@@ -73,15 +73,10 @@ class Batch(NamedTuple):
 def make_learner(
     ppo: PPOConfig,
     n_learners: int,
-    task: Task | None = None,
+    task: Task,
     seed: int = 0,
 ) -> tuple[State, Callable[[State], tuple[State, Any]]]:
-    """A fresh state and the jitted iteration from it; of `n_learners` at once under vmap, or of one where that is 0.
-
-    Args:
-      task: CartPole by default.
-    """
-    task = task or CARTPOLE
+    """A fresh state and the jitted iteration from it; of `n_learners` at once under vmap, or of one where that is 0."""
     keys = jax.random.split(jax.random.key(seed), max(n_learners, 1))
     init_state = partial(init, ppo, task=task)
     step = partial(iteration, ppo, task=task)
@@ -92,9 +87,8 @@ def make_learner(
     return init_state(keys[0]), jax.jit(step, donate_argnums=0)
 
 
-def init(ppo: PPOConfig, key: Array, task: Task | None = None) -> State:
+def init(ppo: PPOConfig, key: Array, task: Task) -> State:
     """The state before the first iteration."""
-    task = task or CARTPOLE
     actor_key, critic_key, env_key, key = jax.random.split(key, 4)
     params = (
         init_network(actor_key, task.n_obs, task.n_actions, 0.01),
@@ -349,10 +343,9 @@ def minibatch_step(
 
 
 def iteration(
-    ppo: PPOConfig, state: State, task: Task | None = None
+    ppo: PPOConfig, state: State, task: Task
 ) -> tuple[State, tuple[Array, Array]]:
     """One PPO update; beside the state, how many episodes ended in it and the sum of their returns."""
-    task = task or CARTPOLE
     key, rollout_key, order_key = jax.random.split(state.key, 3)
     params = state.learner.params
     critic = partial(apply, params[1], activation=task.activation)

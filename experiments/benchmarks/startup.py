@@ -27,6 +27,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # project root
 
+from experiments.paths import make_parser
+
 STARTED_AT = "BENCHMARK_CELL_STARTED_AT"  # that of side_by_side.py
 IMPORTS = {
     "import torch": "import torch",
@@ -45,10 +47,7 @@ JAX_WORK = "CartPole in JAX"
 
 def main() -> None:
     """Measure all rows, and write them."""
-    parser = argparse.ArgumentParser(
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = make_parser(__doc__)
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--device", default="cuda", choices=MODES)
     parser.add_argument("--out", type=Path, help="record to write")
@@ -144,17 +143,14 @@ def run_process(work: str, mode: str, device: str) -> float:
         os.environ[STARTED_AT] = str(time.perf_counter())
         return Jax("4x128", device, "highest").prepare()["cold_s"]
     if work == "CartPole":
-        from experiments.benchmarks.cartpole import CartPoleCase
+        from experiments.benchmarks.cartpole import make_case
 
-        case = CartPoleCase("4x128", mode, device, "highest")
-        captured = case.capture()
+        case = make_case("4x128", mode, device, "highest")
     else:
         from experiments.benchmarks.prover import ProverCase
-        from funcppo import train_step
 
         case = ProverCase("s3", mode, device, "")
-        step = partial(train_step.train_step, case.cfg, case.world)
-        captured = case.capture(step, case.compile_parts())
+    captured = case.capture(case.iteration)
     captured.step()
     case.synchronise()
     return seconds_since_start()
