@@ -69,9 +69,6 @@ def main() -> None:
     parser.add_argument("--triples", type=int, default=10_000_000)
     parser.add_argument("--processes", type=int, default=2, help="that rank")
     parser.add_argument("--threads", type=int, default=1, help="of indexing")
-    parser.add_argument(
-        "--reader", choices=("text", "duckdb"), default="duckdb"
-    )
     parser.add_argument("--folder", type=Path, help="for the data; emptied")
     parser.add_argument("--out", type=Path, help="record to write")
     args = parser.parse_args()
@@ -90,13 +87,13 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
             "triples": shape.total,
             "processes": args.processes,
             "threads": args.threads,
-            "reader": args.reader,
+            "reader": "duckdb",
         },
         "rows": [],
     }
     phases: dict[str, Callable[[], Row]] = {
         "write": partial(write_graph, shape, folder / "graph", args.threads),
-        "index": partial(index_graph, folder, args.reader, args.threads),
+        "index": partial(index_graph, folder, args.threads),
         "open": partial(run_here, "open_graph", folder / "indexed"),
         "look up": partial(run_here, "look_up", folder / "indexed"),
         "rank": partial(rank, folder / "indexed", args.processes),
@@ -215,21 +212,14 @@ def lines(table: np.ndarray) -> np.ndarray:
 # -- the phases
 
 
-def index_graph(folder: Path, reader: str, n_threads: int) -> Row:
+def index_graph(folder: Path, n_threads: int) -> Row:
     """Run `funcppo data --index`."""
     result = folder / "index.json"
     process = start_funcppo(
         [
-            "data",
-            str(folder / "graph"),
-            "--index",
-            str(folder / "indexed"),
-            "--set",
-            f"threads={n_threads}",
-            "--json",
-            str(result),
-            "--set",
-            f"data.reader={reader}",
+            *("data", str(folder / "graph")),
+            *("--index", str(folder / "indexed"), "--json", str(result)),
+            *("--set", f"threads={n_threads}", "--set", "data.reader=duckdb"),
         ]
     )
     _, status, usage = os.wait4(process.pid, 0)

@@ -70,11 +70,6 @@ def main() -> int:
     parser.add_argument(
         "--device", default="cuda" if torch.cuda.is_available() else "cpu"
     )
-    parser.add_argument("--strategy", default="auto")
-    parser.add_argument("--episodes", type=int, default=32)
-    parser.add_argument(
-        "--evaluations", type=int, default=20, help="of a whole run"
-    )
     parser.add_argument(
         "--out", type=Path, default=RESULTS / "learning_curves.json"
     )
@@ -98,7 +93,7 @@ class Curve:
         self.row: Row = {
             "env": name,
             "seeds": args.seeds,
-            "episodes": args.episodes,
+            "episodes": 32,
             "settings": self.settings.source,
             "ppo": dataclasses.asdict(self.settings.ppo),
             "published": [
@@ -121,10 +116,10 @@ class Curve:
             self.steps,
             seeds=self.args.seeds,
             device=self.args.device,
-            strategy=self.args.strategy,
+            strategy="auto",
             callbacks=[self.record],
-            evaluate_every=max(1, n_updates // self.args.evaluations),
-            n_episodes=self.args.episodes,
+            evaluate_every=max(1, n_updates // 20),
+            n_episodes=self.row["episodes"],
         )
         self.row["is_complete"] = True
         self.row["seconds_in_all"] = time.perf_counter() - start

@@ -86,7 +86,6 @@ def main() -> None:
     parser.add_argument(
         "--mode", default="compiled", choices=["compiled", "eager"]
     )
-    parser.add_argument("--repeats", type=int, default=7, help="timed updates")
     parser.add_argument(
         "--data", default=str(DATA), help="folder of the standard data sets"
     )
@@ -142,8 +141,8 @@ def start_cell(
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     command += ["--nproc-per-node", str(cell.processes), __file__]
     command += ["--device", args.device, "--mode", args.mode]
-    command += ["--repeats", str(args.repeats), "--data", args.data]
-    command += ["--gate", str(gate), "--cell", *map(str, cell), str(n_shards)]
+    command += ["--data", args.data, "--gate", str(gate)]
+    command += ["--cell", *map(str, cell), str(n_shards)]
     with gate.with_suffix(".err").open("w") as errors:
         return subprocess.Popen(
             command,
@@ -206,7 +205,7 @@ def measure(args: argparse.Namespace, cell: Cell, n_shards: int) -> None:
         print(PREFIX + "{}", flush=True)  # ready
     wait_for(args.gate)
 
-    times = time_calls(update, args)
+    times = time_calls(update, args.device)
     ppo = learner.cfg.ppo
     row: Row = {
         "n_envs": ppo.n_envs,
@@ -250,16 +249,14 @@ def make_learner(
     return fp.Learner(cfg=with_capacity(cfg, world, state), world=world)
 
 
-def time_calls(
-    call: Callable[[], object], args: argparse.Namespace
-) -> list[float]:
-    """Milliseconds of some calls, after two others."""
+def time_calls(call: Callable[[], object], device: str) -> list[float]:
+    """Milliseconds of seven calls, after two others."""
     times: list[float] = []
-    for _ in range(2 + args.repeats):
-        synchronize(args.device)
+    for _ in range(2 + 7):
+        synchronize(device)
         start = time.perf_counter()
         call()
-        synchronize(args.device)
+        synchronize(device)
         times.append(1e3 * (time.perf_counter() - start))
     return times[2:]
 

@@ -2,8 +2,8 @@
 
     python experiments/benchmarks/scoring.py --device cuda --out experiments/results/scoring-h200.json
 
-Family, its 41 rules, height 2, depth 20, the score `greedy` (`--score success` takes a beam of 64), 100 negatives a
-query and side, an untrained policy, one process. Rows:
+Family, its 41 rules, height 2, depth 20, the score `greedy`, 500 queries drawn evenly over relations,
+100 negatives a query and side, an untrained policy, one process. Rows:
 
     refilled                  slots take the next candidate when they are done; compiled, and on a GPU replayed as a
                               CUDA graph
@@ -55,8 +55,6 @@ from funcppo.runtime.capture import GraphedStep
 from funcppo.runtime.memory import AsyncReadback
 
 CHUNK_SLOTS, MAX_DEPTH = 512, 20
-BEAM = 64  # of `success`
-N_NEGATIVES = 100
 TUNING_CANDIDATES = 2048
 RANKED = {  # data set and rule file
     "wn18rr": ("wn18rr", "rules.txt"),
@@ -90,16 +88,6 @@ def main() -> None:
     )
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument(
-        "--score", choices=("greedy", "success"), default="greedy"
-    )
-    parser.add_argument(
-        "--queries",
-        type=int,
-        default=500,
-        help="of Family, drawn evenly over relations",
-    )
-    parser.add_argument("--eager", action="store_true", help="compile nothing")
-    parser.add_argument(
         "--no-family", action="store_true", help="only the full rankings"
     )
     parser.add_argument(
@@ -108,11 +96,6 @@ def main() -> None:
         choices=RANKED,
         default=["wn18rr"],
         help="what is ranked in full",
-    )
-    parser.add_argument(
-        "--queries-ranked",
-        type=int,
-        help="of those ranked in full; all by default",
     )
     args = parser.parse_args()
     rows = [] if args.no_family else score_family(args)
@@ -124,7 +107,7 @@ def main() -> None:
         {
             "machine": describe_machine(args.device),
             "seed": 0,
-            "score": args.score,
+            "score": "greedy",
             "rows": rows,
         },
     )
@@ -136,7 +119,7 @@ def score_family(args: argparse.Namespace) -> list[Row]:
     policy = untrained_policy(args.data / "family", None, settings, args.device)
     task = policy.task
     test = task.dataset.test
-    test = test[ranking.stratified_sample(test, args.queries)]
+    test = test[ranking.stratified_sample(test, 500)]
     every_candidate = list_candidates(task, test, with_unprovable=True)
     provable = list_candidates(task, test, with_unprovable=False)
 
@@ -169,23 +152,18 @@ def make_designs(
     """The score and the slots of every design."""
     world = prover_task.inference_world(policy.task)
     plain_step = partial(scoring.make_search_step, args.device)
-    compiled_step = (
-        evaluate_step
-        if args.eager
-        else strategies.compile_function(evaluate_step)
-    )
+    compiled_step = strategies.compile_function(evaluate_step)
     replayed_step = (
         compiled_step if args.device == "cpu" else GraphedStep(compiled_step)
     )
 
-    beam = 1 if args.score == "greedy" else BEAM
     search = scoring.search_config(
         policy.task,
         policy.cfg,
-        args.score,
+        "greedy",
         slots=CHUNK_SLOTS,
-        beam=beam,
-        rows_per_step=CHUNK_SLOTS * beam,
+        beam=1,
+        rows_per_step=CHUNK_SLOTS,
         chunk_size=CHUNK_SLOTS,
     )
     memory_limit = memory.total_bytes(args.device) // 2
@@ -236,14 +214,12 @@ def rank_in_full(args: argparse.Namespace, name: str, rules: str) -> Row:
         folder, str(folder / rules), settings, args.device
     )
     test = task.dataset.test
-    if args.queries_ranked is not None:
-        test = test[ranking.stratified_sample(test, args.queries_ranked)]
     search = scoring.search_config(
         task,
         cfg,
         "success",
         slots=CHUNK_SLOTS,
-        beam=BEAM,
+        beam=64,
         rows_per_step=CHUNK_SLOTS,
         chunk_size=TUNING_CANDIDATES,
     )
@@ -288,10 +264,10 @@ def untrained_policy(
 def list_candidates(
     task: ProverTask, split: Any, *, with_unprovable: bool
 ) -> Tensor:
-    """The distinct candidates that N_NEGATIVES negatives a query and side make, in order."""
+    """The distinct candidates that 100 negatives a query and side make, in order."""
 
     protocol = RankingProtocol(
-        n_negatives=N_NEGATIVES, score_unprovable=with_unprovable
+        n_negatives=100, score_unprovable=with_unprovable
     )
     listed = ranking.list_split(task, split, protocol, by_side=False)
     return listed.distinct[0][0].to(torch.int32)

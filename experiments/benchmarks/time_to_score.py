@@ -39,7 +39,6 @@ from funcppo.rl.settings import published_settings
 from funcppo.trainer import batch_size, with_length
 
 ENVIRONMENTS = ("CartPole-v1", "MinAtar/Breakout-v1")
-LIBRARIES = ("funcppo", "jax")
 UPDATES_A_READ = 10
 
 # Updates ten times: the number of episodes that ended, and the sum of their returns.
@@ -51,9 +50,6 @@ def main() -> None:
     parser = make_parser(__doc__)
     parser.add_argument(
         "--only", nargs="+", default=ENVIRONMENTS, choices=ENVIRONMENTS
-    )
-    parser.add_argument(
-        "--library", nargs="+", default=list(LIBRARIES), choices=LIBRARIES
     )
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--steps", type=int, help="default: as published")
@@ -71,7 +67,7 @@ def main() -> None:
     cells: dict[str, list[str]] = {}
     for env in args.only:
         steps = args.steps or published_settings(env).steps
-        for library in args.library:
+        for library in ("funcppo", "jax"):
             arguments = [library, env, args.device, str(args.seeds), str(steps)]
             cells[f"{library} {env}"] = arguments
     side_by_side.run_cells(__file__, cells, len(cells), args.device, args.out)
@@ -83,12 +79,8 @@ class Case:
     def __init__(
         self, library: str, env: str, device: str, seeds: int, steps: int
     ) -> None:
-        self.library, self.env, self.device, self.seeds = (
-            library,
-            env,
-            device,
-            seeds,
-        )
+        self.library, self.env = library, env
+        self.device, self.seeds = device, seeds
         torch.set_num_threads(1)
         self.settings = published_settings(env)
         learner = with_length(make_learner(env, self.settings), steps)
