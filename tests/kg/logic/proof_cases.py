@@ -10,13 +10,10 @@ from hypothesis import strategies as st
 
 from funcppo.kg.logic import prove
 from funcppo.kg.logic.proof import Node, Proof, check_proof
+from tests import oracles
 
 C = 3  # constants 1..3, variables from 4
 X, Y, Z, V = 4, 5, 6, 7
-
-
-def substitute(atom, theta):
-    return (atom[0], *(theta.get(t, t) for t in atom[1:]))
 
 
 def heights_and_derivations(facts, rules, n_constants):
@@ -24,19 +21,10 @@ def heights_and_derivations(facts, rules, n_constants):
     model = {fact: (0, None, None) for fact in facts}
     for height in itertools.count(1):
         new = {}
-        for i, (head, *body) in enumerate(rules):
-            variables = sorted(
-                {t for a in body for t in a[1:] if t > n_constants}
-            )
-            for values in itertools.product(
-                range(1, n_constants + 1), repeat=len(variables)
-            ):
-                theta = dict(zip(variables, values))
-                instance = [substitute(a, theta) for a in body]
-                if all(a in model for a in instance):
-                    new.setdefault(
-                        substitute(head, theta), (height, i, instance)
-                    )
+        for i, rule in enumerate(rules):
+            for theta in oracles.groundings(rule, set(model), n_constants):
+                head, *body = (oracles.put(atom, theta) for atom in rule)
+                new.setdefault(head, (height, i, body))
         new = {a: how for a, how in new.items() if a not in model}
         if not new:
             return model
@@ -96,6 +84,17 @@ def read_proof(text):
         fields["substitution"] = tuple(map(tuple, row["substitution"]))
         nodes.append(Node(**fields))
     return Proof(nodes=tuple(nodes))
+
+
+def make_node(goal, rule=None, substitution=(), children=(), probability=None):
+    """A node of a proof; a fact unless it has a rule."""
+    return Node(
+        goal=goal,
+        rule=rule,
+        substitution=substitution,
+        probability=probability,
+        children=children,
+    )
 
 
 NAMES = ["france", "germany", "europe"]

@@ -24,9 +24,9 @@ from funcppo.kg.logic.derive import (
 )
 from funcppo.kg.logic.joins import RowBudget, RowBudgetExceeded, Rule
 from funcppo.kg.logic.kb import HEAD, TAIL
-from funcppo.kg.logic.resolve import Goals, make_resolve_config, resolve
+from funcppo.kg.logic.resolve import make_resolve_config, resolve
 from tests import oracles, sld
-from tests.kg.logic.test_resolve import C, P, program
+from tests.kg.logic.test_resolve import C, P, program, start
 from tests.oracles import Program, programs
 
 # -- test chains
@@ -342,36 +342,6 @@ def test_paths_that_come_back_to_an_entity_do_not_count(program, left_out):
         assert fire_by(searching, rows, **options) == expected
 
 
-def test_two_ways_to_one_answer_count_twice():
-    program = Program(
-        3,
-        (2,),
-        ((LIKES, 1, 2), (LIKES, 1, 3), (LIKES, 2, 3), (LIKES, 3, 3)),
-        (((LIKES, X, Y), (LIKES, X, Z), (LIKES, Z, Y)),),
-    )
-    assert fire(program, [(LIKES, TAIL, 1, 0)]) == {(0, 3, 0): 2}
-    # likes(1, 3) is the second atom's fact of one way only, likes(3, 3).
-    assert fire(program, [(LIKES, TAIL, 1, 3)]) == {(0, 3, 0): 1}
-
-
-def test_rules_that_differ_in_constants_alone_are_told_apart():
-    program = Program(
-        3,
-        (2, 2),
-        ((2, 1, 2), (2, 1, 3), (2, 2, 3)),
-        (
-            ((LIKES, X, 3), (2, X, 2)),
-            ((LIKES, X, 1), (2, X, 3)),
-            ((LIKES, X, 1), (2, X, 3)),  # the same rule again
-        ),
-    )
-    found = fire(program, [(LIKES, TAIL, 1, 0), (LIKES, TAIL, 2, 0)])
-    assert found == {(0, 3, 0): 1, (0, 1, 1): 1, (0, 1, 2): 1} | {
-        (1, 1, 1): 1,
-        (1, 1, 2): 1,
-    }
-
-
 def test_rules_of_one_shape_about_many_predicates_are_solved_as_one():
     # more predicates than constants, whose numbers no variable may have
     n_predicates = 9
@@ -385,10 +355,12 @@ def test_rules_of_one_shape_about_many_predicates_are_solved_as_one():
     program = Program(2, (2,) * n_predicates, facts, rules)
     plan = plan_rules(*kb.build(**program.arrays()))
     assert len(plan.groups) == 1
+    # A rule that is written twice counts twice.
+    program = replace(program, rules=(*rules, rules[-1]))
     rows = all_questions(program)
     found = fire(program, rows)
     assert found == brute_force(program, rows)
-    assert len({rule for _, _, rule in found}) == len(rules)
+    assert len({rule for _, _, rule in found}) == len(rules) + 1
 
 
 def test_rules_about_other_predicates_cost_a_question_no_join():
@@ -468,18 +440,23 @@ STARS = Program(
 )
 
 
+def ask_stars(memory_share=1.0):
+    """The plan of one rule, and the questions like(X3, ?)."""
+    world, sizes = kb.build(**STARS.arrays())
+    queries = world.facts.long() + torch.tensor([1, 0, 0])
+    plan = derive.plan_rules(world, sizes, memory_share)
+    return plan, derive.open_questions(queries, TAIL)
+
+
 def test_half_of_the_memory_halves_the_chunks_and_not_what_they_hold(
     monkeypatch,
 ):
     monkeypatch.setattr(derive, "PILOT_QUESTIONS", 1)
     monkeypatch.setattr(derive, "MAX_CHUNK_GROUNDINGS", 4)
-    world, sizes = kb.build(**STARS.arrays())
-    queries = world.facts.long() + torch.tensor([1, 0, 0])  # like(X3, ?)
-    asked = derive.open_questions(queries, TAIL)
     sizes_of: dict[float, list[int]] = {}
     found: dict[float, list[int]] = {}
     for share in (1.0, 0.5):
-        plan = derive.plan_rules(world, sizes, share)
+        plan, asked = ask_stars(share)
         chunks = list(derive.iter_groundings(plan, asked))
         sizes_of[share] = [len(chunk.entity) for chunk, _ in chunks]
         candidates = [part.candidate for _, part in chunks]
@@ -544,10 +521,7 @@ def test_any_number_of_threads_gives_the_same_firings(
 
 def test_a_chunk_has_no_more_questions_than_there_is_time_for(monkeypatch):
     monkeypatch.setattr(derive, "PILOT_QUESTIONS", 1)
-    world, sizes = kb.build(**STARS.arrays())
-    plan = derive.plan_rules(world, sizes)
-    queries = world.facts.long() + torch.tensor([1, 0, 0])
-    asked = derive.open_questions(queries, TAIL)
+    plan, asked = ask_stars()
     now = [0.0]
     work = GroundingWork(deadline=Deadline(at=6.0, clock=lambda: now[0]))
     n_questions = []
@@ -759,14 +733,6 @@ def test_an_index_without_atoms_has_no_dead_ends_and_too_many_are_none():
         known, sizes, 1, roots, goals, successors
     ).any()
     assert not derive.rule_derives(known, sizes, roots, successors.rule).any()
-
-
-def start(roots: torch.Tensor, max_goals: int) -> Goals:
-    first = torch.arange(max_goals) == 0
-    return Goals(
-        torch.where(first[:, None], roots[:, None], 0),
-        torch.zeros(len(roots), max_goals, dtype=torch.int32),
-    )
 
 
 def provable(goals, root, facts, rules, max_height) -> bool:

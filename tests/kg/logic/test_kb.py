@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from funcppo.core import tree
 from funcppo.kg.logic import fixpoint, kb
-from funcppo.kg.logic.kb import HEAD, SIDE_NAMES, TAIL
+from funcppo.kg.logic.kb import HEAD, TAIL
 from tests.shapes import check_shapes_and_dtypes
 
 C = 5
@@ -62,19 +62,6 @@ def test_facts_are_distinct_and_sorted_and_a_row_is_an_id():
     )
     assert kb.fact_id(world, sizes, asked).tolist() == [2, 0, -1, -1, -1]
     check_shapes_and_dtypes(world)
-
-
-def test_facts_for_a_goal_worked_by_hand():
-    world, sizes = build(TABLE)
-    ids, filled, count = kb.lookup_facts(
-        world, sizes, torch.tensor([[2, 1, C + 1], [1, C + 1, 3], [2, 1, 2]]), 3
-    )
-    assert [row[ok].tolist() for row, ok in zip(ids, filled)] == [
-        [2, 3],
-        [0, 1],
-        [3],
-    ]
-    assert count.tolist() == [2, 2, 1]
 
 
 @given(tables())
@@ -229,35 +216,6 @@ def build_index(n_constants, pool, triples):
         n_constants,
         None if pool is None else torch.tensor(sorted(pool)),
     )
-
-
-# -- a worked example
-
-
-def test_the_answers_to_a_query_are_listed_by_hand():
-    """r(1, ?): 2 and 3; r(?, 2): 1 and 4; a key counts in base 4 + 1."""
-    index = kb.build_triple_index(
-        table([(1, 1, 2), (1, 1, 3), (1, 4, 2), (2, 1, 4)]), 4
-    )
-    query = torch.tensor([[1, 1, 2]])
-    tails = kb.list_answers(index, query, TAIL)
-    assert [t.tolist() for t in tails] == [
-        [0, 0],
-        [25 + 5 + 2, 25 + 5 + 3],
-        [2, 3],
-    ]
-    assert kb.list_answers(index, query, HEAD).entity.tolist() == [
-        1,
-        4,
-    ]
-    assert [t.tolist() for t in kb.answer_range(index, query, TAIL)] == [
-        [0],
-        [2],
-    ]
-    assert kb.contains_triple(
-        index, torch.tensor([[1, 1, 3], [1, 3, 1]]), TAIL
-    ).tolist() == [True, False]
-    assert SIDE_NAMES == {HEAD: "head", TAIL: "tail"}
 
 
 # -- equality with Python sets

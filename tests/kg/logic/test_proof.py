@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 
 from funcppo.kg.logic import proof as proof_
 from funcppo.kg.logic import prove
-from funcppo.kg.logic.proof import Node, Proof
+from funcppo.kg.logic.proof import Proof
+from tests import sld
 from tests.kg.logic.proof_cases import (
     COUNTRIES,
     C,
@@ -27,11 +28,12 @@ from tests.kg.logic.proof_cases import (
     checked,
     format_atom,
     format_rule,
+    make_node,
     programs,
     proved_by_model,
     read_proof,
-    substitute,
 )
+from tests.oracles import put
 
 # -- a worked example
 
@@ -41,27 +43,15 @@ def test_france_is_in_europe_because_germany_is():
         COUNTRIES, (2, 1, 3), [("rule", 0, 0.83), ("fact", 0, 0.5)]
     )
     assert proof.nodes == (
-        Node(
-            goal=(2, 1, 3),
+        make_node(
+            (2, 1, 3),
             rule=0,
             substitution=((X, 1), (Y, 3), (Z, 2)),
-            probability=0.83,
             children=(1, 2),
+            probability=0.83,
         ),
-        Node(
-            goal=(1, 1, 2),
-            rule=None,
-            substitution=(),
-            probability=0.5,
-            children=(),
-        ),
-        Node(
-            goal=(2, 2, 3),
-            rule=None,
-            substitution=(),
-            probability=None,
-            children=(),
-        ),
+        make_node((1, 1, 2), probability=0.5),
+        make_node((2, 2, 3)),
     )
     assert checked(COUNTRIES, proof, max_height=1, leave_one_out=True) == []
     lost = checked(COUNTRIES, proof, facts={(1, 1, 2)})
@@ -135,7 +125,7 @@ def proves_the_same(program, nodes, node):
         {t for a in clause for t in a[1:] if t > C}
     )
     body = [nodes[c].goal for c in node.children]
-    return same_variables and [substitute(a, theta) for a in clause] == [
+    return same_variables and [put(a, theta) for a in clause] == [
         node.goal,
         *body,
     ]
@@ -230,17 +220,7 @@ def test_the_root_is_no_fact_of_its_own_proof(program):
     """With every derivable atom a fact, a proof of itself by itself is a fact's, unless it is left out."""
     for _, proof in proved_by_model(program):
         root = proof.nodes[0].goal
-        alone = Proof(
-            nodes=(
-                Node(
-                    goal=root,
-                    rule=None,
-                    substitution=(),
-                    probability=None,
-                    children=(),
-                ),
-            )
-        )
+        alone = Proof(nodes=(make_node(root),))
         assert checked(program, alone, facts=program.fact_set | {root}) == []
         assert (
             checked(
@@ -251,18 +231,11 @@ def test_the_root_is_no_fact_of_its_own_proof(program):
             )
             != []
         )
-    leaf = Node(
-        goal=(1, 1, 2),
-        rule=None,
-        substitution=(),
-        probability=None,
-        children=(),
-    )
-    flip = lambda goal, child: Node(
-        goal=goal,
+    leaf = make_node((1, 1, 2))
+    flip = lambda goal, child: make_node(
+        goal,
         rule=1,
         substitution=((X, goal[1]), (Y, goal[2])),
-        probability=None,
         children=(child,),
     )
     circular = Proof(nodes=(flip((1, 1, 2), 1), flip((1, 2, 1), 2), leaf))
@@ -273,12 +246,8 @@ def test_the_root_is_no_fact_of_its_own_proof(program):
 
 
 def test_what_is_no_tree_of_nodes_is_rejected():
-    node = lambda *children, p=None: Node(
-        goal=(1, 1, 2),
-        rule=None,
-        substitution=(),
-        probability=p,
-        children=children,
+    node = lambda *children, p=None: make_node(
+        (1, 1, 2), children=children, probability=p
     )
     for nodes, text in (
         ((), "no nodes"),
@@ -300,19 +269,9 @@ def test_what_is_no_tree_of_nodes_is_rejected():
 
 def test_padding_is_no_constant():
     """q(1) is no q(1, Y), though both are padded to one width."""
-    leaf = Node(
-        goal=(1, 1, 0),
-        rule=None,
-        substitution=(),
-        probability=None,
-        children=(),
-    )
-    rule = Node(
-        goal=(2, 1, 0),
-        rule=0,
-        substitution=((X, 1), (Y, 0)),
-        probability=None,
-        children=(1,),
+    leaf = make_node((1, 1, 0))
+    rule = make_node(
+        (2, 1, 0), rule=0, substitution=((X, 1), (Y, 0)), children=(1,)
     )
     program = prove.make_program([(1, 1, 0)], [[(2, X, Y), (1, X, Y)]], C)
     assert checked(program, Proof(nodes=(rule, leaf))) == [
@@ -440,67 +399,23 @@ def test_dot_labels_read_back_as_the_names_they_hold(name, rule):
 
 def traces(program, root, max_height, budget):
     """Choices of every proof that leftmost resolution finds, breadth first, within a number of resolution steps."""
-    todo, steps = [([(root, 0)], [], itertools.count(1000))], 0
+    todo, steps = [(((root, 0),), [])], 0
     while todo and steps < budget:
         steps += 1
-        ((goal, height), *rest), choices, fresh = todo.pop(0)
-        options = [
-            ("rule", i, r)
-            for i, r in enumerate(program.rules)
-            if height < max_height
-        ]
-        options += [
-            ("fact", i, [f]) for i, f in enumerate(program.facts) if f != root
-        ]
-        for kind, i, clause in options:
-            names = {
-                t: next(fresh)
-                for t in sorted(
-                    {
-                        t
-                        for a in clause
-                        for t in a[1:]
-                        if t > program.n_constants
-                    }
-                )
-            }
-            head, *body = (substitute(a, names) for a in clause)
-            theta = unifier(head, goal, program.n_constants)
-            if theta is None:
-                continue
-            goals = [
-                (substitute(a, theta), h)
-                for a, h in [*((b, height + 1) for b in body), *rest]
-            ]
-            goals = [
-                (a, h)
-                for a, h in goals
-                if a == root or a not in program.fact_set
-            ]
+        goals, choices = todo.pop(0)
+        for kind, i, left in sld.successors(
+            goals,
+            root,
+            list(program.facts),
+            program.rules,
+            program.n_constants,
+            max_height,
+        ):
             chosen = [*choices, (kind, i, random.Random(steps).random())]
-            if goals:
-                todo.append((goals, chosen, fresh))
+            if left:
+                todo.append((left, chosen))
             else:
                 yield chosen
-
-
-def unifier(left, right, n_constants):
-    """An idempotent most general unifier, by rewriting all equations at each step; None if there is none."""
-    if left[0] != right[0]:
-        return None
-    equations, theta = list(zip(left[1:], right[1:])), {}
-    while equations:
-        (s, t), *equations = equations
-        if s == t:
-            continue
-        if s <= n_constants:
-            s, t = t, s
-        if s <= n_constants:
-            return None
-        rewrite = lambda u, s=s, t=t: t if u == s else u
-        equations = [(rewrite(a), rewrite(b)) for a, b in equations]
-        theta = {v: rewrite(u) for v, u in theta.items()} | {s: t}
-    return theta
 
 
 def test_a_program_leaves_padding_atoms_out():
@@ -545,27 +460,6 @@ def test_a_proof_from_a_trace_holds_and_keeps_the_probability_of_every_choice(
         assert sorted(rules) == sorted(
             i for kind, i, _ in choices if kind == "rule"
         )
-
-
-def test_bindings_found_later_are_seen_in_earlier_nodes():
-    """p(X,Y) :- q(X,Z), q(Z,Y): Z is open when q(X,Z) is resolved by q(V,W) :- r(V,W); r's fact binds it."""
-    program = prove.make_program(
-        [(3, 1, 2), (2, 2, 3)],
-        [[(1, X, Y), (2, X, Z), (2, Z, Y)], [(2, Y, X), (3, Y, X)]],
-        C,
-    )
-    proof = prove.from_trace(
-        program,
-        (1, 1, 3),
-        [("rule", 0, None), ("rule", 1, None), ("fact", 0, None)],
-    )
-    assert [node.goal for node in proof.nodes] == [
-        (1, 1, 3),
-        (2, 1, 2),
-        (2, 2, 3),
-        (3, 1, 2),
-    ]
-    assert proof.nodes[1].substitution == ((X, 2), (Y, 1))
 
 
 def test_an_open_root_is_bound_by_its_proof():

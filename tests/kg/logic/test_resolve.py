@@ -27,29 +27,6 @@ N_CONSTANTS = 3  # constants 1..3; 4.. are variables
 V, U, X, Y = 4, 5, 6, 7
 
 
-@pytest.mark.parametrize(
-    ("a", "b", "probe", "want"),
-    [
-        ((1, V, U), (1, Y, Y), (V, U, Y), (Y, Y, Y)),
-        ((1, V, 2), (1, Y, Y), (V, Y), (2, 2)),
-        ((1, V, V), (1, 2, X), (V, X), (2, 2)),
-        ((1, V, U, V), (1, U, 3, X), (V, U, X), (3, 3, 3)),
-    ],
-)
-def test_repeated_variables_and_chains_are_bound_everywhere(a, b, probe, want):
-    unifies, mgu = unify(torch.tensor(a), torch.tensor(b), N_CONSTANTS)
-    assert unifies
-    assert substitute(torch.tensor(probe), mgu).tolist() == list(want)
-
-
-@pytest.mark.parametrize(
-    ("a", "b"),
-    [((1, V, V), (1, 2, 3)), ((1, V, 2), (2, V, 2)), ((1, 1, V), (1, 2, V))],
-)
-def test_a_clash_does_not_unify(a, b):
-    assert not unify(torch.tensor(a), torch.tensor(b), N_CONSTANTS)[0]
-
-
 def atoms(seed: int, n: int, arity: int) -> np.ndarray:
     rng = np.random.default_rng(seed)
     return np.concatenate(
@@ -112,12 +89,25 @@ def test_canonical_rows_are_equal_exactly_when_rows_are_renamings(seed):
 C, P, W = 4, 3, 3
 
 
+def random_atoms(rng, n):
+    """Ground atoms over the predicates and constants of `program`."""
+    columns = rng.integers(1, P + 1, n), *rng.integers(1, C + 1, (2, n))
+    return np.stack(columns, 1)
+
+
+def start(roots: torch.Tensor, max_goals: int) -> Goals:
+    """The goals of searches from their roots."""
+    first = torch.arange(max_goals) == 0
+    return Goals(
+        torch.where(first[:, None], roots[:, None], 0),
+        torch.zeros(len(roots), max_goals, dtype=torch.int32),
+    )
+
+
 def program(seed: int):
     """A random safe program with recursion, constants and repeated variables in heads and bodies."""
     rng = np.random.default_rng(seed)
-    facts = np.stack(
-        [rng.integers(1, P + 1, 12), *rng.integers(1, C + 1, (2, 12))], 1
-    )
+    facts = random_atoms(rng, 12)
     rules = np.zeros((5, 3, W), dtype=np.int64)
     for rule in rules:
         n_body = rng.integers(1, 3)
@@ -162,15 +152,8 @@ def test_every_step_of_a_search_equals_the_oracle(seed, max_height):
     kb, sizes = kbase.build(facts, rules, n_constants=C, n_predicates=P)
     cfg = make_resolve_config(kb, sizes, max_height)
     table = [tuple(f) for f in kb.facts.tolist()]
-    root = np.stack(
-        [rng.integers(1, P + 1, rows), *rng.integers(1, C + 1, (2, rows))], 1
-    )
-    root = torch.from_numpy(root).to(torch.int32)
-    atoms = torch.zeros((rows, cfg.max_goals, W), dtype=torch.int32)
-    goals = Goals(
-        torch.cat([root[:, None], atoms[:, 1:]], 1),
-        torch.zeros((rows, cfg.max_goals), dtype=torch.int32),
-    )
+    root = torch.from_numpy(random_atoms(rng, rows)).to(torch.int32)
+    goals = start(root, cfg.max_goals)
     want_goals = [((tuple(r), 0),) for r in root.tolist()]
     for _ in range(steps):
         got = resolve(cfg, kb, goals, root)
@@ -239,11 +222,7 @@ def walk(program, limit, random):
     padded = torch.tensor(
         [[*root, *[0] * (sizes.atom_width - len(root))]], dtype=torch.int32
     )
-    atoms = torch.zeros((1, cfg.max_goals, sizes.atom_width), dtype=torch.int32)
-    goals = Goals(
-        torch.cat([padded[:, None], atoms[:, 1:]], 1),
-        torch.zeros_like(atoms[..., 0]),
-    )
+    goals = start(padded, cfg.max_goals)
     for _ in range(4):
         found = resolve(cfg, kb, goals, padded)
         assert not found.overflow.any()
@@ -282,12 +261,8 @@ def test_what_does_not_fit_is_flagged():
     assert not resolve(full, kb, goals, root).overflow
     for narrow in ({"max_fanout": 2}, {"max_successors": 2}):
         assert resolve(replace(full, **narrow), kb, goals, root).overflow
-    start = Goals(
-        torch.cat([root[:, None], 0 * root[:, None]], 1),
-        torch.zeros((1, 2), dtype=torch.int32),
-    )
-    first = Goals(start.atoms[:, :1], start.height[:, :1])
-    assert resolve(replace(full, max_goals=1), kb, first, root).overflow
+    cfg = replace(full, max_goals=1)
+    assert resolve(cfg, kb, start(root, 1), root).overflow
 
 
 @given(st.integers(0, 2**32 - 1))
@@ -295,21 +270,13 @@ def test_what_does_not_fit_is_flagged():
 def test_without_bodies_a_ground_root_has_the_same_rules(seed):
     facts, rules, rng = program(seed)
     kb, sizes = kbase.build(facts, rules, n_constants=C, n_predicates=P)
-    root = np.stack(
-        [rng.integers(1, P + 1, 8), *rng.integers(1, C + 1, (2, 8))], 1
-    )
-    root = torch.from_numpy(root).to(torch.int32)
+    root = torch.from_numpy(random_atoms(rng, 8)).to(torch.int32)
     full, alone = (
         make_resolve_config(kb, sizes, 1),
         rules_only_config(make_resolve_config(kb, sizes, 1)),
     )
-    atoms = torch.zeros((8, full.max_goals - 1, W), dtype=torch.int32)
-    start = Goals(
-        torch.cat([root[:, None], atoms], 1),
-        torch.zeros((8, full.max_goals), dtype=torch.int32),
-    )
-    want = resolve(full, kb, start, root)
-    got = resolve(alone, kb, Goals(root[:, None], start.height[:, :1]), root)
+    want = resolve(full, kb, start(root, full.max_goals), root)
+    got = resolve(alone, kb, start(root, 1), root)
     assert [r[m].tolist() for r, m in zip(got.rule, got.mask)] == [
         r[m].tolist() for r, m in zip(want.rule, want.mask)
     ]

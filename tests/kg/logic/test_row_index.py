@@ -32,17 +32,6 @@ def test_a_large_table_in_huge_pages_is_the_same_table_elsewhere(dtype):
 integers = st.lists(st.integers(-3, 3), max_size=12)
 
 
-def test_values_worked_by_hand():
-    values = torch.tensor([2, 2, 1, 2])
-    assert row_index.int_list(values) == [2, 2, 1, 2]
-    runs = row_index.runs(values)
-    assert [part.tolist() for part in runs] == [[2, 1, 2], [2, 1, 1]]
-    table = torch.tensor([[2, 1], [1, 3], [2, 1]])
-    assert row_index.atom_tuples(table) == [(2, 1), (1, 3), (2, 1)]
-    assert row_index.rule_tuples(table[None, :2]) == [[(2, 1), (1, 3)]]
-    assert row_index.unique_rows(table).tolist() == [[1, 3], [2, 1]]
-
-
 @given(integers)
 def test_values_and_runs_are_those_of_python(values):
     tensor = torch.tensor(values, dtype=torch.int64)
@@ -149,14 +138,6 @@ def row_tables(draw):
 
 def columns_of(rows):
     return torch.tensor(rows, dtype=torch.int64).unbind(1)
-
-
-def test_a_narrow_row_is_packed_column_by_column():
-    encoded = row_index.encode_rows(
-        columns_of([[1, 2, 3], [0, 1, 0]]), [2, 3, 4]
-    )
-    assert encoded.key_prefixes == ()
-    assert encoded.key.tolist() == [(1 << 7) + (2 << 4) + 3, 1 << 4]
 
 
 @given(row_tables())

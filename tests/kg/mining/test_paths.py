@@ -206,17 +206,6 @@ def facts_by_labels(facts, edges, closed, length):
     return {rule: sorted(some) for rule, some in derived.items()}
 
 
-def test_a_square_closes_its_fourth_side():
-    """likes(1,2) follows from likes(1,3), likes(3,4), likes(4,5), likes(5,2), and from no walk along itself."""
-    facts = [(1, 1, 2), (1, 1, 3), (1, 3, 4), (1, 4, 5), (1, 5, 2)]
-    edges = edges_of(facts)
-    _, parts = closed_rules(edges, 4)
-    derived = facts_by_labels(facts, edges, paths.concatenate_closed(parts), 4)
-    assert derived[0, 0, 0, 0, 0] == [(1, 1, 2)]
-    assert not any((1, 1, 2) in some for some in list(derived.values())[1:])
-    assert all(len(some) == 1 for some in derived.values())
-
-
 @pytest.mark.parametrize("length", [4, 5])
 @given(facts=graphs)
 @settings(max_examples=20)
@@ -275,48 +264,20 @@ def test_labels_beyond_the_numbers_are_left_out():
 # -- circularity
 
 
-def count_walks(facts, body, source, target):
-    """The number of walks along the labels of a body, by a dictionary of the entities reached."""
-    steps = edge_sets(facts)
-    reached = {source: 1}
-    for label in body:
-        after = {}
-        for x, y in steps[label]:
-            if x in reached:
-                after[y] = after.get(y, 0) + reached[x]
-        reached = after
-    return reached.get(target, 0)
-
-
-def test_a_path_that_walks_along_the_fact_itself_is_circular():
-    """likes(X,Y) :- likes(X,Z), likes(W,Z), likes(W,Y) derives likes(1,2) from itself alone, Z = Y and W = X."""
-    fact, body = torch.tensor([0]), torch.tensor([[0, 1, 0]])
-    one = torch.tensor([1.0])
-    alone = edges_of([(1, 1, 2)])
-    assert paths.is_circular(alone, fact, body, one).tolist() == [True]
-
-    # likes(1,3), likes(4,3) and likes(4,2) derive it too, and so do the walks that go out or come back along it.
-    others = edges_of([(1, 1, 2), (1, 1, 3), (1, 4, 2), (1, 4, 3)])
-    n_paths = torch.tensor([4.0])
-    found = paths.is_circular(others, fact, body, n_paths)
-    assert found.tolist() == [False]
-
-
 @given(graphs)
 @settings(max_examples=40)
 def test_circular_facts_are_those_that_have_no_path_without_themselves(facts):
     edges = edges_of(facts)
-    for length, every in ((1, 1), (2, 1), (3, 1)):
+    for length in (1, 2, 3):
         cases, expected, n_paths = [], [], []
-        bodies = itertools.product(range(4), repeat=length)
-        for body in itertools.islice(bodies, 0, None, every):
+        for body in itertools.product(range(4), repeat=length):
             for i, (_, x, y) in enumerate(facts):
-                n = count_walks(facts, body, x, y)
+                n = walks(facts, body, [x]).get((x, y))
                 if n:
                     rest = facts[:i] + facts[i + 1 :]
                     cases.append((i, *body))
                     n_paths.append(float(n))
-                    expected.append(count_walks(rest, body, x, y) == 0)
+                    expected.append((x, y) not in walks(rest, body, [x]))
         if cases:
             table = torch.tensor(cases)
             found = paths.is_circular(
