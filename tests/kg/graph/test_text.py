@@ -19,15 +19,8 @@ from funcppo.kg.graph.text import (
     Atom,
     Token,
     Variable,
-    check_goal,
-    check_head,
-    check_safe,
     declared_by,
     find_similar_names,
-    has_variables,
-    indicator,
-    is_built_in,
-    is_library_predicate,
     parse_atom,
     parse_clause,
     similar_names_hint,
@@ -146,13 +139,6 @@ def test_the_escapes_of_iso_prolog(quoted, name):
     assert lexer.unquote(quoted) == name
 
 
-def test_an_escape_that_is_none_is_an_error():
-    for quoted in (r"'\q'", r"'\xd800\'", r"'\x110000\'", r"'\777777777\'"):
-        problem = "expected (an escape of ISO Prolog|a character of Unicode)"
-        with pytest.raises(ValueError, match=problem):
-            lexer.unquote(quoted)
-
-
 def test_names_variables_and_integers_worked_by_hand():
     names = ["ann", "Ann", "_", "X", "Q42", "a-b", "/m/02", "b.", "a:-b", "a b"]
     assert [*filter(lexer.is_variable, names)] == ["Ann", "_", "X", "Q42"]
@@ -261,53 +247,10 @@ def test_each_anonymous_variable_has_a_name_of_its_own_that_no_text_can_give():
     assert " " in first and " " in second
 
 
-def test_only_in_a_line_format_may_a_predicate_start_with_a_capital():
-    assert parse_line("P31(X, Y) :- _q(Y, X)")[0] == Atom("P31", (X, Y))
-    for text in ("P31(X) :- q(X).", "_q(a)."):
-        with pytest.raises(ValueError, match=r"^expected a predicate, got "):
-            parse_program(text)
-    for negation in ("not(p(a))", "not p", "\\+ p(a)", "\\+(p(a))"):
-        for parse in (parse_line, parse_program):
-            with pytest.raises(ValueError, match="predicate, got negation "):
-                parse(f"q :- {negation}.")
-
-
-def test_a_head_is_safe_when_the_body_has_its_variables():
-    check_safe(Atom("p", (X, "a")), (Atom("q", (Y,)), Atom("r", (Y, X))))
-    check_safe(Atom("p", ("a", "b")), ())
-    for head in (Atom("p", (X, Y)), Atom("p", (Y, X))):
-        with pytest.raises(ValueError, match=r"got 'Y' only in the head$"):
-            check_safe(head, (Atom("q", (X,)),))
-    with pytest.raises(ValueError, match=r"got '_' only in the head$"):
-        check_safe(Atom("p", (Variable("_ 2"),)), ())
-    assert has_variables(Atom("p", ("a", X)))
-    assert not has_variables(Atom("p", ("a", "X")))
-
-
 # -- what Prolog has of its own
 
 # Terms that stand for clauses, or for goals of another module: nothing defines these as predicates.
 CLAUSE_SYNTAX = {":-/1", ":-/2", "?-/1", "-->/2", "=>/2", ":/2", "|/2", ",/2"}
-
-
-def test_heads_and_goals_of_prolog_itself_are_errors():
-    def atom(name, arity):
-        return Atom(name, tuple("abcdefgh"[:arity]))
-
-    assert indicator(atom("edge", 2)) == "edge/2"
-    assert is_built_in(atom("length", 2)) and not is_built_in(atom("length", 3))
-    assert is_library_predicate(atom("succ", 2))
-    assert not is_library_predicate(atom("succ", 3))
-    check_head(atom("succ", 2))
-    check_goal(atom("edge", 2))
-    for check, name, arity, problem in (
-        (check_head, "length", 2, "the built-in"),
-        (check_goal, "length", 2, "the built-in"),
-        (check_goal, "succ", 2, "the built-in"),
-        (check_goal, "not", 1, "negation"),
-    ):
-        with pytest.raises(ValueError, match=f"got {problem} {name}/{arity}$"):
-            check(atom(name, arity))
 
 
 @has_prolog
@@ -342,18 +285,6 @@ def test_true_is_dropped_and_library_predicates_may_be_defined():
     expected = ["not(b)", "succ(a, b)", "p(X) :- succ(X, Y), not(Y)"]
     assert texts(program) == expected
     assert from_text("p(007, -0, -12, a1).").entities == ("7", "0", "-12", "a1")
-
-
-def test_predicates_of_one_name_and_different_arities_are_different():
-    d = from_text("p(a). p(a, b). q(X) :- p(X, Y), p(X). p :- q(a).")
-    assert d.predicates == ("p", "p", "q", "p")
-    assert d.arities == (1, 2, 1, 0)
-    assert d.facts.tolist() == [[1, 1, 0], [2, 1, 2]]
-    assert d.rules.tolist() == [
-        [[3, 3, 0], [2, 3, 4], [1, 3, 0]],
-        [[4, 0, 0], [3, 1, 0], [0, 0, 0]],
-    ]
-    assert d.notes == ()
 
 
 def test_a_goal_that_nothing_defines_is_told_with_its_arity_and_line():
