@@ -189,3 +189,11 @@ def together(programs: list[Program]) -> tuple[Program, list[int]]:
         tuple(facts),
         tuple(rules),
     ), shifts
+
+
+def within_six_sigma(counts, probabilities):
+    """Each count of a multinomial within 6 standard deviations: a false alarm in 10**8 fixed seeds."""
+    n, p = sum(counts), np.array(probabilities)
+    return bool(
+        (abs(np.array(counts) - n * p) <= 6 * np.sqrt(n * p * (1 - p))).all()
+    )

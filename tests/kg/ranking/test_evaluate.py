@@ -1,7 +1,13 @@
-"""Evaluation in chunks: the records of queries by hand, and that they do not depend on the chunks."""
+"""Records of queries by hand, whatever the chunks; summarised, interrupted, resumed and refused."""
 
 import dataclasses
+import json
 import math
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,12 +16,14 @@ import torch
 from funcppo.kg.config import ProverTaskConfig
 from funcppo.kg.graph import loaders
 from funcppo.kg.graph.dataset import Dataset
-from funcppo.kg.logic.proof import Node, Proof
-from funcppo.kg.ranking import evaluate, rank_metrics, ranking
+from funcppo.kg.logic.proof import Proof
+from funcppo.kg.ranking import evaluate, ranking
 from funcppo.kg.ranking.evaluate import Evaluator
 from funcppo.kg.ranking.ranking import RankingProtocol
 from funcppo.kg.scores.score import parse
 from funcppo.kg.search import task as prover_task
+from tests.cli.test_train import funcppo
+from tests.kg.logic.proof_cases import make_node
 from tests.kg.ranking.scores import FunctionScore
 
 TWO_STEPS = ProverTaskConfig(max_height=2)
@@ -37,14 +45,10 @@ def make_evaluator(
     )
 
 
-def all_records(evaluator_, split):
-    return [
-        r
-        for chunk in evaluate.evaluate_queries(
-            evaluator_, split, np.arange(len(split))
-        )
-        for r in chunk
-    ]
+def all_records(evaluator_, split, rows=None):
+    rows = np.arange(len(split)) if rows is None else np.array(rows)
+    parts = evaluate.evaluate_queries(evaluator_, split, rows)
+    return [record for part in parts for record in part]
 
 
 # -- a worked example
@@ -73,9 +77,7 @@ def test_the_records_of_a_query_are_worked_by_hand():
     def score(atoms):
         return torch.where((atoms[:, 1] == b) & (atoms[:, 2] == d), -1.0, -0.5)
 
-    root = Node(
-        goal=(2, b, d), rule=0, substitution=(), probability=None, children=()
-    )
+    root = make_node((2, b, d), rule=0)
     proof, calls = Proof(nodes=(root,)), []
     evaluator_ = Evaluator(
         task=task,
@@ -127,52 +129,15 @@ def test_a_status_says_whether_an_answer_was_proved_missed_or_refuted():
 # -- the ranking of a whole split
 
 
-def test_records_hold_the_ranking_of_the_whole_split():
-    evaluator_ = make_evaluator(loaders.load("family_tree:60:0"), "exists@1")
-    split = evaluator_.task.dataset.valid
-    ranked = ranking.rank_split(
-        evaluator_.task, split, evaluator_.score, evaluator_.protocol
-    )
-    reciprocal = rank_metrics.expected_reciprocal_ranks(ranked.counts).tolist()
-    order = torch.argsort(ranked.query_row, stable=True).tolist()
-    assert ranked.counts.n_equal.any()
-    records = all_records(evaluator_, split)
-    assert [r["query_row"] for r in records] == ranked.query_row[order].tolist()
-    for name in ("n_better", "n_equal", "n_candidates"):
-        assert [r[name] for r in records] == getattr(ranked.counts, name)[
-            order
-        ].tolist()
-    assert [r["reciprocal_rank"] for r in records] == [
-        reciprocal[i] for i in order
-    ]
-    assert [r["answer_provable"] for r in records] == ranked.answer_provable[
-        order
-    ].tolist()
-
-
 def test_the_records_of_some_queries_are_among_those_of_all():
     """Corruptions are keyed by the row of the split, whatever else is ranked."""
     evaluator_ = make_evaluator(
         loaders.load("family_tree:60:0"), "noisy-or", n_negatives=5
     )
     split = evaluator_.task.dataset.test
-    every = [
-        r
-        for part in evaluate.evaluate_queries(
-            evaluator_, split, np.arange(len(split))
-        )
-        for r in part
-    ]
-    some = [
-        r
-        for part in evaluate.evaluate_queries(
-            evaluator_, split, np.array([1, 4, 7])
-        )
-        for r in part
-    ]
-    assert some == [
-        record for record in every if record["query_row"] in (1, 4, 7)
-    ]
+    every = all_records(evaluator_, split)
+    some = all_records(evaluator_, split, [1, 4, 7])
+    assert some == [r for r in every if r["query_row"] in (1, 4, 7)]
 
 
 @pytest.mark.parametrize(
@@ -189,19 +154,11 @@ def test_queries_whose_scores_could_round_otherwise_are_counted(offset, near):
     )
     evaluator_ = dataclasses.replace(evaluator_, score=FunctionScore(scorer))
     split = evaluator_.task.dataset.valid
-    found = [
-        r
-        for part in evaluate.evaluate_queries(
-            evaluator_, split, np.arange(len(split))
-        )
-        for r in part
-    ]
-    assert (
-        evaluate.summarise_records(
-            found, evaluator_.task.dataset.predicates, with_auc=False
-        )["n_near_boundary"]
-        == near
+    found = all_records(evaluator_, split)
+    summary = evaluate.summarise_records(
+        found, evaluator_.task.dataset.predicates, with_auc=False
     )
+    assert summary["n_near_boundary"] == near
 
 
 # -- windows, which processes share
@@ -220,3 +177,306 @@ def test_windows_hold_every_query_once_and_their_records_are_those_of_chunks():
         for record in query
     ]
     assert records == all_records(evaluator_, dataset.test)
+
+
+# -- files of records
+
+
+CHECK = next(
+    (Path(__file__).parents[3] / "experiments").rglob("check_ranks.py")
+)
+EVALUATE = (
+    "evaluate",
+    "family_tree:60:0",
+    "--split",
+    "valid",
+    "--score",
+    "noisy-or",
+    "--height",
+    "1",
+    "--details",
+)
+
+
+def close(got, want):
+    """Equal but for the order in which floating-point numbers were added."""
+    if isinstance(want, dict):
+        assert got.keys() >= want.keys()
+        for key in want:
+            close(got[key], want[key])
+    else:
+        assert got == pytest.approx(want, abs=1e-12)
+
+
+COUNTRIES = loaders.load("countries_s2")
+FAMILY = loaders.load("family_tree:60:0")
+# Under another name it is ranked against all entities, not against the regions.
+RENAMED_COUNTRIES = dataclasses.replace(COUNTRIES, name="renamed")
+
+
+@pytest.mark.parametrize(
+    ("dataset", "protocol"),
+    [
+        (COUNTRIES, {"sides": (2,)}),
+        (COUNTRIES, {"sides": (2,), "n_negatives": 3}),
+        (RENAMED_COUNTRIES, {}),
+        (FAMILY, {}),
+        (FAMILY, {"n_negatives": 7}),
+        (FAMILY, {"score_unprovable": True}),
+    ],
+)
+@pytest.mark.parametrize("score", ["exists@1", "noisy-or"])
+def test_a_summary_of_records_is_that_of_the_whole_ranking(
+    dataset, protocol, score
+):
+    evaluator_ = make_evaluator(dataset, score, **protocol)
+    # Countries' records hold all scores anyway.
+    evaluator_ = dataclasses.replace(
+        evaluator_, all_scores=not evaluator_.task.is_countries
+    )
+    split = dataset.test if len(dataset.test) else dataset.valid
+    ranked = ranking.rank_split(
+        evaluator_.task, split, evaluator_.score, evaluator_.protocol
+    )
+    want = ranking.summarise_ranking(
+        ranked, list(dataset.predicates), with_auc=True
+    )
+    found = all_records(evaluator_, split)
+    got = evaluate.summarise_records(
+        found[::-1], dataset.predicates, with_auc=True
+    )
+    del want[
+        "n_scored"
+    ]  # atoms of several queries count once there, and once a query here
+    close(got, want)
+
+
+def interrupted(monkeypatch, after: int):
+    """A Ctrl-C while the query `after` is ranked."""
+    whole = evaluate.evaluate_queries
+
+    def stopped(*args):
+        for i, part in enumerate(whole(*args)):
+            if i == after:
+                os.kill(os.getpid(), signal.SIGINT)
+            yield part
+
+    monkeypatch.setattr(evaluate, "evaluate_queries", stopped)
+
+
+def test_an_interrupted_evaluation_is_resumed_where_it_stopped(
+    tmp_path, capsys
+):
+    whole, part = tmp_path / "whole.jsonl", tmp_path / "part.jsonl"
+    with pytest.MonkeyPatch.context() as patch:
+        assert (
+            funcppo(patch, *EVALUATE, whole, "--json", tmp_path / "whole.json")
+            == 0
+        )
+    with pytest.MonkeyPatch.context() as patch:
+        interrupted(patch, after=2)
+        assert funcppo(patch, *EVALUATE, part) == 130
+    assert (
+        "interrupted after 3 of" in (out := capsys.readouterr().out)
+        and "--resume" in out
+    )
+    n = len(part.read_text().splitlines())
+    assert 0 < n < len(whole.read_text().splitlines())
+    with open(part, "a") as file:
+        file.write(
+            '{"query_row": 5, "side": "he'
+        )  # the line that was being written when the power failed
+    with pytest.MonkeyPatch.context() as patch:
+        assert (
+            funcppo(
+                patch,
+                *EVALUATE,
+                part,
+                "--resume",
+                "--json",
+                tmp_path / "part.json",
+            )
+            == 0
+        )
+    printed = capsys.readouterr().out.replace("\n", "")
+    assert "dropped 1 unfinished line at its end" in printed
+    assert part.read_bytes() == whole.read_bytes()
+    one, two = (
+        json.loads((tmp_path / name).read_text())
+        for name in ("whole.json", "part.json")
+    )
+    for result in (one, two):
+        for measured in ("total_seconds", "peak_bytes", "memory_limit_bytes"):
+            del result[measured]
+    assert one == two
+
+
+def test_a_file_of_another_evaluation_is_not_resumed(
+    tmp_path, monkeypatch, capsys
+):
+    path = tmp_path / "ranks.jsonl"
+    assert funcppo(monkeypatch, *EVALUATE, path, "--max-queries", "4") == 0
+    before = path.read_bytes()
+    for extra, expected in [
+        (
+            [],
+            "expected --resume, --overwrite or a new file, got a file that exists",
+        ),
+        (
+            ["--resume", "--negatives", "3"],
+            "expected a file made with negatives 3, got None",
+        ),
+        (
+            ["--resume", "--set", "smoothing=5"],
+            "expected a file made with smoothing 5.0, got None",
+        ),
+    ]:
+        capsys.readouterr()
+        assert (
+            funcppo(monkeypatch, *EVALUATE, path, "--max-queries", "4", *extra)
+            == 2
+        )
+        error = capsys.readouterr().err.splitlines()
+        assert expected in error[-1]
+        assert sum(line.startswith("funcppo: ") for line in error) == 1
+        assert path.read_bytes() == before
+    path.write_text("not a record\n")
+    assert (
+        funcppo(monkeypatch, *EVALUATE, path, "--max-queries", "4", "--resume")
+        == 2
+    )
+    assert "ranks.jsonl:1: expected a JSON object" in capsys.readouterr().err
+    assert (
+        funcppo(
+            monkeypatch, *EVALUATE, path, "--max-queries", "4", "--overwrite"
+        )
+        == 0
+    )
+    assert path.read_bytes() == before
+
+
+@pytest.mark.skipif(
+    not Path("/dev/full").exists(), reason="no /dev/full on this system"
+)
+def test_a_full_disk_is_one_line(monkeypatch, capsys):
+    assert (
+        funcppo(monkeypatch, *EVALUATE, "/dev/full", "--max-queries", "4") == 2
+    )
+    error = capsys.readouterr().err
+    assert (
+        "/dev/full: No space left on device: the records written so far stay"
+        in error
+    )
+    assert "Traceback" not in error
+
+
+def test_a_path_that_cannot_be_written_is_refused_before_the_work(
+    tmp_path, monkeypatch, capsys
+):
+    for path in (tmp_path / "no" / "such" / "folder.jsonl", tmp_path):
+        assert (
+            funcppo(monkeypatch, "evaluate", "no_such_set", "--details", path)
+            == 2
+        )
+        assert "expected a file that can be written" in capsys.readouterr().err
+
+
+def test_an_independent_script_finds_the_same_numbers(tmp_path, monkeypatch):
+    """And finds a rank that was tampered with, a score, and a summary of other lines."""
+    path, summary = tmp_path / "ranks.jsonl", tmp_path / "summary.json"
+    folder = tmp_path / "hops"
+    folder.mkdir()
+    (folder / "train.txt").write_text(
+        "a\thop\tb\nb\thop\tc\nc\thop\td\na\tfar\tc\nc\tfar\td\n"
+    )
+    (folder / "valid.txt").write_text("a\thop\td\n")
+    (folder / "test.txt").write_text("b\tfar\td\na\tfar\td\n")
+    (folder / "rules.txt").write_text(
+        "far(X,Y) :- hop(X,Z), hop(Z,Y)\nfar(X,Y) :- hop(X,Y)\n"
+    )
+    args = ("evaluate", folder, "--score", "noisy-or", "--height", "1")
+    assert (
+        funcppo(
+            monkeypatch,
+            *args,
+            "--set",
+            "all_scores=on",
+            "--details",
+            path,
+            "--json",
+            summary,
+        )
+        == 0
+    )
+    check = lambda: subprocess.run(
+        [sys.executable, CHECK, path, "--summary", summary],
+        capture_output=True,
+        text=True,
+    )
+    assert check().returncode == 0, check().stderr
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    assert {"proved", "refuted"} <= {row["status"] for row in rows}
+    assert all(
+        (row["proof"] is not None) == (row["status"] == "proved")
+        for row in rows
+    )
+    at = next(
+        i
+        for i, row in enumerate(rows)
+        if row["other_quantised_scores"] and row["quantised_score"] is not None
+    )
+    for change in (
+        {"n_better": rows[at]["n_better"] + 1},
+        {"quantised_score": rows[at]["quantised_score"] - 10**6},
+    ):
+        path.write_text(
+            "".join(
+                json.dumps(row | (change if i == at else {})) + "\n"
+                for i, row in enumerate(rows)
+            )
+        )
+        assert check().returncode == 1
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows[2:]))
+    assert check().returncode == 1
+
+
+# -- other formats
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ("[]", r"expected a JSON object, got \[\]"),
+        ("3", "expected a JSON object, got 3"),
+        ('{"side": "head"}', "expected a record with query_row"),
+        ({"status": None}, "expected a record with status"),
+        ({"side": "middle"}, "side: expected one of head, tail, got 'middle'"),
+        ({"n_better": "1"}, "n_better: expected a count, got '1'"),
+        ({"n_equal": -1}, "n_equal: expected a count, got -1"),
+        ({"n_candidates": 10**20}, "n_candidates: expected a count, got 1"),
+    ],
+)
+def test_a_line_that_is_no_record_is_named(tmp_path, line, problem):
+    """A dict changes a line of the file; None takes its field out."""
+    record = {
+        "query_row": 0,
+        "side": "head",
+        "relation": "r",
+        "n_better": 0,
+        "n_equal": 0,
+        "n_candidates": 1,
+        "n_scored": 1,
+        "answer_provable": True,
+        "status": "proved",
+        "near_boundary": False,
+    }
+    text = json.dumps(record) + "\n"
+    if isinstance(line, dict):
+        record |= line
+        line = json.dumps(
+            {key: value for key, value in record.items() if value is not None}
+        )
+    path = tmp_path / "ranks.jsonl"
+    path.write_text(f"{text}{line}\n")
+    with pytest.raises(ValueError, match=f"ranks.jsonl:2: {problem}"):
+        evaluate.read(path)

@@ -1,46 +1,57 @@
-"""Proofs of single atoms: the most probable one of a policy, and the smallest one."""
+"""Proofs of single atoms; the parts of a score by evidence add up, and their counts are those of a recount."""
 
+from __future__ import annotations
+
+import json
 import math
+from collections import Counter
+from dataclasses import replace
 from functools import cache
 
 import pytest
 import torch
 
-from funcppo import train_step
-from funcppo.config import PPOConfig
 from funcppo.core import random, tree
-from funcppo.kg.config import ProverTaskConfig
+from funcppo.kg.config import (
+    BellmanFordConfig,
+    EmbeddingConfig,
+    ProverTaskConfig,
+)
 from funcppo.kg.graph import loaders
 from funcppo.kg.logic import fixpoint
+from funcppo.kg.logic.kb import HEAD, TAIL
 from funcppo.kg.logic.proof import Proof
-from funcppo.kg.ranking import explain, scoring
+from funcppo.kg.ranking import explain, ranking, scoring
+from funcppo.kg.ranking.evaluate import Evaluator
+from funcppo.kg.ranking.explain import (
+    explain_answer,
+    explanation_json,
+    explanation_lines,
+)
+from funcppo.kg.ranking.recount_check import RecountCheck
+from funcppo.kg.scores import (
+    evidence,
+    learned,
+    link_embedding,
+    path_network,
+)
+from funcppo.kg.scores.learned import LearnedScore, Weights
 from funcppo.kg.search import task as prover_task
 from funcppo.kg.search.beam import score_by_rules, score_candidates
+from funcppo.kg.search.task import build_task
+from tests.kg.ranking.scores import FunctionScore
+from tests.kg.run.runs import random_graph
+from tests.kg.search.small_tasks import perturbed, small_task, untrained_policy
 
 
 @cache
 def setup(**fields):
     """A task on a small family, and a policy with preferences of its own."""
-    settings = ProverTaskConfig(
-        max_depth=4, embed_dim=4, hidden_dim=8, **fields
+    task = small_task(
+        "family_tree:30:0", max_depth=4, hard_negative_fraction=0.0, **fields
     )
-    task = prover_task.build_task(loaders.load("family_tree:30:0"), settings)
-    cfg = prover_task.build_config(
-        task, PPOConfig(n_envs=4, n_steps=4, n_minibatches=1)
-    )
-    params = train_step.init(
-        cfg, prover_task.training_world(task), random.key(0)
-    ).params
-    return (
-        task,
-        cfg,
-        tree.map(
-            lambda x: (
-                x + 0.1 * torch.sin(torch.arange(x.numel()).view(x.shape) * 1.7)
-            ),
-            params,
-        ),
-    )
+    cfg, params = untrained_policy(task)
+    return task, cfg, perturbed(params)
 
 
 def derived_atoms(task, n):
@@ -199,3 +210,281 @@ def test_a_proof_that_does_not_hold_is_an_error(monkeypatch):
         AssertionError, match="expected a proof that holds, got"
     ):
         explain.most_probable_proof(task, cfg, params, atom)
+
+
+# -- scores of evidence
+
+
+SECONDS = 3600.0  # never cut by the clock
+
+
+@pytest.fixture(scope="module", params=["fact", "pair"])
+def subject(request):
+    """A task and random weights of all evidence; identity of objects and walks with "pair"."""
+    settings = ProverTaskConfig(
+        max_height=1,
+        smoothing=5.0,
+        object_identity=request.param == "pair",
+    )
+    task = build_task(random_graph(), settings)
+    with_walks = request.param == "pair"
+    facts = evidence.index_facts(task.kb, task.sizes, with_walks=with_walks)
+    world = learned.make_world(task.kb, task.sizes, facts)
+    cfg = learned.AggregationConfig(
+        sizes=task.sizes,
+        n_shapes=learned.n_shapes(world),
+        uses_degrees=True,
+        uses_walks=with_walks,
+        uses_embedding=True,
+        uses_bellman_ford=True,
+    )
+    embedding = link_embedding.init(
+        EmbeddingConfig(rank=3, n_folds=2),
+        task.sizes.n_constants,
+        evidence.n_labels(task.sizes),
+        random.key(2),
+    )
+    network = path_network.init(
+        path_network.network_config(
+            BellmanFordConfig(width=4, n_layers=2),
+            task.sizes.n_constants,
+            evidence.n_labels(task.sizes),
+        ),
+        random.key(0),
+    )
+    network = path_network.make_network(
+        tree.map(
+            lambda x: torch.sin(torch.arange(x.numel())).view_as(x), network
+        ),
+        evidence.binary_facts(task.kb),
+        task.sizes.n_constants,
+    )
+    facts = facts._replace(embedding=embedding, network=network)
+    params = learned.init(cfg, random.key(0))
+    generator = torch.Generator().manual_seed(1)
+    params = tree.map(
+        lambda x: x + 0.3 * torch.randn(x.shape, generator=generator), params
+    )
+    weights = Weights(facts, cfg, world, params, request.param, 5.0)
+    return task, weights
+
+
+def explain_by(task, weights, atom, side):
+    score = LearnedScore("evidence", weights)
+    return explain_answer(task, score, atom, side)
+
+
+def explanations(subject):
+    task, weights = subject
+    for split in (task.dataset.valid, task.dataset.train[:20]):
+        for atom in torch.from_numpy(split):
+            for side in (HEAD, TAIL):
+                found = explain_by(task, weights, atom, side)
+                if found is not None:
+                    yield atom, side, found
+
+
+def change_terms(found, kind, change):
+    """The explanation with other details of the terms of a kind."""
+    if found is None:
+        return None
+    terms = [
+        term._replace(detail=change(term.detail)) if term.kind == kind else term
+        for term in found.terms
+    ]
+    return found._replace(terms=tuple(terms))
+
+
+def test_the_terms_add_up_to_the_score(subject):
+    task, _ = subject
+    facts = evidence.binary_facts(task.kb).tolist()
+    n_facts = 0
+    for atom, side, e in explanations(subject):
+        total = sum(term.log_odds for term in e.terms)
+        assert total == pytest.approx(e.score, abs=1e-5)
+        kinds = {term.kind for term in e.terms}
+        assert kinds >= {"rules", "own-degree", "embedding", "bellman-ford"}
+        assert ("linked" in kinds) == ("fact" in kinds)
+        assert sum(rule.share for rule in e.rules) == pytest.approx(1.0)
+        assert e.candidate == atom[side] and e.predicate == atom[0]
+        assert 1 <= e.place <= e.n_candidates and 0 < e.probability <= 1
+        n_facts += e.is_fact
+
+        # Degrees are counts by relation and place, without those in which the question asks; the largest come first.
+        expected = Counter(
+            (fact[0], place)
+            for fact in facts
+            for place in (HEAD, TAIL)
+            if fact[place] == e.candidate
+        )
+        expected.pop((int(atom[0]), side), None)
+        degrees = e.of_kind("degree")
+        listed = {term.detail[:2]: term.detail.n_facts for term in degrees}
+        assert listed == expected
+        sizes = [abs(term.log_odds) for term in degrees]
+        assert sizes == sorted(sizes, reverse=True)
+    assert n_facts > 0
+
+
+def test_evidence_that_is_not_weighed_adds_no_term(subject):
+    task, weights = subject
+    cfg = replace(
+        weights.cfg,
+        uses_links=False,
+        uses_degrees=False,
+        uses_embedding=False,
+        uses_bellman_ford=False,
+    )
+    found = list(explanations((task, weights._replace(cfg=cfg))))
+    assert found
+    for _, _, e in found:
+        assert [term.kind for term in e.terms] == ["rules", "own-degree"]
+    compared = compare(task, weights._replace(cfg=cfg))
+    assert compared.n_compared and not compared.disagreements
+
+
+@pytest.mark.parametrize(
+    "kind, change, text",
+    [
+        (
+            "rules",
+            lambda rules: (rules[0]._replace(fan_out=1000), *rules[1:]),
+            "1000, recounted",
+        ),
+        ("own-degree", lambda n: n + 1, "known answers"),
+        ("degree", lambda d: d._replace(n_facts=7000), "7000, recounted"),
+        ("degree", lambda d: d._replace(predicate=99), "facts of relation 99"),
+    ],
+)
+def test_the_recount_agrees_and_reports_what_does_not(
+    subject, kind, change, text
+):
+    task, weights = subject
+    compared = compare(task, weights)
+    assert compared.n_compared == compared.n_total > 4
+    assert compared.disagreements == ()
+
+    wrong = compare(
+        task,
+        weights,
+        lambda atom, side: change_terms(
+            explain_by(task, weights, atom, side), kind, change
+        ),
+    )
+    assert 0 < wrong.n_disagreeing <= wrong.n_compared
+    assert text in "\n".join(wrong.disagreements)
+
+
+def compare(task, weights, explain_one=None):
+    evaluator = Evaluator(
+        task=task,
+        protocol=ranking.RankingProtocol(sides=(HEAD, TAIL)),
+        score=FunctionScore(
+            lambda atoms: torch.zeros(len(atoms), dtype=torch.float64)
+        ),
+        prove=None,
+        all_scores=False,
+    )
+    # Facts of train are left out of their own evidence.
+    split = torch.from_numpy(task.dataset.valid).tolist()
+    split += task.dataset.train[:5].tolist()
+    check = RecountCheck(evaluator)
+    ranked = check.rank(torch.tensor(split).numpy(), range(len(split)))
+    return check.compare_evidence(
+        explain_one or (lambda a, s: explain_by(task, weights, a, s)),
+        weights.left_out,
+        learned.weighed_kinds(weights.cfg),
+        ranked,
+        SECONDS,
+    )
+
+
+def test_an_atom_that_no_rule_derives_has_no_explanation(subject):
+    task, weights = subject
+    n = task.sizes.n_constants
+    atoms = [(1, x, y) for x in range(1, n + 1) for y in range(1, n + 1)]
+    found = [
+        explain_by(task, weights, torch.tensor(atom), TAIL)
+        for atom in atoms[:: max(1, len(atoms) // 15)]
+    ]
+    assert None in found and any(found)
+
+
+def test_the_text_and_the_json_name_rules_and_facts(subject):
+    task, weights = subject
+    dataset = task.dataset
+    e = next(e for _, _, e in explanations(subject) if e.of_kind("fact"))
+    lines = explanation_lines(dataset, e)
+    assert f"place {e.place} of {e.n_candidates} candidates" in lines[0]
+    assert f"by rule {e.rules[0].rule}: " in lines[2]
+    text = "\n".join(lines)
+    assert ("a random walk ends here" in text) == weights.cfg.uses_walks
+    for term in e.of_kind("fact"):
+        word = "against: " if term.log_odds < 0 else "for: "
+        assert f"  {term.log_odds:+.2f}  {word}" in text
+    added = {kind: e.log_odds(kind) for kind in ("embedding", "bellman-ford")}
+    assert f"{added['embedding']:+.2f}  prior by link embeddings" in text
+    network = f"{added['bellman-ford']:+.2f}  prior by a Bellman-Ford network"
+    assert network in text
+    degree = e.of_kind("degree")[0]
+    assert f"{e.log_odds('degree'):+.2f}  how many other facts it has:" in text
+    assert f"{degree.log_odds:+.2f}  it is the " in text
+
+    # Of many rules and degrees the first five are printed.
+    many = change_terms(e, "rules", lambda rules: rules[:1] * 9)
+    others = [term for term in many.terms if term.kind != "degree"]
+    many = many._replace(terms=(*others, *[degree] * 12))
+    text = "\n".join(explanation_lines(dataset, many))
+    assert "by 4 others" in text and " other numbers of facts" in text
+    one = change_terms(e, "rules", lambda rules: rules[:1])
+    text = "\n".join(explanation_lines(dataset, one._replace(n_candidates=1)))
+    assert "of 1 candidate," in text and "1 rule derives it, the log" in text
+
+    fields = json.loads(json.dumps(explanation_json(dataset, e)))
+    assert [row["n_facts"] for row in fields["degrees"]] == [
+        term.detail.n_facts for term in e.of_kind("degree")
+    ]
+    assert fields["rules"][0]["n_groundings"] == e.rules[0].n_groundings
+    assert len(fields["facts"]) == len(e.of_kind("fact"))
+    assert fields["question"].count(", ") == 1 and fields["score"] == e.score
+
+
+def test_the_counts_of_a_rule_are_without_smoothing_and_without_the_fact(
+    subject,
+):
+    """What derives a fact that is left out has one support less."""
+    task, weights = subject
+    seen = set()
+    for _, _, e in explanations(subject):
+        seen.add(e.is_fact)
+        for rule in e.rules:
+            support = int(weights.world.support[rule.rule])
+            assert rule.support == support - e.is_fact
+            pairs = float(weights.world.body_pairs[rule.rule])
+            assert rule.body_pairs + task.cfg.smoothing == pairs
+    assert seen == {True, False}
+
+
+def test_a_name_of_control_characters_is_one_that_a_query_takes(subject):
+    """On one line, escaped: a terminal obeys none of it."""
+    task, _ = subject
+    dataset = replace(
+        task.dataset,
+        predicates=[f"r\x1b[{i}m" for i in range(len(task.dataset.predicates))],
+        entities=[f"e\n{i}" for i in range(len(task.dataset.entities))],
+    )
+    linked = next(e for _, _, e in explanations(subject) if e.of_kind("fact"))
+    lines = explanation_lines(dataset, linked)
+    assert all(map(str.isprintable, lines))
+    assert any(f"links it to 'e\\n{linked.given - 1}'" in x for x in lines)
+    assert any(f"of 'r\\x1b\\[{linked.predicate - 1}m'" in x for x in lines)
+
+
+def test_the_variable_of_the_question_is_no_entity(subject):
+    task, _ = subject
+    _, _, e = next(explanations(subject))
+    names = ["X", "Y", *task.dataset.entities[2:]]
+    dataset = replace(task.dataset, entities=names)
+    fields = explanation_json(dataset, e)
+    assert "Z" in fields["question"]
+    assert fields["question"] in explanation_lines(dataset, e)[0]

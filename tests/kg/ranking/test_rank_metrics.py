@@ -70,31 +70,13 @@ def test_two_better_and_three_equal_is_worked_by_hand():
 
 
 def test_scores_are_rounded_to_the_grid_once():
-    log_odds = torch.tensor(
-        [
-            0.0,
-            -0.00004,
-            -0.00006,
-            -1.0,
-            -1.00004,
-            1e6,
-            -torch.inf,
-            torch.inf,
-            torch.nan,
-        ]
-    )
-    line = rank_metrics.quantise(log_odds)
-    assert line.tolist() == [
-        0,
-        0,
-        -1,
-        -10000,
-        -10000,
-        10**10,
-        ZERO_SCORE,
-        CERTAIN_SCORE,
-        INVALID_SCORE,
-    ]
+    expected = {
+        0.0: 0, -0.00004: 0, -0.00006: -1, -1.0: -10000, -1.00004: -10000,
+        1e6: 10**10, -math.inf: ZERO_SCORE, math.inf: CERTAIN_SCORE,
+        math.nan: INVALID_SCORE,
+    }  # fmt: skip
+    line = rank_metrics.quantise(torch.tensor([*expected]))
+    assert line.tolist() == [*expected.values()]
     assert INVALID_SCORE < ZERO_SCORE < line[:6].min()
     assert line[:6].max() < CERTAIN_SCORE
 

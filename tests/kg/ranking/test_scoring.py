@@ -1,26 +1,47 @@
-"""Every source of evidence gives a rule score the same ranks, and scores of questions rank each side."""
+"""Sources of evidence give a rule score the same ranks; what the score of a policy computes, in which chunks."""
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 
 import pytest
 import torch
 
 from funcppo.core import random, tree
 from funcppo.kg.config import ProverTaskConfig
-from funcppo.kg.logic import derive
+from funcppo.kg.logic import derive, fixpoint
 from funcppo.kg.logic.derive import plan_rules
 from funcppo.kg.logic.kb import HEAD, TAIL
 from funcppo.kg.ranking import ranking, scoring
 from funcppo.kg.ranking.ranking import RankingProtocol
-from funcppo.kg.scores import evidence, learned
+from funcppo.kg.ranking.scoring import PolicyScore, search_config
+from funcppo.kg.scores import evidence, learned, rules
 from funcppo.kg.scores.learned import LearnedScore, Weights
 from funcppo.kg.scores.score import parse
+from funcppo.kg.search import env as prover_env
+from funcppo.kg.search import task as prover_task
+from funcppo.kg.search.beam import (
+    evaluate_step,
+    log_odds,
+    score_by_rules,
+    score_candidates,
+)
+from funcppo.kg.search.env import PROVED, RUNNING
 from funcppo.kg.search.task import build_task
-from tests.kg.ranking.scores import score_by_name
+from funcppo.runtime.capture import GraphedStep
+from funcppo.runtime.compile import EquivalenceError
+from funcppo.runtime.reasons import ReasonCode
+from tests.kg.ranking.scores import FunctionScore, score_by_name
 from tests.kg.run.runs import random_graph
+from tests.kg.search.small_tasks import (
+    SIZES,
+    perturbed,
+    small_task,
+    untrained_policy,
+)
+from tests.runtime.test_capture import on_gpu
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["plain", "identity"])
@@ -204,3 +225,420 @@ def test_the_number_of_queries_within_a_bound(task):
     assert 1 <= count(n_firings // 2) <= len(split) // 2
     assert count(1) == 1
     assert count(1e12, 1) == 1
+
+
+# -- the score of a policy
+
+
+@cache
+def untrained(**fields):
+    """A task on a small family, a policy that has learnt nothing, and the task's derivable atoms."""
+    task = small_task(
+        "family_tree:30:0",
+        **(
+            {"max_height": 1, "max_depth": 4, "hard_negative_fraction": 0.0}
+            | fields
+        ),
+    )
+    cfg, params = untrained_policy(task)
+    return task, cfg, params, task.least_model.atoms[::7].to(torch.int32)
+
+
+def search(score, chunk_size=16, **fields):
+    task, cfg, _, _ = untrained(**fields)
+    return search_config(
+        task,
+        cfg,
+        score,
+        slots=6,
+        beam=8,
+        rows_per_step=12,
+        chunk_size=chunk_size,
+    )
+
+
+def score(value, atoms):
+    """The log-odds of atoms by a score of the small family."""
+    return scoring.score_atoms(untrained()[0], value, atoms, 0)
+
+
+# -- scores of a policy
+
+
+def test_a_search_is_needed_unless_the_rules_decide():
+    """The oracle selects the facts at height 1; `best-proof` counts no choice of facts there."""
+    oracle, policy, deep = (
+        untrained(**fields)[0]
+        for fields in (
+            {"fact_selection": "oracle"},
+            {"fact_selection": "policy"},
+            {"max_height": 2},
+        )
+    )
+    for task, needed in (
+        (oracle, []),
+        (policy, ["success", "greedy"]),
+        (deep, ["success", "best-proof", "greedy"]),
+    ):
+        names = ("success", "best-proof", "greedy")
+        assert [
+            name for name in names if scoring.needs_search(task, search(name))
+        ] == needed
+
+
+@pytest.mark.parametrize("name", ["success", "best-proof", "greedy"])
+@pytest.mark.parametrize("chunk_size", [5, 64])
+def test_a_score_without_a_search_scores_all_atoms_in_chunks(name, chunk_size):
+    """5-atom chunks of 13 atoms: 5, 5 and 3, the last padded to 4."""
+    task, _, params, atoms = untrained()
+    atoms, cfg = atoms[:13], search(name, chunk_size)
+    progress, outcomes = [], []
+    scorer = PolicyScore(
+        cfg,
+        task,
+        params,
+        None,
+        lambda *n: progress.append(n),
+        lambda *o: outcomes.append(o),
+    )
+    expected = score_by_rules(
+        cfg, prover_task.inference_world(task), params, atoms
+    )
+    torch.testing.assert_close(
+        score(scorer, atoms), expected, rtol=1e-5, atol=1e-5
+    )
+    n_started = [0, 5, 10, 13] if chunk_size == 5 else [0, 13]
+    assert progress == [(n, 13) for n in n_started]
+    assert outcomes == [(None, 13, 14 if chunk_size == 5 else 16)]
+
+
+@pytest.mark.parametrize("name", ["success", "best-proof", "greedy"])
+def test_a_score_with_a_search_gives_the_scores_of_the_search(name):
+    fields = {"max_height": 2}
+    task, _, params, atoms = untrained(**fields)
+    atoms, cfg = atoms[:24], search(name, **fields)
+    progress, outcomes = [], []
+    scorer = PolicyScore(
+        cfg,
+        task,
+        params,
+        evaluate_step,
+        lambda *n: progress.append(n),
+        lambda *outcome: outcomes.append(outcome),
+    )
+    run = score_candidates(
+        cfg, prover_task.inference_world(task), params, atoms
+    )
+    torch.testing.assert_close(
+        score(scorer, atoms),
+        log_odds(cfg, run.results),
+        rtol=0,
+        atol=1e-5,
+    )
+    n_started, n_candidates = progress[-1]
+    assert n_started == n_candidates >= len(atoms) and len(outcomes) == 1
+    result, active_row_steps, row_steps = outcomes[0]
+    assert len(result.log_score) == len(atoms)
+    assert 0 < active_row_steps <= row_steps
+
+
+def test_derivations_of_the_scored_atoms_replace_an_index_that_is_too_large():
+    task, _, params, atoms = untrained()
+    without_index = dataclasses.replace(task, derivability_index=None)
+    assert (
+        scoring.with_derivations(task, atoms).derivability_index
+        is task.derivability_index
+    )
+    cfg = search("success")
+    empty = score_by_rules(
+        cfg, prover_task.inference_world(without_index), params, atoms
+    )
+    got = score_by_rules(
+        cfg, scoring.with_derivations(without_index, atoms), params, atoms
+    )
+    expected = score_by_rules(
+        cfg, prover_task.inference_world(task), params, atoms
+    )
+    torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
+    assert not torch.equal(empty, expected)
+    assert isinstance(
+        scoring.with_derivations(without_index, atoms).derivability_index,
+        derive.DerivabilityIndex,
+    )
+
+
+# -- steps
+
+
+def test_a_step_that_is_not_replayed_says_why():
+    """On a CPU nothing is replayed."""
+    task, _, params, atoms = untrained(max_height=2)
+    step = GraphedStep(evaluate_step)
+    score(
+        PolicyScore(search("success", max_height=2), task, params, step),
+        atoms[:3],
+    )
+    (note,) = scoring.graph_fallback_notes(step)
+    assert note.startswith(
+        "steps of a search were not replayed as a CUDA graph: "
+    )
+    replay = scoring.search_replay(step)
+    assert replay.replay_mode == "none"
+    assert replay.fallback_codes == {ReasonCode.NO_GPU: 1}
+    assert scoring.search_replay(None) == ("none", {})
+
+
+class CallTooLargeError(RuntimeError):
+    """An error that is none of memory."""
+
+
+def step_within(n_slots, error):
+    """A step that fails with more slots, as where memory does not suffice."""
+
+    def step(cfg, *args):
+        if cfg.slots > n_slots:
+            raise error
+        return evaluate_step(cfg, *args)
+
+    return step
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory: 9 bytes"),
+    ],
+)
+def test_slots_are_halved_until_the_search_fits(error):
+    """Once for all later calls; scores do not depend on the number of slots (1e-5, as where they are set)."""
+    task, _, params, atoms = untrained(max_height=2)
+    cfg = dataclasses.replace(
+        search("success", max_height=2), slots=8, rows_per_step=64
+    )
+    halved = []
+    scorer = PolicyScore(
+        cfg, task, params, step_within(2, error), on_halved=halved.append
+    )
+    expected = PolicyScore(cfg, task, params, evaluate_step)
+    for part in (atoms[:20], atoms[20:30]):
+        torch.testing.assert_close(
+            score(scorer, part), score(expected, part), rtol=1e-5, atol=1e-5
+        )
+    assert [smaller.slots for smaller in halved] == [4, 2]
+    assert [smaller.rows_per_step for smaller in halved] == [32, 16]
+    assert [smaller.chunk_size for smaller in halved] == [8, 4]
+
+
+def test_slots_are_tuned_within_the_memory_limit(monkeypatch):
+    """Sizes double their speed up to 32 rows and hold a megabyte a row; no score depends on them."""
+    task, _, params, atoms = untrained(max_height=2)
+    tried = []
+
+    def speed(cfg, *_):
+        tried.append(cfg.rows_per_step)
+        if cfg.rows_per_step > 512:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return float(min(cfg.rows_per_step, 32 if fast else 10**9))
+
+    monkeypatch.setattr(scoring, "_rows_per_second", speed)
+    monkeypatch.setattr(scoring.memory, "used_bytes", lambda _: 100)
+    monkeypatch.setattr(scoring.memory, "peak_bytes", lambda _: 100 + tried[-1])
+
+    def tune(max_bytes):
+        tried.clear()
+        cfg = search("success", max_height=2)
+        return scoring.tune_slots(
+            cfg, task, params, atoms[:9], max_bytes, lambda: evaluate_step
+        )[0]
+
+    fast = True
+    first = 2 * search("success", max_height=2).beam
+    with pytest.raises(ValueError, match="--memory 101: expected at least"):
+        tune(101)
+    assert tune(10**9).rows_per_step == max(32, first)
+    assert tried[-1] <= max(32, first) * 4  # the last two are no faster
+    fast = False
+    assert tune(100 + 256).rows_per_step == max(tried) <= 256
+    assert tune(10**9).rows_per_step == 512 and tried[-1] == 1024
+
+
+def test_a_search_that_cannot_be_smaller_and_other_errors_are_raised():
+    task, _, params, atoms = untrained(max_height=2)
+    cfg = search("success", max_height=2)
+    for n_slots, error in (
+        (0, torch.OutOfMemoryError("CUDA out of memory")),
+        (5, CallTooLargeError("expected less")),
+    ):
+        scorer = PolicyScore(cfg, task, params, step_within(n_slots, error))
+        with pytest.raises(type(error)):
+            score(scorer, atoms[:3])
+
+
+@on_gpu
+def test_the_search_is_compiled_as_one_graph_that_equals_it():
+    """By Inductor, with all widths, and captured; a graph break would be an error. It takes minutes on a CPU."""
+    task, _, params, atoms = untrained(max_height=2)
+    expected = PolicyScore(
+        search("success", max_height=2), task, params, evaluate_step
+    )
+    on_cuda = prover_task.build_task(task.dataset, task.cfg, "cuda")
+    cuda_params = tree.map(lambda x: x.cuda(), params)
+    cfg = search("success", max_height=2)
+    step = scoring.make_search_step("cuda", compiled=True)
+    scoring.compile_search_step(cfg, on_cuda, cuda_params, atoms[:9], step)
+    got = PolicyScore(cfg, on_cuda, cuda_params, step)
+    torch.testing.assert_close(
+        score(got, atoms[:40]),
+        score(expected, atoms[:40]),
+        rtol=1e-4,
+        atol=1e-4,
+    )
+    assert scoring.graph_fallback_notes(step) == []
+
+
+def test_a_search_that_is_fast_and_wrong_is_refused():
+    task, _, params, atoms = untrained(max_height=2)
+
+    def wrong(*args):
+        state = evaluate_step(*args)
+        score = state.results.log_score * 1.01
+        return state._replace(results=state.results._replace(log_score=score))
+
+    with pytest.raises(EquivalenceError):
+        scoring.compile_search_step(
+            search("success", max_height=2), task, params, atoms[:9], wrong
+        )
+
+
+# -- what a policy ranks by
+
+
+@pytest.mark.parametrize("name", ["family_tree:120:3", "countries_s1"])
+def test_an_untrained_policy_ranks_by_best_proof_as_max_confidence_does(name):
+    """Height 1. Candidates of one query are ordered alike: no pair is strictly one way here and the other there."""
+    task = small_task(name, max_height=1, hard_negative_fraction=0.0)
+    cfg, params = untrained_policy(task)
+    how = search_config(
+        task,
+        cfg,
+        "best-proof",
+        **SIZES,
+    )
+    scores = PolicyScore(how, task, params, None), parse("max-confidence")
+    mine, theirs = (
+        ranking.rank_split(
+            task,
+            task.dataset.test[:80],
+            score,
+            RankingProtocol(),
+        )
+        for score in scores
+    )
+    assert torch.equal(mine.counts.n_better, theirs.counts.n_better)
+    assert torch.equal(mine.counts.n_equal, theirs.counts.n_equal)
+    assert int(mine.counts.n_better.sum()) + int(mine.counts.n_equal.sum()) > 0
+
+
+def test_the_rules_that_apply_give_the_best_proof_that_search_finds():
+    task = small_task(
+        "family_tree:120:3",
+        max_height=1,
+        hard_negative_fraction=0.0,
+        fact_selection="policy",
+    )
+    cfg, params = untrained_policy(task)
+    params = perturbed(params)
+    how = search_config(
+        task,
+        cfg,
+        "best-proof",
+        **SIZES,
+    )
+    atoms = torch.unique(torch.from_numpy(task.dataset.test[:60]), dim=0)
+    score = PolicyScore(how, task, params, None)
+    quick = scoring.score_atoms(task, score, atoms, 0)
+    searched = score_candidates(
+        how, prover_task.inference_world(task), params, atoms
+    )[0]
+    torch.testing.assert_close(
+        quick, log_odds(how, searched), rtol=0, atol=1e-5
+    )
+    assert torch.isfinite(quick).any()
+
+
+def test_with_the_oracle_success_is_the_sum_over_the_rules_that_derive():
+    """And greedy is the most probable choice alone, at a price unless it derives the atom."""
+    task = small_task(
+        "family_tree:120:3", max_height=1, hard_negative_fraction=0.0
+    )
+    cfg, params = untrained_policy(task)
+    params = perturbed(params)
+    atoms = torch.unique(torch.from_numpy(task.dataset.test[:40]), dim=0).to(
+        torch.int32
+    )
+    world = prover_task.training_world(task)
+    state = prover_env.initial_state(
+        cfg.env.cfg, world, atoms, torch.ones(len(atoms), dtype=torch.bool)
+    )
+    policy = torch.softmax(
+        cfg.agent.apply(
+            cfg.agent.cfg,
+            world,
+            params,
+            prover_env.observe(cfg.env.cfg, world, state),
+        )[0],
+        1,
+    )
+    success, greedy = torch.zeros(len(atoms)), policy.amax(1).log()
+    for s in range(policy.shape[1]):
+        keys = torch.zeros((len(atoms), 2), dtype=torch.int64)
+        after, _ = prover_env.step_functional(
+            cfg.env.cfg, world, state, torch.full((len(atoms),), s), keys
+        )
+        assert (after.status != RUNNING).all()
+        success += torch.where(after.status == PROVED, policy[:, s], 0.0)
+        greedy += torch.where(
+            (policy.argmax(1) == s) & (after.status != PROVED), -100.0, 0.0
+        )
+    for score, want in (
+        ("success", success.double().logit()),
+        ("greedy", rules.log_odds(greedy)),
+    ):
+        how = search_config(task, cfg, score, **SIZES)
+        got = scoring.score_atoms(
+            task, PolicyScore(how, task, params, None), atoms, 0
+        )
+        torch.testing.assert_close(got, want, rtol=0, atol=1e-5)
+    assert torch.isfinite(success.log()).any() and (greedy < -50).any()
+
+
+def test_listing_provable_candidates_ranks_as_scoring_every_one():
+    task = small_task(
+        "family_tree:60:1", max_height=1, hard_negative_fraction=0.0
+    )
+
+    def everywhere(atoms):
+        found = fixpoint.iter_derivations(
+            task.kb, task.sizes, task.least_model, 1, atoms
+        )
+        return rules.noisy_or(task.kb, found, len(atoms))
+
+    some, every = (
+        ranking.rank_split(
+            task,
+            task.dataset.test[:20],
+            s,
+            RankingProtocol(score_unprovable=whole),
+        )
+        for s, whole in (
+            (parse("noisy-or"), False),
+            (FunctionScore(everywhere), True),
+        )
+    )
+    assert len(every.scored_atom) > len(some.scored_atom)
+    for a, b in zip(some.counts, every.counts):
+        assert torch.equal(a, b)
+    assert ranking.auc_pr(some) == pytest.approx(
+        ranking.auc_pr(every), abs=1e-12
+    )

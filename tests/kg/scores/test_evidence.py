@@ -311,17 +311,28 @@ def test_priors_come_from_models_that_have_not_seen_the_fact():
     )
     assert len(row) and torch.equal(found.embedding_score, expected)
 
-    # added afterwards, or part by part, they are the same
     plain = evidence.collect_evidence(
         built, sizes, facts, asked, None, EvidenceConfig()
     )
-    assert not plain.embedding_score.any()
-    added = evidence.with_embedding_scores(plain, embedding, "fact")
-    assert torch.equal(added.embedding_score, found.embedding_score)
-    part = evidence.slice_questions(plain, 1, 4)
+    check_added(
+        plain,
+        found,
+        "embedding_score",
+        lambda x: evidence.with_embedding_scores(x, embedding, "fact"),
+    )
+
+
+def check_added(plain, found, column, add):
+    """Scores that are added afterwards, or part by part, are the same."""
+    assert not getattr(plain, column).any()
+    expected = getattr(found, column)
+    assert torch.equal(getattr(add(plain), column), expected)
     some = slice(*found.candidate_offsets[[1, 4]].tolist())
-    added = evidence.with_embedding_scores(part, embedding, "fact")
-    assert torch.equal(added.embedding_score, found.embedding_score[some])
+    for part in (
+        add(evidence.slice_questions(plain, 1, 4)),
+        evidence.slice_questions(found, 1, 4),
+    ):
+        assert torch.equal(getattr(part, column), expected[some])
 
 
 def test_priors_by_a_network_are_the_same_however_they_are_added():
@@ -336,7 +347,6 @@ def test_priors_by_a_network_are_the_same_however_they_are_added():
     asked = evidence.training_questions(known)
     arguments = built, sizes, facts, asked, None, EvidenceConfig()
     plain = evidence.collect_evidence(*arguments)
-    assert not plain.path_score.any()
     with_network = facts._replace(network=network)
     found = evidence.collect_evidence(
         built, sizes, with_network, asked, None, EvidenceConfig()
@@ -347,15 +357,12 @@ def test_priors_by_a_network_are_the_same_however_they_are_added():
     assert expected.any()
     assert torch.equal(found.path_score.double(), expected)
 
-    # added afterwards, or part by part, they are the same
-    added = evidence.with_path_scores(plain, network, "fact")
-    assert torch.equal(added.path_score, found.path_score)
-    part = evidence.slice_questions(plain, 1, 4)
-    some = slice(*found.candidate_offsets[[1, 4]].tolist())
-    added = evidence.with_path_scores(part, network, "fact")
-    assert torch.equal(added.path_score, found.path_score[some])
-    sliced = evidence.slice_questions(found, 1, 4)
-    assert torch.equal(sliced.path_score, added.path_score)
+    check_added(
+        plain,
+        found,
+        "path_score",
+        lambda x: evidence.with_path_scores(x, network, "fact"),
+    )
     none = evidence.with_path_scores(found, None, "fact")
     assert not none.path_score.any()
 

@@ -1,7 +1,5 @@
 """Other facts of candidates: worked by hand, and equal to counts over sets of atoms."""
 
-import math
-
 import pytest
 import torch
 from hypothesis import given, settings
@@ -38,39 +36,6 @@ lives(X, Y) :- friend(Z, X), lives(Z, Y)
 def small_task(**settings):
     dataset = loaders.from_triples(LIVES + FRIENDS, rules=RULES)
     return build_task(dataset, ProverTaskConfig(max_height=1, **settings))
-
-
-def shares_of(task):
-    counted = with_other_facts(task)
-    assert counted.other_facts is not None
-    return rule_scores.other_fact_shares(counted.kb, counted.other_facts)
-
-
-def label_of(task, relation, side):
-    predicate = task.dataset.predicates.index(relation) + 1
-    return int(make_label(torch.tensor(predicate), side))
-
-
-def test_shares_are_worked_by_hand():
-    """Rule 0 derives four atoms of lives, one a fact, and rule 1 derives two, one a fact: confidences 1/4 and 1/2.
-
-    No fact of lives has a head that has another one; two have a tail that has. Of the new ones rule 0 has (ann, oslo),
-    of a head with a fact, (dan, oslo) and (dan, rome), rule 1 (cid, rome); all tails have facts.
-    """
-    task = small_task(smoothing=None)
-    shares = shares_of(task)
-    head, tail = (label_of(task, "lives", side) for side in (HEAD, TAIL))
-    assert shares.of_facts[[head, tail]].tolist() == [1 / 5, 3 / 5]
-    n_new = 3 / 4 + 1 / 2
-    assert shares.of_derived[[head, tail]].tolist() == pytest.approx(
-        [(1 / 4 + 1 / 2 + 1) / (n_new + 2), (n_new + 1) / (n_new + 2)]
-    )
-
-    table = rule_scores.log_likelihood_ratios(shares)
-    a, b = 1 / 5, float(shares.of_derived[head])
-    assert table[head].tolist() == pytest.approx(
-        [math.log((1 - a) / (1 - b)), math.log(a / b)], rel=1e-14
-    )
 
 
 def test_an_own_fact_is_no_other_fact():

@@ -41,39 +41,35 @@ def scored(score, support, found, **settings):
     return log_odds(score, support, found, **settings).sigmoid().tolist()
 
 
-def test_by_hand():
-    """Atoms derived by rules of confidence 1/2 and 1/4, 1, 0, and none."""
-    found = {(0, 0), (0, 1), (1, 2), (2, 3)}
-    assert scored(rules.max_confidence, [2, 1, 4, 0, 3], found)[
-        :4
-    ] == pytest.approx([1 / 2, 1, 0, 0])
-    assert scored(rules.noisy_or, [2, 1, 4, 0, 3], found, power=1.0)[
-        :4
-    ] == pytest.approx([5 / 8, 1, 0, 0])
-    squared = math.sqrt(1 - (1 - 1 / 4) * (1 - 1 / 16))
-    assert scored(rules.noisy_or, [2, 1, 4, 0, 3], found, power=2.0)[
-        :4
-    ] == pytest.approx([squared, 1, 0, 0])
+def noisy_or(confidences, power):
+    return (1 - math.prod(1 - c**power for c in confidences)) ** (1 / power)
 
 
 @given(
     st.lists(st.integers(0, 4), min_size=5, max_size=5),
     pairs,
     st.sampled_from([1.0, 1.5, 3.0]),
+    st.integers(1, 6),
 )
 @settings(max_examples=100)
-def test_each_atom_is_scored_by_the_rules_that_derive_it(support, found, power):
-    own = [[support[r] / 4 for a, r in found if a == atom] for atom in range(7)]
+def test_each_atom_is_scored_by_the_rules_that_derive_it(
+    support, found, power, n_best
+):
+    """By all of them, or by the best."""
+    own = [
+        sorted(support[r] / 4 for a, r in found if a == atom)
+        for atom in range(7)
+    ]
     assert scored(rules.max_confidence, support, found) == pytest.approx(
         [max(c, default=0) for c in own]
     )
-    want = [
-        (1 - math.prod(1 - c**power for c in confidences)) ** (1 / power)
-        for confidences in own
-    ]
-    assert scored(rules.noisy_or, support, found, power=power) == pytest.approx(
-        want, rel=1e-12
+    got = scored(rules.noisy_or, support, found, power=power)
+    assert got == pytest.approx([noisy_or(c, power) for c in own], rel=1e-12)
+    got = scored(
+        rules.noisy_or_of_best, support, found, n_best=n_best, power=power
     )
+    want = [noisy_or(c[-n_best:], power) for c in own]
+    assert got == pytest.approx(want, rel=1e-12)
 
 
 SUPPORT = [1, 30, 700, 990, 999] * 20  # of 1,000
@@ -147,27 +143,3 @@ def test_only_what_is_derived_within_the_height_exists():
             rules.is_derived(model, max_height, atoms).long().tolist()
             == expected
         )
-
-
-@given(
-    st.lists(st.integers(0, 4), min_size=5, max_size=5),
-    pairs,
-    st.integers(1, 6),
-    st.sampled_from([1.0, 3.0]),
-)
-@settings(max_examples=100)
-def test_noisy_or_of_the_best_rules_is_that_of_the_largest_confidences(
-    support, found, n_best, power
-):
-    own = [
-        sorted((support[r] / 4 for a, r in found if a == atom))[-n_best:]
-        for atom in range(7)
-    ]
-    want = [
-        (1 - math.prod(1 - c**power for c in confidences)) ** (1 / power)
-        for confidences in own
-    ]
-    got = scored(
-        rules.noisy_or_of_best, support, found, n_best=n_best, power=power
-    )
-    assert got == pytest.approx(want, rel=1e-12)

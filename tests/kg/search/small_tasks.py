@@ -21,6 +21,8 @@ SETTINGS = ProverTaskConfig(
     hidden_dim=8,
     hard_negative_fraction=0.3,
 )
+# of a search that prunes nothing
+SIZES = dict(slots=8, beam=64, rows_per_step=64, chunk_size=64)
 
 
 @cache
@@ -29,6 +31,13 @@ def small_task(name="countries_s2", **fields):
     return prover_task.build_task(
         loaders.load(name), dataclasses.replace(SETTINGS, **fields)
     )
+
+
+def untrained_policy(task):
+    """The config of a small PPO on a task, and first params."""
+    cfg = prover_task.build_config(task, PPO)
+    world = prover_task.training_world(task)
+    return cfg, train_step.init(cfg, world, random.key(0)).params
 
 
 @cache

@@ -1,7 +1,9 @@
 """Proof search as an environment: the laws of its states, rewards and resets."""
 
 import dataclasses
+import itertools
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -11,7 +13,9 @@ from funcppo.core import random, tree
 from funcppo.envs.wrappers import sample_reset, step_with_autoreset
 from funcppo.kg.config import ProverTaskConfig
 from funcppo.kg.graph import loaders
+from funcppo.kg.logic import kb
 from funcppo.kg.ranking import scoring
+from funcppo.kg.search import env
 from funcppo.kg.search import env as prover_env
 from funcppo.kg.search import network as net
 from funcppo.kg.search import task as prover_task
@@ -23,6 +27,7 @@ from tests.kg.search.small_tasks import (
     small_problem,
     small_task,
 )
+from tests.oracles import within_six_sigma
 from tests.shapes import check_shapes_and_dtypes
 
 
@@ -92,9 +97,8 @@ def test_step_with_autoreset_equals_a_step_followed_by_a_reset(seed, steps):
             dataclasses.replace(env, step_with_autoreset=None), *args
         ),
     )
-    assert env.step_with_autoreset is not None and tree.paths(
-        once
-    ) == tree.paths(apart)
+    assert env.step_with_autoreset is not None
+    assert tree.paths(once) == tree.paths(apart)
     for a, b in zip(tree.leaves(once), tree.leaves(apart)):
         assert a.dtype == b.dtype and torch.equal(a, b)
 
@@ -228,59 +232,41 @@ def grandparent_world():
 def test_a_proof_worked_by_hand():
     """Row 0 applies the rule, then the fact parent(a, b); parent(b, c) is then known and vanishes. Row 1 gives up."""
     cfg, world, predicate, entity = grandparent_world()
-    query = torch.tensor(
-        [[predicate["grandparent"], entity["a"], entity["c"]]] * 2,
-        dtype=torch.int32,
-    )
+    atom = [predicate["grandparent"], entity["a"], entity["c"]]
+    query = torch.tensor([atom, atom], dtype=torch.int32)
     state = prover_env.initial_state(
         cfg, world, query, torch.tensor([True, True])
     )
-    end = cfg.resolve.max_successors
-    keys = torch.zeros((2, 2), dtype=torch.int64)
     obs = prover_env.observe(cfg, world, state)
-    assert state.successors.rule[:, 0].tolist() == [
-        0,
-        0,
-    ] and state.successors.mask.sum(1).tolist() == [1, 1]
-    assert obs.query_is_fact.tolist() == [
-        True,
-        True,
-    ] and obs.remaining_depth.tolist() == [1.0, 1.0]
+    assert state.successors.rule[:, 0].tolist() == [0, 0]
+    assert state.successors.mask.sum(1).tolist() == [1, 1]
+    assert obs.query_is_fact.tolist() == [True, True]
+    assert obs.remaining_depth.tolist() == [1.0, 1.0]
 
-    state, timestep = prover_env.step_functional(
-        cfg, world, state, torch.tensor([0, end]), keys
-    )
-    assert state.status.tolist() == [
-        RUNNING,
-        ENDED,
-    ] and state.depth.tolist() == [1, 0]
-    assert timestep.reward.tolist() == [
-        0.0,
-        -1.0,
-    ] and timestep.terminated.tolist() == [False, True]
-    goals = state.goals.atoms[0]
-    assert (
-        goals[0, :2].tolist() == [predicate["parent"], entity["a"]]
-        and goals[0, 2] > 3
-    )
-    assert goals[1].tolist() == [
-        predicate["parent"],
-        goals[0, 2].item(),
-        entity["c"],
-    ]
+    def step(*action):
+        return prover_env.step_functional(
+            cfg,
+            world,
+            state,
+            torch.tensor(action),
+            torch.zeros((2, 2), dtype=torch.int64),
+        )
+
+    state, timestep = step(0, cfg.resolve.max_successors)
+    assert state.status.tolist() == [RUNNING, ENDED]
+    assert state.depth.tolist() == [1, 0]
+    assert timestep.reward.tolist() == [0.0, -1.0]
+    assert timestep.terminated.tolist() == [False, True]
+    first, second = state.goals.atoms[0, :2].tolist()
+    assert first[:2] == [predicate["parent"], entity["a"]] and first[2] > 3
+    assert second == [predicate["parent"], first[2], entity["c"]]
     assert state.goals.height[0, :2].tolist() == [1, 1]
 
-    state, timestep = prover_env.step_functional(
-        cfg, world, state, torch.tensor([0, 0]), keys
-    )
-    assert state.status.tolist() == [
-        PROVED,
-        ENDED,
-    ] and state.depth.tolist() == [2, 0]
-    assert timestep.reward.tolist() == [
-        1.0,
-        0.0,
-    ] and timestep.terminated.tolist() == [True, True]
+    state, timestep = step(0, 0)
+    assert state.status.tolist() == [PROVED, ENDED]
+    assert state.depth.tolist() == [2, 0]
+    assert timestep.reward.tolist() == [1.0, 0.0]
+    assert timestep.terminated.tolist() == [True, True]
 
 
 def test_a_search_that_reaches_the_depth_limit_is_exhausted():
@@ -295,11 +281,117 @@ def test_a_search_that_reaches_the_depth_limit_is_exhausted():
     state, timestep = prover_env.step_functional(
         cfg, world, state, torch.tensor([0]), keys
     )
-    assert (
-        state.status.tolist() == [EXHAUSTED]
-        and prover_env.STATUS_NAMES[EXHAUSTED] == "exhausted"
-    )
+    assert state.status.tolist() == [EXHAUSTED]
+    assert prover_env.STATUS_NAMES[EXHAUSTED] == "exhausted"
     assert timestep.reward.tolist() == [1.0] and not timestep.truncated.any()
     assert prover_env.observe(cfg, world, state).remaining_depth.tolist() == [
         0.0
     ]
+
+
+# -- training queries
+
+
+FACTS = np.array([[1, 1, 2], [1, 2, 3], [1, 3, 1], [2, 1, 1], [3, 2, 0]])
+KB, SIZES = kb.build(
+    FACTS, np.zeros((0, 2, 3), int), n_constants=3, n_predicates=3
+)
+HARD = torch.tensor([[1, 3, 3], [2, 2, 2]], dtype=torch.int32)
+
+
+def sample(seed, n, positive, hard):
+    return env.sample_training_queries(
+        random.split(random.key(seed), n),
+        KB,
+        SIZES,
+        KB.facts,
+        HARD,
+        positive,
+        hard,
+    )
+
+
+@given(st.integers(0, 2**32), st.floats(0, 1), st.floats(0, 1))
+@settings(max_examples=50)
+def test_a_label_says_whether_the_query_is_a_train_fact(seed, positive, hard):
+    query, label, failed = sample(seed, 50, positive, hard)
+    facts = {tuple(f) for f in FACTS.tolist()}
+    assert label.tolist() == [tuple(q) in facts for q in query.tolist()]
+    assert not (failed & ~label).any()
+
+
+def test_negatives_are_uniform_over_corruptions_that_are_no_facts():
+    """Every (fact, argument, constant) that gives no fact is equally likely, whatever the arity."""
+    facts, weight = {tuple(f) for f in FACTS.tolist()}, {}
+    for f in facts:
+        arity = sum(a > 0 for a in f[1:])
+        for j, c in itertools.product(range(1, arity + 1), range(1, 4)):
+            atom = (*f[:j], c, *f[j + 1 :])
+            if atom not in facts:
+                weight[atom] = weight.get(atom, 0) + 1 / arity
+    query, _, failed = sample(1, 20000, 0.0, 0.0)
+    atoms = [tuple(q) for q in query[~failed].tolist()]
+    assert set(atoms) == set(weight)
+    total = sum(weight.values())
+    assert within_six_sigma(
+        [atoms.count(a) for a in weight], [w / total for w in weight.values()]
+    )
+    # 5 facts, 3 constants: the chance that one try is a fact
+    p = 1 - total / 15
+    n_failed = int(failed.sum())
+    assert within_six_sigma([n_failed, len(atoms)], [p**8, 1 - p**8])
+
+
+def test_fractions_are_the_configured_ones():
+    query, label, failed = sample(2, 20000, 0.25, 0.4)
+    in_hard = (query[:, None] == HARD).all(-1).any(-1)
+    is_positive = label & ~failed
+    assert within_six_sigma(
+        [int(is_positive.sum()), int((~is_positive).sum())], [0.25, 0.75]
+    )
+    only_hard, _, failed = sample(2, 200, 0.0, 1.0)
+    assert (only_hard[:, None] == HARD).all(-1).any(-1).all()
+    assert not failed.any()
+    # corruptions may be hard negatives too
+    assert in_hard.double().mean() >= 0.75 * 0.4 - 0.02
+
+
+@pytest.mark.parametrize("fact", [[1, 1, 1], [1, 0, 0]])
+def test_a_row_without_a_negative_is_a_flagged_positive(fact):
+    """One constant, or no argument: every corruption is the fact itself."""
+    only, sizes = kb.build(
+        np.array([fact]),
+        np.zeros((0, 2, 3), int),
+        n_constants=1,
+        n_predicates=1,
+    )
+    query, label, failed = env.sample_training_queries(
+        random.split(random.key(0), 4),
+        only,
+        sizes,
+        only.facts,
+        HARD[:0],
+        0.0,
+        0.0,
+    )
+    assert failed.all() and label.all() and query.tolist() == [fact] * 4
+
+
+def test_rows_are_drawn_independently_of_their_number():
+    few, many = sample(3, 5, 0.5, 0.2), sample(3, 9, 0.5, 0.2)
+    assert [t.tolist() for t in few] == [t[:5].tolist() for t in many]
+
+
+def test_a_table_to_sample_from_must_not_be_empty():
+    keys = random.split(random.key(0), 4)
+    with pytest.raises(
+        ValueError,
+        match="expected facts to sample queries from, got 5 train facts and 0 hard neg",
+    ):
+        env.sample_training_queries(
+            keys, KB, SIZES, KB.facts, HARD[:0], 0.5, 0.1
+        )
+    with pytest.raises(ValueError, match="got 0 train facts"):
+        env.sample_training_queries(
+            keys, KB, SIZES, KB.facts[:0], HARD, 0.5, 0.1
+        )

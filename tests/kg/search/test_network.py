@@ -39,10 +39,8 @@ def test_the_entropy_bonus_is_the_negative_kl_to_the_prior():
         state.params,
         prover_env.observe(cfg.env.cfg, world, state.env_state),
     )
-    assert (
-        not interfaces.negative_kl_to_prior(untrained).any()
-        and untrained.prior_logits.any()
-    )
+    assert not interfaces.negative_kl_to_prior(untrained).any()
+    assert untrained.prior_logits.any()
 
 
 def test_rows_within_capacity_are_scored_as_without_a_capacity_and_others_are_flagged():
@@ -88,11 +86,9 @@ def test_rules_embedded_once_equal_successors_with_the_body_as_written(
         successors=Goals(body, torch.ones_like(body[..., 0]))
     )
     legal = shared.action_mask[:, :-1]
-    assert (
-        not shared.successors.atoms.numel()
-        and (shared.dead_end & legal).any()
-        and (~shared.dead_end & legal).any()
-    )
+    assert not shared.successors.atoms.numel()
+    assert (shared.dead_end & legal).any()
+    assert (~shared.dead_end & legal).any()
     assert not legal.all()
 
     def found(obs):
@@ -138,16 +134,13 @@ def test_an_untrained_network_outputs_its_prior_and_value_zero():
     out = fn(*args)
     assert torch.equal(out.logits, out.prior_logits) and not out.value.any()
     obs = args[-1]
-    assert (
-        not out.logits[:, -1].any()
-        and not out.logits[:, :-1][
-            (obs.rule < 0) & obs.action_mask[:, :-1]
-        ].any()
-    )
+    assert not out.logits[:, -1].any()
+    assert not out.logits[:, :-1][
+        (obs.rule < 0) & obs.action_mask[:, :-1]
+    ].any()
     lowest = torch.finfo(torch.float32).min
-    assert (out.logits[~args[-1].action_mask] == lowest).all() and (
-        out.logits[args[-1].action_mask] > -10
-    ).all()
+    assert (out.logits[~args[-1].action_mask] == lowest).all()
+    assert (out.logits[args[-1].action_mask] > -10).all()
 
 
 @given(

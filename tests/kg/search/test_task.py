@@ -6,8 +6,6 @@ import itertools
 import pytest
 import torch
 
-from funcppo import train_step
-from funcppo.core import random
 from funcppo.core.host import Deadline
 from funcppo.kg.config import ProverTaskConfig
 from funcppo.kg.graph import loaders
@@ -17,7 +15,13 @@ from funcppo.kg.logic.kb import HEAD, TAIL
 from funcppo.kg.ranking import explain, scoring
 from funcppo.kg.ranking.scoring import PolicyScore, search_config
 from funcppo.kg.search import task as prover_task
-from tests.kg.search.small_tasks import PPO, SETTINGS, small_task
+from tests.kg.search.small_tasks import (
+    PPO,
+    SETTINGS,
+    SIZES,
+    small_task,
+    untrained_policy,
+)
 
 
 def test_object_identity_works_with_the_oracle_and_is_refused_otherwise():
@@ -40,14 +44,8 @@ def test_object_identity_works_with_the_oracle_and_is_refused_otherwise():
         < 0
     ]
     assert len(lost) == 18 and task.fact_selection == "oracle"
-    cfg, world = (
-        prover_task.build_config(task, PPO),
-        prover_task.training_world(task),
-    )
-    params = train_step.init(cfg, world, random.key(0)).params
-    how = search_config(
-        task, cfg, "success", slots=8, beam=64, rows_per_step=64, chunk_size=64
-    )
+    cfg, params = untrained_policy(task)
+    how = search_config(task, cfg, "success", **SIZES)
     score = PolicyScore(how, task, params, None)
     assert scoring.score_atoms(task, score, lost, 0).isneginf().all()
     atom = task.least_model.atoms[task.least_model.height > 0][0]
@@ -66,10 +64,8 @@ def test_the_oracle_selects_facts_at_height_1_only():
         match="fact_selection=oracle: expected height 1 and all derivations, got height 2",
     ):
         small_task(fact_selection="oracle")
-    assert (
-        small_task().fact_selection == "policy"
-        and small_task("countries_s1", max_height=1).fact_selection == "oracle"
-    )
+    assert small_task().fact_selection == "policy"
+    assert small_task("countries_s1", max_height=1).fact_selection == "oracle"
 
 
 CHAIN = "path(X, Y) :- edge(X, Y)\npath(X, Z) :- edge(X, Y), path(Y, Z)"
@@ -194,15 +190,14 @@ LEAKY = loaders.from_triples(
 )
 
 
-@pytest.mark.parametrize("height", [1, 2])
-@pytest.mark.parametrize("with_derivations", [False, True])
-@pytest.mark.parametrize("max_atoms", [1000, 4])
+@pytest.mark.parametrize(
+    ("height", "with_derivations", "max_atoms"),
+    [(1, False, 4), *itertools.product((1, 2), (False, True), [1000])],
+)
 def test_a_known_fact_is_derivable_by_other_facts_alone(
     height, with_derivations, max_atoms
 ):
     """q(a, b) proves p(a, b); nothing but p(c, d) proves itself. Whether T_P is held or each query derives its own."""
-    if max_atoms == 4 and (height > 1 or with_derivations):
-        pytest.skip("T_P must be held")
     task = prover_task.build_task(
         LEAKY,
         ProverTaskConfig(max_height=height, smoothing=5.0, max_atoms=max_atoms),
@@ -282,3 +277,20 @@ def test_derivations_that_cannot_be_held_are_not_indexed(monkeypatch):
 def test_a_t_p_too_large_for_a_search_is_refused_in_one_line():
     with pytest.raises(ValueError, match=r"--learner questions"):
         phases_of(max_atoms=4)
+
+
+# -- settings
+
+
+def test_bounds_are_accepted_and_what_is_beyond_is_named():
+    ProverTaskConfig(
+        max_height=1, smoothing=0.0, hard_negative_fraction=1.0, max_atoms=1
+    )
+    with pytest.raises(
+        ValueError, match=r"^max_height: expected 1 or more, got 0$"
+    ):
+        ProverTaskConfig(max_height=0)
+    with pytest.raises(
+        ValueError, match=r"^hard_negative_fraction: expected 0 to 1, got 1.1$"
+    ):
+        ProverTaskConfig(hard_negative_fraction=1.1)
