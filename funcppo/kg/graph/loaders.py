@@ -90,7 +90,7 @@ def load(
     facts_only: bool = False,
     cfg: DataConfig = DEFAULT_CONFIG,
 ) -> Dataset:
-    """Load the data set of a folder, a file, an embedded or generated name, or of PyKEEN.
+    """Load a data set by path (folder or file) or by name (embedded, generated, or of PyKEEN).
 
     A folder holds train.txt, perhaps valid.txt and test.txt, perhaps facts.txt (known, not trained on) and perhaps
     rules.txt, rules.tsv or rules.pl, the first of these that exists. Triples may stand in .tsv, .csv and .nt files too,

@@ -65,7 +65,7 @@ class NameNumbers(defaultdict[str, int]):
         self.default_factory = self.__len__
 
     def number(self, names: Iterable[str]) -> np.ndarray:
-        """Number names that stand three per triple, as int32 [n, 3]; new names are added."""
+        """Return the numbers of names, three per triple, as int32 [n, 3]; new names are added."""
         numbers = np.fromiter(map(self.__getitem__, names), np.int32)
         return numbers.reshape(-1, 3)
 
@@ -325,7 +325,7 @@ def _unescape_iri(term: str) -> str:
 
 
 def _unescape(match: re.Match[str]) -> str:
-    """Return the character of an escape."""
+    """Return the character that an escape sequence stands for."""
     code = match.group()[1:]
     if len(code) == 1:
         return _CHARACTERS.get(code, code)

@@ -454,7 +454,7 @@ class _Walker:
                 )
 
     def _walk_on(self, walks: Walks) -> tuple[Walks, Walks]:
-        """Extend all walks by one step; return them, and those at nodes where rules end, merged."""
+        """Extend all walks by one step; return the longer walks, and, merged, those at nodes where a body ends."""
         if not self.object_identity:
             longer = self._merge_steps(walks, self._iter_edges(walks))
             return longer, self._select_ended(longer)
@@ -483,7 +483,7 @@ class _Walker:
         return self._merge(_concatenate(pieces or [_none(walks, 1)]))
 
     def _last_steps(self, walks: Walks) -> Walks:
-        """Extend walks by the steps that end a body (no longer body goes on) and return them, merged.
+        """Extend walks to nodes of the trie without children, where every body ends; return them merged.
 
         The given walks are not merged yet: ways that come back to an entity are subtracted (see the module docstring).
         """
@@ -979,7 +979,7 @@ def list_groundings(
 ) -> Groundings:
     """Return all groundings for the queries, in the order of query, candidate and rule.
 
-    A grounding that uses a fact that its question leaves out does not count; this holds for all candidates alike.
+    A grounding that uses a fact that its query leaves out does not count; this holds for all candidates alike.
 
     Args:
       questions: distinct.
@@ -1018,11 +1018,11 @@ class GroundingWork:
     """Work done while listing groundings, and the policy for queries that are too large.
 
     Attributes:
-      leaves_out: a question whose joins alone make more rows than a chunk may is left out: it has no groundings.
+      leaves_out: a query whose joins alone make more rows than a chunk may is left out: it has no groundings.
       n_rows: the rows that joins have made, of chunks that were too large included.
-      n_left_out: the questions left out so far.
+      n_left_out: the queries left out so far.
       n_links: what the caller holds beside groundings, links of candidates, counted by the caller.
-      deadline: a chunk has no more questions than there is time for, at the speed of those before.
+      deadline: a chunk has no more queries than there is time for, at the speed of the chunks before.
     """
 
     leaves_out: bool = False
@@ -1062,7 +1062,7 @@ def map_groundings(
 ) -> Iterator[Computed]:
     """Yield `compute(queries, groundings)` for one chunk of queries after another.
 
-    A chunk whose joins make too many rows is halved, down to one question, which may make any number unless `work`
+    A chunk whose joins make too many rows is halved, down to one query, which may make any number unless `work`
     leaves it out.
 
     Args:

@@ -547,7 +547,9 @@ def verdict(
 def matching_rows(
     atoms: I32[Tensor, "n W"], atom: Atom, n_constants: int
 ) -> I64[Tensor, "m"]:
-    """Return the rows of a lexicographically sorted table of atoms that match an open atom, ascending.
+    """Return the rows of atoms in a table that match an open atom, ascending.
+
+    The table is in lexicographic order.
 
     Args:
       atom: predicate and terms; a term above `n_constants` is a variable, and one that occurs twice requires equal
@@ -617,7 +619,7 @@ def iter_consequences(
     budget: RowBudget | None = None,
     progress: CountCallback = ignore_progress,
 ) -> Iterator[Consequences]:
-    """Yield the atoms that one application of each rule derives, one rule after another.
+    """Yield, rule by rule, the distinct atoms that one application of the rule derives from the facts.
 
     Args:
       rule_ids: the rules to apply, in order; None for all, in file order.

@@ -200,7 +200,7 @@ def index_facts(
 def contains(
     kb: KnowledgeBase, sizes: KBSizes, atom: I64[Tensor, "... W"]
 ) -> Bool[Tensor, "..."]:
-    """Check whether each atom is a fact."""
+    """Check, per atom, whether it is a fact."""
     return fact_id(kb, sizes, atom) >= 0
 
 

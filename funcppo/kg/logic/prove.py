@@ -337,7 +337,7 @@ def find_ground_body(
     rule: int,
     object_identity: bool,
 ) -> tuple[Atom, ...] | None:
-    """Find the ground body from which a given rule derives an atom by facts other than the atom.
+    """Find facts from which a given rule derives an atom: the rule's ground body, without the atom itself.
 
     Args:
       atom: padded to the width of the knowledge base.

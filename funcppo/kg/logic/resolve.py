@@ -155,7 +155,7 @@ class _Clauses(NamedTuple):
 def make_resolve_config(
     kb: KnowledgeBase, sizes: KBSizes, max_height: int
 ) -> ResolveConfig:
-    """Return the smallest shape in which no search from a ground query can overflow.
+    """Return the smallest shapes and limits with which no search from a ground query can overflow.
 
     A rule replaces the leftmost goal by at most M - 1 others one higher, so at most 1 + max_height (M - 2) are open.
     """
@@ -178,7 +178,7 @@ def make_resolve_config(
 
 
 def rules_only_config(cfg: ResolveConfig) -> ResolveConfig:
-    """Return the shape of a search that ends with the choice of a rule for a ground root."""
+    """Return the shapes and limits of a search that ends with the choice of a rule for a ground root."""
     n_rules = max(cfg.sizes.max_rules_per_predicate, 1)
     return replace(
         cfg,
@@ -195,7 +195,7 @@ def resolve(
     goals: Goals,
     root: I32[Tensor, "B W"],
 ) -> Successors:
-    """Compute every successor of each row's leftmost goal; none where a row has no goal.
+    """Compute every successor of each row's leftmost goal; a row without goals has no successor.
 
     Known ground goals leave a successor at once.
 

@@ -94,7 +94,7 @@ class Budget:
         self.progress(self._stage, done, total)
 
     def rows_left(self, share: float = 1.0) -> float:
-        """Return the rows until this share of the work is spent, not negative."""
+        """Return how many rows may be computed until this share of the work is spent; at least 0."""
         return max(0.0, share * self.max_rows - self.rows)
 
     @property
@@ -224,7 +224,7 @@ def held_out_score(
     body_pairs: F64[Tensor, "R"],
     length: I64[Tensor, "R"] | int,
 ) -> F64[Tensor, "R"]:
-    """Compute the smoothed confidence of each rule as if one fact that it derives from others were unknown."""
+    """Compute the smoothed confidence of each rule as if one fact that it derives from other facts were unknown."""
     right = support - circular_support - 1
     pairs = body_pairs - circular_support - 1
     return right / (pairs + SMOOTHING_COUNT * length)

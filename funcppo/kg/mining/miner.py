@@ -59,7 +59,7 @@ SEARCH_SHARE, STAGE_SHARE, COUNT_SHARE, RECOUNT_SHARE = 0.7, 0.75, 0.85, 0.95
 
 @dataclass(kw_only=True, slots=True)
 class StageReport:
-    """Extent of one stage of the search."""
+    """Report on one stage of the search: its sample, its work, and what was left out."""
 
     name: str
     fraction: float = 1.0
@@ -461,11 +461,11 @@ class _Miner:
                 self.votes = votes
 
     def _constant_pca_pairs(self, found: FoundRules) -> Iterator[CountedPart]:
-        """Yield parts of rules with constants, with their PCA pairs."""
+        """Yield the rules with constants and their PCA pairs, part by part."""
         return rules.count_pca_pairs(self.edges, found.rules, self.budget)
 
     def _path_pca_pairs(self, found: FoundRules) -> Iterator[CountedPart]:
-        """Yield parts of path rules, with their exact counts and PCA pairs, as far as the budget goes."""
+        """Yield path rules with exact counts and PCA pairs, part by part, as far as the budget goes."""
         return rules.count_path_rules(
             self.edges,
             found,
@@ -476,7 +476,7 @@ class _Miner:
         )
 
     def _estimated_pca_pairs(self, found: FoundRules) -> Iterator[CountedPart]:
-        """Yield parts of path rules with estimated PCA pairs; their other counts are exact."""
+        """Yield path rules with estimated PCA pairs, part by part; their other counts are exact."""
         for part in self._estimate(found, self._estimate_rows()):
             exact = select_rules(found.rules, part.rows)
             pca_pairs = torch.maximum(part.rules.pca_pairs, exact.support)

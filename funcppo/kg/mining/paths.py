@@ -841,7 +841,7 @@ def select_closed(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ClosingPlan:
-    """Head predicates to find long bodies for, and how to walk from their facts."""
+    """Head predicates whose facts long bodies are searched from, and which half of a walk is the longer one."""
 
     predicates: tuple[
         int, ...
@@ -856,7 +856,10 @@ class ClosingPlan:
 def closing_rows(
     edges: EdgeIndex, length: int
 ) -> tuple[F64[Tensor, "N"], Bool[Tensor, "N"]]:
-    """Compute the half walks of each fact, and whether the longer half starts at the first argument."""
+    """Count the half walks of each fact, and choose whether the longer half starts at the first argument.
+
+    Half walks of a fact start at one of its arguments and have about half of a body's length.
+    """
     n_short = length // 2
     n_walks = torch.ones(
         edges.n_entity_ids, dtype=torch.float64, device=edges.source.device
@@ -1030,7 +1033,7 @@ def _distinct_pairs(
 def _half_walks(
     edges: EdgeIndex, fact_row: Tensor, n_steps: int, *, is_forward: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Walk `n_steps` from one argument of each fact without taking the fact; return the distinct walks.
+    """Walk `n_steps` from one argument of each fact without using the fact; return the distinct walks.
 
     Returns:
       The position of the fact, the code of the labels towards its second argument, and the end.

@@ -81,7 +81,7 @@ class ExtensionPlan:
 
 
 class BodySample(NamedTuple):
-    """Pairs that bodies join, from a share of all sources."""
+    """Pairs of entities that bodies join, counted from a share of all sources."""
 
     pairs: JoinedPairs
     fraction: float
@@ -142,7 +142,7 @@ def make_rules(
 
 
 def facts_per_pair(edges: EdgeIndex) -> float:
-    """Return the mean number of facts between two entities, in rows of work per joined pair."""
+    """Return the mean work of matching a joined pair of entities with the facts between them, in rows."""
     # Matching a pair with one of the facts between its entities takes 0.06 rows of work.
     return len(edges.fact) / 2 / max(edges.n_entity_ids, 1) ** 2 * 0.06
 
@@ -488,7 +488,7 @@ def count_rules(
     length: int,
     sources: SourceRange,
 ) -> tuple[RuleSums, I64[Tensor, "n"], I64[Tensor, "n"]]:
-    """Count path rules of one length from a range of sources, at once.
+    """Count support and pairs of path rules of one length over a range of sources.
 
     Args:
       labels: as in `MinedRules`.
@@ -563,7 +563,7 @@ def count_path_rules(
     budget: Budget,
     is_over: Callable[[], bool],
 ) -> Iterator[CountedPart]:
-    """Yield the counts of path rules of at most three body atoms, part by part, until `is_over` says so.
+    """Yield the counts of path rules of at most three body atoms, part by part, until `is_over()` is true.
 
     A rule that costs more than a chunk is counted from one range of the sources after the other.
 

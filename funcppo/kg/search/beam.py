@@ -101,7 +101,7 @@ class SearchState(NamedTuple):
 
 
 class _Children(NamedTuple):
-    """Successors of the rows of one step, in the order of slots."""
+    """Successors of the partial proofs that one step extends, in the order of slots."""
 
     goals: Goals  # [R, S, ...]
     # of the whole path; -inf where there is no successor
@@ -710,7 +710,7 @@ def _copy_rows(n: int, x: Tensor) -> Tensor:
 
 
 def width_schedule(cfg: SearchConfig) -> list[SearchConfig]:
-    """Return the same search with ascending widths of the successor table, the full one last.
+    """Return variants of a search with ascending widths of the successor table, the full width last.
 
     Most goals have few successors, and a step costs what the table is wide. A wider search extends fewer rows at a
     time, so that each takes about as much memory.
