@@ -1,10 +1,20 @@
-"""`data`: the numbers of the JSON and of the tables, what the rules derive, names of all kinds, bad input."""
+"""`data`: its numbers and tables, an index, what the rules prove; one file of triples in the programs that read it."""
+
+from __future__ import annotations
 
 import json
+from functools import partial
+from pathlib import Path
 
 import pytest
 
-from tests.cli.runner import funcppo
+from funcppo.kg.graph import loaders
+from funcppo.kg.graph.loaders import load
+from funcppo.kg.graph.triples import DataConfig
+from funcppo.kg.run.config import read_config
+from funcppo.kg.search import task
+from tests import oracles
+from tests.cli.runner import SMALL, data, funcppo, json_of
 
 
 @pytest.fixture
@@ -81,3 +91,399 @@ def test_a_relation_of_control_characters_is_shown_escaped(
 def test_bad_input_is_one_line(monkeypatch, capsys, tmp_path):
     assert funcppo(monkeypatch, "data", tmp_path / "none") == 2
     assert capsys.readouterr().err.count("\n") == 1
+
+
+# -- an index of a data set
+
+
+@pytest.fixture
+def graph(tmp_path):
+    """A folder with test triples that are facts, and rules of all kinds: paths and constants."""
+    folder = tmp_path / "graph"
+    folder.mkdir()
+    pairs = [(i, (7 * i + 3) % 11) for i in range(11)] + [(i, (i + 1) % 11) for i in range(8)]  # fmt: skip
+    rows = [f"e{a}\tp\te{b}\n" for a, b in dict.fromkeys(pairs)]
+    rows += [f"e{a}\tq\te{(3 * a) % 11}\n" for a in range(9)]
+    (folder / "train.tsv").write_text("".join(rows))
+    facts = "".join(rows[::2])
+    (folder / "valid.tsv").write_text("e9\tp\te10\ne2\tp\te8\n")
+    (folder / "test.tsv").write_text(f"e10\tp\te0\ne5\tq\te9\n{facts}")
+    (folder / "rules.txt").write_text(
+        "0.5\tp(X,Y) :- q(X,Z), p(Z,Y)\n"
+        "0.5\tp(X,Y) :- p(Y,X)\n"
+        "0.5\tq(X,Y) :- p(X,Z), p(Z,Y)\n"
+        "0.5\tp(X,Y) :- p(X,e4), q(Y,X)\n"
+        "0.5\tq(X,e9) :- p(X,Y)\n"
+    )
+    return folder
+
+
+def test_programs_say_the_same_of_an_index_and_of_the_files(
+    graph, monkeypatch, capsys
+):
+    """To the byte, times aside: ranks, answers, counts, and rules that are mined."""
+    indexed = graph.with_name("indexed")
+    assert funcppo(monkeypatch, "data", graph, "--index", indexed) == 0
+    counts = loaders.read(indexed).rule_counts
+    assert counts is not None and (counts[:, 1] > 0).all()
+    for words in (
+        "evaluate TARGET --details FILE",
+        "evaluate TARGET --details FILE --height 1 --set object_identity=True --set smoothing=5",
+        "predict TARGET --queries QUERY --height 1 --score noisy-or --known",
+        "data TARGET --provable test --height fixpoint",
+        "data TARGET",
+        "prove TARGET --all p(e10,X)",
+        "mine TARGET --out FILE",
+    ):
+        said = []
+        for target in (graph, indexed):
+            file = target.with_name("file")
+            query = target.with_name("query")
+            query.write_text("p(e10, X)")
+            names = {"TARGET": target, "FILE": file, "QUERY": query}
+            command = [names.get(word, word) for word in words.split()]
+            capsys.readouterr()
+            assert funcppo(monkeypatch, *command, "--json", "-") == 0
+            text = capsys.readouterr().out
+            if "FILE" in words:
+                said.append(file.read_bytes())
+                file.unlink()
+                file.with_name("file.settings.json").unlink(missing_ok=True)
+            else:
+                said.append(strip(json.loads(text)))
+        assert said[0] == said[1], words
+
+
+def strip(value):
+    """A result without times and the name of the data set."""
+    if isinstance(value, dict):
+        return {
+            key: strip(part)
+            for key, part in value.items()
+            if "seconds" not in key and key not in ("dataset", "target", "rate")
+        }
+    return [strip(part) for part in value] if isinstance(value, list) else value
+
+
+def test_bad_paths_of_an_index_are_one_line(graph, monkeypatch, capsys):
+    assert funcppo(monkeypatch, "data", graph, "--index", graph) == 2
+    assert "expected a folder that does not exist" in capsys.readouterr().err
+    missing = graph / "no" / "folder"
+    assert funcppo(monkeypatch, "data", graph, "--index", missing) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+@pytest.mark.parametrize("is_indexed", [False, True])
+def test_a_run_whose_facts_or_atoms_are_not_held_derives_what_is_asked(
+    graph, is_indexed, monkeypatch, capsys
+):
+    monkeypatch.setattr(task, "MAX_HEADS_PER_ATOM", 0)
+    if is_indexed:
+        indexed = graph.with_name("indexed")
+        assert funcppo(monkeypatch, "data", graph, "--index", indexed) == 0
+        graph = indexed
+    run = graph.with_name("run")
+    program = ["train", graph, "-v", "--out", run]
+    settings = ["--set", "prover.max_height=1", "--steps", "1024"]
+    assert funcppo(monkeypatch, *program, *settings) == 0
+    assert "each query its own when it is asked" in capsys.readouterr().out
+    asked = ["predict", run, "p(e10, X)", "--known", "--explain"]
+    assert funcppo(monkeypatch, *asked) == 0
+    assert "by rule" in capsys.readouterr().out
+
+
+# -- what the rules prove
+
+
+TRAIN = "a\te\tb\nb\te\tc\nc\te\td\nd\te\te\na\tp\tb\n"
+TEST = "a\tp\tc\na\tp\te\nb\tp\tb\nc\tp\td\na\tp\tb\n"
+RULES = "1\tp(X,Y) :- e(X,Y)\n1\tp(X,Y) :- p(X,Z), e(Z,Y)\n"
+
+
+@pytest.fixture
+def chain(tmp_path):
+    for name, text in {
+        "train": TRAIN,
+        "valid": "a\tp\td\n",
+        "test": TEST,
+        "rules": RULES,
+    }.items():
+        (tmp_path / f"{name}.txt").write_text(text)
+    return str(tmp_path)
+
+
+def provable(chain, *args, split="test"):
+    return data(chain, "--provable", split, *args)
+
+
+def table_rows(text):
+    """The cells of the rows of the printed table."""
+    rows = [line.split() for line in text.splitlines()]
+    return [row for row in rows if row and row[0].isdecimal() and len(row) > 3]
+
+
+def counted(capsys, *args, split="test"):
+    status, result = json_of(capsys, partial(provable, split=split), *args)
+    assert status == 0
+    return result
+
+
+def test_the_paths_of_a_chain_are_counted_by_length(chain, capsys):
+    result = counted(capsys, chain)
+    assert (result["n_queries"], result["n_known_facts"]) == (5, 1)
+    assert result["n_derivable_by_height"] == {"1": 3, "2": 3, "3": 4}
+    assert result["n_atoms_after_step"] == [5, 9, 12, 14]
+    assert (result["complete"], result["fixpoint"], result["stop_reason"]) == (
+        True,
+        False,
+        "",
+    )
+    assert counted(capsys, chain, split="valid")["n_derivable_by_height"] == {
+        "1": 0,
+        "2": 1,
+        "3": 1,
+    }
+
+
+@pytest.mark.parametrize(
+    ("height", "identity"), [("2", False), ("fixpoint", True)]
+)
+def test_the_counts_are_those_of_a_least_model_over_sets(
+    height, identity, capsys
+):
+    dataset = load("family_tree:12:3")
+    plain = lambda table: tuple(
+        tuple(t for t in row if t) for row in table.tolist()
+    )
+    rules = tuple(plain(rule[rule[:, 0] > 0]) for rule in dataset.rules)
+    program = oracles.Program(
+        dataset.n_constants, dataset.arities, plain(dataset.facts), rules
+    )
+    limit = None if height == "fixpoint" else int(height)
+    found = oracles.least_model(program, limit, object_identity=identity)
+    result = counted(
+        capsys,
+        "family_tree:12:3",
+        "--height",
+        height,
+        *(["--object-identity"] if identity else []),
+    )
+    last = max(found.values())
+    assert result["n_atoms_after_step"] == [
+        sum(h <= step for h in found.values()) for step in range(last + 1)
+    ]
+    tests = [found.get(atom, 99) for atom in plain(dataset.test)]
+    assert result["n_derivable_by_height"] == {
+        str(h): sum(t <= h for t in tests) for h in range(1, last + 1)
+    }
+    assert len(tests) == result["n_queries"] > 0
+
+
+def test_the_counts_end_at_the_fixpoint(chain, capsys):
+    low = counted(capsys, chain, "--height", "fixpoint")
+    high = counted(capsys, chain, "--height", "1000000")
+    assert low["n_derivable_by_height"] == {"1": 3, "2": 3, "3": 4}
+    assert low["n_atoms_after_step"] == [5, 9, 12, 14] and low["fixpoint"]
+    assert (low["height"], high["height"]) == ("fixpoint", 1000000)
+    for result in (low, high):
+        for name in ("height", "total_seconds", "fixpoint_seconds"):
+            del result[name]
+    assert low == high
+
+    assert provable(chain, "--height", "1000000") == 0
+    out = capsys.readouterr().out
+    assert len(table_rows(out)) == 4
+    assert "the fixpoint is reached at height 3; " in out
+
+
+def test_max_atoms_ends_the_count_after_a_step_for_the_split_only(
+    chain, capsys
+):
+    result = counted(capsys, chain, "--set", "max_atoms=13")
+    assert result["n_atoms_after_step"] == [5, 9, 12]
+    assert result["n_derivable_by_height"] == {"1": 3, "2": 3, "3": 4}
+    assert result["stop_reason"].startswith("stopped at 12 atoms: step 3 ")
+    assert (result["complete"], result["stop_code"]) == (False, "max_atoms")
+    assert provable(chain, "--set", "max_atoms=13") == 0
+    out = capsys.readouterr().out
+    assert table_rows(out)[-1] == ["3", "too", "many", "4", "0.8000"]
+    assert "stopped at 12 atoms" in out
+
+
+def test_seconds_end_the_count_after_a_step(chain, capsys):
+    result = counted(capsys, chain, "--seconds", "1e-9")
+    assert not result["complete"] and "more time" in result["stop_reason"]
+    assert result["stop_code"] == "time_limit"
+    assert result["n_atoms_after_step"] == [5]
+    assert result["n_derivable_by_height"] == {}
+
+
+def test_a_train_triple_counts_when_other_facts_derive_it(chain, capsys):
+    result = counted(capsys, chain, split="train")
+    assert (result["n_queries"], result["leave_one_out"]) == (5, True)
+    assert result["n_derivable_by_height"] == {"1": 1}
+    with pytest.raises(ValueError, match="expected 1 for --provable train"):
+        provable(chain, "--height", "2", split="train")
+
+    # A rule that repeats a fact does not derive it.
+    path = Path(chain)
+    (path / "train.txt").write_text("a\te\tb\nb\te\ta\nc\te\td\n")
+    for rule, n in (("e(X,Y) :- e(X,Y)", 0), ("e(X,Y) :- e(Y,X)", 2)):
+        (path / "rules.txt").write_text(f"1\t{rule}\n")
+        result = counted(capsys, chain, split="train")
+        assert result["n_derivable_by_height"] == {"1": n}
+
+
+def test_a_program_has_atoms_and_no_queries(tmp_path, capsys):
+    path = tmp_path / "chain.pl"
+    facts = "e(1,2). e(2,3)."
+    path.write_text(facts + " p(X,Y) :- e(X,Y). p(X,Y) :- p(X,Z), p(Z,Y).")
+    result = counted(capsys, str(path), "--height", "fixpoint")
+    assert (result["split"], result["n_queries"]) == (None, 0)
+    assert result["n_derivable_by_height"] == {}
+    assert result["n_atoms_after_step"] == [2, 4, 5]
+    path.write_text(facts)
+    assert counted(capsys, str(path))["n_atoms_after_step"] == [2]
+    assert provable(str(path)) == 0
+    assert "derivable" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (["--height", "0"], "height: expected 1 or more or fixpoint, got 0"),
+        (["--set", "max_atoms=0"], "max_atoms: expected 1 or more, got 0"),
+        (["--rules", "nowhere.txt"], "nowhere.txt"),
+        (["--index", "x"], "--provable, --index: expected one of them"),
+    ],
+)
+def test_a_bad_option_is_one_line(chain, options, expected):
+    with pytest.raises(ValueError, match=expected):
+        provable(chain, *options)
+
+
+def test_the_error_of_a_data_set_without_rules_comes_without_notes(
+    chain, monkeypatch, capsys
+):
+    """Its test split repeats a known fact, which a note counts where the program goes on."""
+    assert funcppo(monkeypatch, "data", chain, "--provable", "test") == 0
+    assert "note: " in capsys.readouterr().err
+    (Path(chain) / "rules.txt").unlink()
+    assert funcppo(monkeypatch, "data", chain, "--provable", "test") == 2
+    error = capsys.readouterr().err
+    assert error.startswith("funcppo: ") and error.count("\n") == 1
+    assert "expected rules (--rules FILE" in error
+
+
+# -- one file of triples
+
+
+SPLIT = ("--columns", "s,p,o", "--split-ratios", "0.7,0.2,0.1")
+CONFIG = DataConfig(columns="s,p,o", split_ratios="0.7,0.2,0.1")
+SHORT = (*SMALL, "--set", "prover.max_height=1", "--steps", "64")
+
+
+@pytest.fixture(scope="module")
+def family(tmp_path_factory):
+    """A CSV file of a family; every relation but two follows from the others by a rule."""
+    path = tmp_path_factory.mktemp("graph") / "family.csv"
+    tree = load("family_tree:30:1")
+    names = tree.entities
+    lines = [
+        f"{names[h - 1]},x,{tree.predicates[r - 1]},{names[t - 1]}\n"
+        for r, h, t in [*tree.train, *tree.valid, *tree.test]
+    ]
+    path.write_text("s,note,p,o\n" + "".join(lines))
+    return path
+
+
+@pytest.fixture(scope="module")
+def split_run(family, tmp_path_factory):
+    """A run on the split file, with rules mined from its train part."""
+    folder = tmp_path_factory.mktemp("run") / "run"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(folder.parent))
+        assert (
+            funcppo(patch, "train", family, "--out", folder, *SPLIT, *SHORT)
+            == 0
+        )
+    return folder
+
+
+def test_a_run_keeps_how_its_triples_were_read_and_split(
+    split_run, family, monkeypatch, capsys
+):
+    assert read_config(split_run).data == CONFIG
+    results = json.loads((split_run / "results.json").read_text())
+    n_test = len(load(family, cfg=CONFIG).test)
+    assert results["test"]["max-confidence"]["n_queries"] == 2 * n_test
+    assert any(note.startswith("split at random") for note in results["notes"])
+
+    assert funcppo(monkeypatch, "evaluate", split_run, "--json", "-") == 0
+    assert json.loads(capsys.readouterr().out)["n_queries"] == 2 * n_test
+    resumed = ("train", family, "--out", split_run, "--resume")
+    assert funcppo(monkeypatch, *resumed) == 0
+    assert json.loads((split_run / "results.json").read_text())[
+        "test"
+    ].keys() == (results["test"].keys())
+
+
+def test_a_held_out_triple_is_not_known_to_the_run(
+    split_run, family, monkeypatch, capsys
+):
+    dataset = load(family, cfg=CONFIG)
+    relation, head, tail = dataset.test[0]
+    query = f"{dataset.predicates[relation - 1]}({dataset.entities[head - 1]}, {dataset.entities[tail - 1]})"
+    funcppo(monkeypatch, "prove", split_run, query, "--json", "-")
+    assert json.loads(capsys.readouterr().out)["is_fact"] is False
+    whole = ("prove", family, query, "--columns", "s,p,o", "--json", "-")
+    assert funcppo(monkeypatch, *whole) == 0
+    assert json.loads(capsys.readouterr().out)["is_fact"] is True
+
+
+def test_without_a_split_there_is_no_test_and_no_choice_and_that_is_said(
+    family, monkeypatch, capsys, tmp_path
+):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    arguments = ("train", family, "--out", tmp_path / "run", *SPLIT[:2], *SHORT)
+    assert funcppo(monkeypatch, *arguments) == 0
+    printed = capsys.readouterr().out
+    assert "no test split; the test evaluation is skipped" in printed
+    assert "no valid split" in printed
+    results = json.loads((tmp_path / "run" / "results.json").read_text())
+    assert (results["test"], results["best_valid_metric"]) == ({}, None)
+
+    assert funcppo(monkeypatch, "evaluate", tmp_path / "run") == 2
+    assert "--split-ratios" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("program", ["evaluate", "prove"])
+def test_a_run_is_not_read_in_another_way(
+    program, split_run, monkeypatch, capsys
+):
+    query = ["p(X, Y)"] if program == "prove" else []
+    assert funcppo(monkeypatch, program, split_run, *query, *SPLIT[:2]) == 2
+    assert "is a trained run, which reads its data" in capsys.readouterr().err
+
+
+def test_a_split_file_is_mined_by_its_train_part_only(
+    family, monkeypatch, tmp_path
+):
+    """As a folder whose train part is the same, with names in place of columns."""
+    dataset = load(family, cfg=CONFIG)
+    names = dataset.entities
+    train = tmp_path / "train"
+    train.mkdir()
+    (train / "train.txt").write_text(
+        "".join(
+            f"{names[h - 1]}\t{dataset.predicates[r - 1]}\t{names[t - 1]}\n"
+            for r, h, t in dataset.train
+        )
+    )
+    texts = []
+    for target, *options in ((family, *SPLIT), (train,), (family, *SPLIT[:2])):
+        out = tmp_path / "rules.tsv"
+        words = ("mine", target, "--out", out, "--min-support", "1", *options)
+        assert funcppo(monkeypatch, *words) == 0
+        texts.append(out.read_text())
+    assert texts[0] == texts[1] != texts[2]
