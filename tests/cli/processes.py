@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import urllib.request
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -14,6 +15,7 @@ import torch
 from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
 from funcppo import cli
+from funcppo.kg.run.telemetry import Telemetry
 from funcppo.runtime import distributed
 
 PORT_DIGITS = 5  # as many for every port, so that each process reads its own
@@ -77,6 +79,23 @@ def run_processes(
     codes = [os.waitstatus_to_exitcode(os.waitpid(x, 0)[1]) for x in children]
     texts = [[file.read_text() for file in pair] for pair in files]
     return [Ended(code, *pair) for code, pair in zip(codes, texts)]
+
+
+def keep_metrics(folder: Path, port: int) -> Callable[[int], None]:
+    """A preparation of processes that writes into a folder what each serves on its port when it has finished."""
+
+    def prepare(rank: int) -> None:
+        finish = Telemetry.finish
+
+        def keep(metrics: Telemetry) -> None:
+            finish(metrics)
+            url = f"http://127.0.0.1:{port + rank}/metrics"
+            with urllib.request.urlopen(url) as answer:
+                (folder / f"{rank}.metrics").write_bytes(answer.read())
+
+        Telemetry.finish = keep
+
+    return prepare
 
 
 def waiting_ends_with(file: Path, seconds: float = 0.5) -> None:

@@ -17,30 +17,16 @@ from funcppo.cli.mine import Mine
 from funcppo.cli.options import parse_options
 from funcppo.cli.prove import Prove
 
+
+def settings(text: str) -> list[str]:
+    """The options that make some settings."""
+    return [word for x in text.split() for word in ("--set", x)]
+
+
+TINY = "ppo.n_envs=8 ppo.n_steps=4 ppo.n_minibatches=2 prover.embed_dim=4 prover.hidden_dim=8 n_validation_queries=6"
 # Options that make a training run small.
-SMALL = [
-    "-v",
-    "--set",
-    "ppo.n_envs=8",
-    "--set",
-    "ppo.n_steps=4",
-    "--set",
-    "ppo.n_minibatches=2",
-    "--set",
-    "prover.embed_dim=4",
-]
-SMALL += [
-    "--set",
-    "prover.hidden_dim=8",
-    "--set",
-    "n_validations=2",
-    "--set",
-    "n_validation_queries=6",
-    "--set",
-    "score=best-proof",
-    "--learner",
-    "proofs",
-]
+SIZES = ["-v", *settings(f"{TINY} n_validations=2")]
+SMALL = [*SIZES, "--set", "score=best-proof", "--learner", "proofs"]
 
 # Options of the run in the fixture `trained`: four updates.
 TRAINED = ["--steps", "128", "--strategy", "eager", *SMALL]

@@ -4,27 +4,37 @@ from __future__ import annotations
 
 import io
 import json
+import mmap
 import os
 import signal
+import sys
 import time
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 import torch._dynamo.config  # it reads the environment once
 from rich.console import Console
+from starlette.testclient import TestClient
 
 from funcppo import cli
-from funcppo.cli import common
+from funcppo.cli import common, predict, report, serve
 from funcppo.cli.common import WorkDisplay, make_console, metrics_table
 from funcppo.core.host import Deadline
 from funcppo.core.settings import write_config
 from funcppo.kg.config import RUN_FILES, RunConfig
 from funcppo.kg.graph.loaders import load
+from funcppo.kg.ranking import scoring
+from funcppo.kg.run.config import RESULTS_FILE, RUN_FILES, RunConfig
+from funcppo.kg.search.beam import evaluate_step
+from funcppo.kg.show import server
 from funcppo.runtime import distributed, memory
-from funcppo.runtime.capture import are_trees_demanded, capture
+from funcppo.runtime.capture import GraphedStep, are_trees_demanded, capture
 from funcppo.runtime.compile import reason_against_compiling
-from tests.cli.runner import funcppo
+from tests.cli.runner import TRAINED, funcppo, settings
+from tests.runtime.test_capture import on_gpu
 
 # -- text for people
 
@@ -484,3 +494,221 @@ def test_a_second_writer_is_refused(words, monkeypatch, capsys, tmp_path):
     line = f"funcppo: {out}: expected no other process that writes it, got process {os.getpid()}\n"
     assert capsys.readouterr().err == line
     assert not out.exists() or out.read_text() == "theirs"
+
+
+# -- --cuda-graphs
+
+# why nothing is recorded on a CPU: a code and the sentence
+REASONS = {
+    "auto": ("no_gpu", "no CUDA tensor in the state"),
+    "off": ("disabled", "turned off by --cuda-graphs off"),
+}
+NOTE = "steps of a search were not replayed as a CUDA graph: "
+DEMANDED = "--cuda-graphs manual: expected a CUDA graph, got none: no CUDA tensor in the state"
+
+
+@pytest.fixture
+def captured_search(monkeypatch):
+    """Searches are captured as on a GPU; on a CPU each falls back and says why."""
+    monkeypatch.setattr(
+        scoring,
+        "make_search_step",
+        lambda device: GraphedStep(evaluate_step),
+    )
+
+
+@pytest.fixture
+def served(monkeypatch):
+    """The responses of a program `serve`, which ends after them."""
+    got = {}
+
+    class Asked:
+        """A server that is asked once."""
+
+        def __init__(self, app, workers):
+            self.client = TestClient(app, base_url="http://127.0.0.1:8080")
+
+        def run(self, sockets):
+            query = "answers?relation=p&head=e1"
+            for path in (f"api/{query}", query, "api/graph"):
+                got[path.partition("?")[0]] = self.client.get(path)
+
+    monkeypatch.setattr(server, "Server", Asked)
+    return got
+
+
+def command_of(program, runs, folder):
+    """A command line that asks the runs, and writes JSON to `out.json` in the folder."""
+    words = {
+        "predict": ["p(e1, X)", "--score", "success"],
+        "serve": ["--port", "0", "--score", "success"],
+        "report": ["--max-queries", "2", "--out", folder / "page.html"],
+    }
+    return [
+        program,
+        runs / "proofs",
+        *words[program],
+        "--json",
+        folder / "out.json",
+    ]
+
+
+@pytest.mark.parametrize("graphs", REASONS)
+@pytest.mark.parametrize("program", ["predict", "report", "serve"])
+def test_what_the_switch_says_reaches_the_search_and_is_recorded(
+    runs,
+    captured_search,
+    served,
+    monkeypatch,
+    capsys,
+    tmp_path,
+    program,
+    graphs,
+):
+    code, sentence = REASONS[graphs]
+    command = command_of(program, runs, tmp_path)
+    assert funcppo(monkeypatch, *command, "--set", f"cuda_graphs={graphs}") == 0
+    result = json.loads((tmp_path / "out.json").read_text())
+    assert result["graphs"] == graphs
+
+    if program == "serve":
+        assert served["api/answers"].json()["answers"]
+        assert NOTE + sentence in served["api/graph"].json()["notes"]
+        return
+    (replay,) = result.get("replays", [result])
+    assert replay["replay_mode"] == "none"
+    assert set(replay["fallback_codes"]) == {code}
+    if program == "predict":
+        assert NOTE + sentence in result["notes"]
+        assert NOTE + sentence in capsys.readouterr().err
+    if program == "report":
+        assert NOTE + sentence in (tmp_path / "page.html").read_text()
+
+
+@pytest.mark.parametrize("program", ["predict", "report"])
+def test_a_graph_that_is_demanded_and_not_recorded_is_one_line(
+    runs, captured_search, monkeypatch, capsys, tmp_path, program
+):
+    monkeypatch.setattr(common, "is_cuda", lambda device: True)
+    for module in (predict, report):
+        monkeypatch.setattr(module, "select_device", lambda device: None)
+    command = command_of(program, runs, tmp_path)
+    assert funcppo(monkeypatch, *command, "--set", "cuda_graphs=manual") == 2
+    error = capsys.readouterr().err
+    assert error.splitlines()[-1] == f"funcppo: {DEMANDED}"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_page_whose_graph_is_demanded_and_not_recorded_is_one_line(
+    runs, captured_search, served, monkeypatch, tmp_path
+):
+    monkeypatch.setattr(common, "is_cuda", lambda device: True)
+    monkeypatch.setattr(serve, "select_device", lambda device: None)
+    command = command_of("serve", runs, tmp_path)
+    assert funcppo(monkeypatch, *command, "--set", "cuda_graphs=manual") == 0
+    for path in ("api/answers", "answers"):
+        assert served[path].status_code == 500
+        assert DEMANDED in served[path].text
+    assert served["api/answers"].json() == {"error": DEMANDED}
+    assert served["api/graph"].status_code == 200
+
+
+@on_gpu
+@pytest.mark.parametrize("program", ["predict", "report"])
+def test_searches_of_a_gpu_are_recorded_unless_the_switch_forbids_it(
+    runs, monkeypatch, tmp_path, program
+):
+    modes = {}
+    for graphs in ("auto", "off", "trees", "manual"):
+        command = command_of(program, runs, tmp_path)
+        words = ["--device", "cuda", "--set", f"cuda_graphs={graphs}"]
+        assert funcppo(monkeypatch, *command, *words) == 0
+        result = json.loads((tmp_path / "out.json").read_text())
+        (replay,) = result.get("replays", [result])
+        modes[graphs] = replay["replay_mode"]
+    assert modes == {
+        "auto": "cuda-graph",
+        "off": "none",
+        "trees": "cuda-graph-trees",
+        "manual": "cuda-graph",
+    }
+
+
+@on_gpu
+@pytest.mark.parametrize("graphs", ["auto", "off", "trees", "manual"])
+def test_a_server_records_graphs_in_its_thread_and_answers_alike(
+    runs, served, monkeypatch, tmp_path, graphs
+):
+    answers = []
+    for words in (
+        ["cpu"],
+        ["cuda", *settings(f"cuda_graphs={graphs} request_seconds=600")],
+    ):
+        command = command_of("serve", runs, tmp_path)
+        assert funcppo(monkeypatch, *command, "--device", *words) == 0
+        found = served["api/answers"].json()["answers"]
+        answers.append([(row["entity"], row["verdict"]) for row in found])
+        notes = served["api/graph"].json()["notes"]
+    assert answers[0] == answers[1]
+    assert (NOTE + REASONS["off"][1] in notes) == (graphs == "off")
+
+
+# -- other systems
+
+LINUX_FILES = (
+    "_PROCESS_STATUS",
+    "_RESET_PEAK",
+    "_MACHINE_MEMORY",
+    "_PROCESS_GROUPS",
+    "_GROUPS",
+)
+
+
+@pytest.fixture(params=["macos", "windows"])
+def platform(request, monkeypatch, tmp_path):
+    """No /proc, no huge pages, no affinity; on Windows no `resource`, timer and fork either."""
+    for name in LINUX_FILES:
+        monkeypatch.setattr(memory, name, tmp_path / "absent")
+    held = SimpleNamespace(rss=1 << 20, peak_wset=1 << 21)
+    machine = SimpleNamespace(total=16 << 30, available=8 << 30)
+    psutil: Any = ModuleType("psutil")
+    psutil.Process = lambda: SimpleNamespace(memory_info=lambda: held)
+    psutil.virtual_memory = lambda: machine
+    monkeypatch.setitem(sys.modules, "psutil", psutil)
+    monkeypatch.delattr(mmap, "MADV_HUGEPAGE", raising=False)
+    monkeypatch.delattr(os, "sched_getaffinity", raising=False)
+    if request.param == "windows":
+        monkeypatch.setitem(sys.modules, "resource", None)
+        system = SimpleNamespace(platform="win32")
+        monkeypatch.setattr(memory, "sys", system)
+        for module, name in ((signal, "setitimer"), (os, "fork")):
+            monkeypatch.delattr(module, name, raising=False)
+    return request.param
+
+
+def test_a_run_is_trained_resumed_and_ranked(platform, monkeypatch, tmp_path):
+    run, details = tmp_path / "run", tmp_path / "details.jsonl"
+    words = ("countries_s1", "--out", run, *TRAINED, "--memory", "6GB")
+    assert funcppo(monkeypatch, "train", *words) == 0
+    results = json.loads((run / RESULTS_FILE).read_text())
+    assert any("only Linux ends" in note for note in results["notes"])
+    assert all(results["phase_peak_bytes"].values())
+
+    words = ("countries_s1", "--out", run, "--resume", "--steps", "160")
+    assert funcppo(monkeypatch, "train", *words) == 0
+    words = ("evaluate", run, "--details", details, "--max-queries", "2")
+    assert funcppo(monkeypatch, *words) == 0
+    assert details.read_bytes().count(b"\n") >= 2
+
+
+def test_on_windows_output_is_utf_8(monkeypatch, capsys):
+    """Its code page 1252 lacks the box of a table and most names."""
+    written = io.BytesIO()
+    stream = io.TextIOWrapper(written, encoding="cp1252")
+    monkeypatch.setattr(sys, "stdout", stream)
+    monkeypatch.setattr(sys, "platform", "win32")
+    monkeypatch.setattr(cli, "_run", lambda words: print("Łódź ├─") or 0)
+    with pytest.raises(SystemExit) as stop:
+        cli.main()
+    assert stop.value.code == 0
+    assert written.getvalue().decode() == f"Łódź ├─{os.linesep}"

@@ -8,62 +8,13 @@ import os
 import signal
 import sys
 
-import numpy as np
 import pytest
 
 from funcppo.cli import predict
 from funcppo.core import files
 from funcppo.kg.graph import loaders
-from tests.cli.runner import contains, funcppo
-
-RULES = """p(X, Y) :- q(X, Y).
-p(X, Y) :- q(X, Z), r(Z, Y).
-q(X, Y) :- r(Y, X).
-q(X, Y) :- p(X, Z), p(Z, Y).
-r(X, Y) :- s(X, Y), q(X, X).
-"""
-SMALL = "ppo.n_envs=8 ppo.n_steps=4 ppo.n_minibatches=2 prover.embed_dim=4"
-SMALL += " prover.hidden_dim=8 n_validations=1 n_validation_queries=6"
-OF_LEARNER = {
-    "questions": "listwise.n_epochs=1 prover.max_height=1 questions.embedding=True"
-    " embedding.rank=2 embedding.n_epochs=1 questions.bellman_ford=True"
-    " bellman_ford.n_steps=2 bellman_ford.width=4",
-    "proofs": "score=success prover.max_height=2 prover.object_identity=False",
-}
-
-
-def settings(text):
-    """The options that make some settings."""
-    return [word for x in text.split() for word in ("--set", x)]
-
-
-@pytest.fixture(scope="module")
-def graph(tmp_path_factory):
-    """A folder of random triples with rules, whose scores are far from each other."""
-    folder = tmp_path_factory.mktemp("graph")
-    rows = np.unique(
-        np.random.default_rng(0).integers([14, 4, 14], size=(170, 3)), axis=0
-    )
-    rows = rows[np.random.default_rng(1).permutation(len(rows))].tolist()
-    lines = [f"e{h}\t{'pqrs'[r]}\te{t}\n" for h, r, t in rows]
-    (folder / "train.txt").write_text("".join(lines[30:]))
-    (folder / "valid.txt").write_text("".join(lines[20:30]))
-    (folder / "test.txt").write_text("".join(lines[:20]))
-    (folder / "rules.txt").write_text(RULES)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def runs(graph, tmp_path_factory):
-    """Runs on the graph, by what they learn from."""
-    folder = tmp_path_factory.mktemp("runs")
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        for learner, more in OF_LEARNER.items():
-            words = ["--out", folder / learner, "--learner", learner]
-            words += ["--steps", "128", "--strategy", "eager"]
-            words += settings(f"{SMALL} {more}")
-            assert funcppo(monkeypatch, "train", graph, *words) == 0, learner
-    return folder
+from tests.cli.conftest import RULES
+from tests.cli.runner import contains, funcppo, settings
 
 
 def predicted(monkeypatch, capsys, *args):
@@ -90,14 +41,7 @@ def test_a_candidate_has_the_score_that_evaluate_writes(
     subject = graph if target == "graph" else runs / target
     details, queries = tmp_path / "details.jsonl", tmp_path / "queries.txt"
     options = ["--score", score]
-    files = [
-        "--details",
-        details,
-        "--set",
-        "all_scores=on",
-        "--set",
-        "proofs=off",
-    ]
+    files = ["--details", details, *settings("all_scores=on proofs=off")]
     assert funcppo(monkeypatch, "evaluate", subject, *files, *options) == 0
     records = [json.loads(line) for line in details.read_text().splitlines()]
     dataset = loaders.load(graph)

@@ -11,17 +11,10 @@ import urllib.request
 import pytest
 
 from funcppo.kg.show import server
-from tests.cli.runner import funcppo
+from tests.cli.runner import funcppo, settings
 
-UNTRAINED = [
-    "--score",
-    "max-confidence",
-    "--height",
-    "1",
-    "--set",
-    "smoothing=0",
-]
-UNTRAINED += ["--set", "object_identity=False"]
+UNTRAINED = ["--score", "max-confidence", "--height", "1"]
+UNTRAINED += settings("smoothing=0 object_identity=False")
 
 
 def test_a_process_answers_and_ends_with_a_signal(tmp_path):

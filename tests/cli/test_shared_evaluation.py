@@ -7,7 +7,6 @@ import os
 import shutil
 import signal
 import time
-import urllib.request
 
 import pytest
 
@@ -15,15 +14,19 @@ from funcppo import cli
 from funcppo.kg.graph.loaders import load
 from funcppo.kg.ranking import evaluate as evaluation
 from funcppo.kg.run import subject
-from funcppo.kg.run.telemetry import Telemetry
 from funcppo.runtime import distributed
-from tests.cli.processes import run_processes, waiting_ends_with
+from tests.cli.processes import (
+    keep_metrics,
+    run_processes,
+    waiting_ends_with,
+)
+from tests.cli.runner import settings
 from tests.ports import hold_ports, port_of
 
 DATA = "family_tree:30:1"
 EVALUATE = ("evaluate", DATA, "--score", "noisy-or-other-facts")
 EVALUATE += ("--height", "2")
-EVALUATE += ("--set", "smoothing=None", "--set", "object_identity=False")
+EVALUATE += (*settings("smoothing=None object_identity=False"),)
 
 
 def evaluate(n, folder, name, *args, **kwargs):
@@ -61,23 +64,13 @@ def test_files_and_text_are_equal_for_every_number_of_processes(
 
 def test_each_process_serves_its_own_metrics_and_rank_0_writes_a_file(tmp_path):
     file = tmp_path / "funcppo.prom"
-
-    def keep_metrics(rank):
-        finish = Telemetry.finish
-
-        def keep(metrics):
-            finish(metrics)
-            url = f"http://127.0.0.1:{port + rank}/metrics"
-            with urllib.request.urlopen(url) as answer:
-                (tmp_path / f"{rank}.metrics").write_bytes(answer.read())
-
-        Telemetry.finish = keep
-
     with hold_ports(3) as held:
         port = port_of(held[0])
         options = ("--metrics-port", port, "--metrics-file", file)
         args = (*EVALUATE, *options, "--json", "-")
-        ended = run_processes(3, tmp_path, *args, prepare=keep_metrics)
+        ended = run_processes(
+            3, tmp_path, *args, prepare=keep_metrics(tmp_path, port)
+        )
     assert [x.status for x in ended] == [0, 0, 0]
     own = [(tmp_path / f"{i}.metrics").read_text() for i in range(3)]
     for text in own:
@@ -164,22 +157,14 @@ def test_an_error_of_one_process_is_one_line_of_rank_0(tmp_path):
     assert ended[1].err == ""
 
 
-@pytest.mark.parametrize(
-    ("module", "name", "what"),
-    [
-        (cli, "package_version", "funcppo"),
-    ],
-)
-def test_processes_of_other_versions_end_with_one_line(
-    tmp_path, monkeypatch, module, name, what
-):
+def test_processes_of_other_versions_end_with_one_line(tmp_path, monkeypatch):
     def older(rank):
         if rank == 1:
-            monkeypatch.setattr(module, name, lambda *args: "0.1")
+            monkeypatch.setattr(cli, "package_version", lambda *_: "0.1")
 
     ended = run_processes(2, tmp_path, *EVALUATE, prepare=older)
     (line,) = ended[0].err.strip().splitlines()
-    assert line.startswith(f"funcppo: rank 1: expected {what} ")
+    assert line.startswith("funcppo: rank 1: expected funcppo ")
     assert line.endswith(", as rank 0 has, got 0.1")
     assert [x.status for x in ended] == [2, 2]
     assert (ended[0].out, ended[1].out, ended[1].err) == ("", "", "")

@@ -6,40 +6,30 @@ import json
 import os
 import signal
 import time
-import urllib.request
 
 import numpy as np
 import pytest
 
-from funcppo.kg.run.telemetry import Telemetry
 from funcppo.kg.run.train import Peers
 from funcppo.runtime.distributed import Processes
-from tests.cli.processes import run_processes, waiting_ends_with
-from tests.cli.runner import SMALL
+from tests.cli.processes import (
+    keep_metrics,
+    run_processes,
+    waiting_ends_with,
+)
+from tests.cli.runner import SIZES, SMALL
 from tests.ports import hold_ports, port_of
 
 # What is imported here need not be by each process.
-TRAIN = (
-    "train",
-    "family_tree:20:1",
-    "--steps",
-    "96",
-    "--set",
-    "ppo.n_shards=4",
-)
-SIZES = SMALL[:-4]  # without score and learner
+TRAIN = ("train", "family_tree:20:1", "--steps", "96")
+TRAIN += ("--set", "ppo.n_shards=4")
 # Lets a process go on when another has ended; after minutes, against a hang, although it has not.
 WAKE_AFTER = "for i in $(seq 1200); do kill -0 {} || break; sleep 0.1; done; kill -CONT {}"
 OPTIONS = {
-    "questions": (
-        *SIZES,
-        "--learner",
-        "questions",
-        "--set",
-        "prover.max_height=1",
-    ),
-    "proofs": (*SMALL, "--strategy", "eager"),
+    "questions": [*SIZES, "--set", "prover.max_height=1"],
+    "proofs": [*SMALL, "--strategy", "eager"],
 }
+OPTIONS["questions"] += ["--learner", "questions"]
 
 
 def train(n, folder, learner, *args, **kwargs):
@@ -64,23 +54,13 @@ def contents(run):
 
 
 def test_each_process_exports_the_updates_it_makes(tmp_path):
-
-    def keep_metrics(rank):
-        finish = Telemetry.finish
-
-        def keep(metrics):
-            finish(metrics)
-            url = f"http://127.0.0.1:{port + rank}/metrics"
-            with urllib.request.urlopen(url) as answer:
-                (tmp_path / f"{rank}.metrics").write_bytes(answer.read())
-
-        Telemetry.finish = keep
-
     started = time.time()
     with hold_ports(2) as held:
         port = port_of(held[0])
         args = ("questions", "--metrics-port", port)
-        ended, run = train(2, tmp_path, *args, prepare=keep_metrics)
+        ended, run = train(
+            2, tmp_path, *args, prepare=keep_metrics(tmp_path, port)
+        )
     assert [x.status for x in ended] == [0, 0], ended
     n_updates = contents(run)[0][-1]["update"]
     for rank in range(2):
