@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import re
 
@@ -10,7 +9,6 @@ import pytest
 
 from funcppo.cli.check import Check
 from funcppo.cli.options import parse_options
-from funcppo.kg.ranking import explain, ranking
 from funcppo.kg.search import task as prover_task
 from tests.cli.runner import funcppo, json_of
 
@@ -66,8 +64,8 @@ def test_a_run_agrees_with_the_scores_of_its_policy(trained, capsys):
 # -- disagreement
 
 
-def with_wrong_counts(monkeypatch):
-    """Make the engine count one more fact for each rule."""
+def test_a_support_that_is_off_by_one_is_reported(capsys, monkeypatch):
+    """The engine counts one more fact for each rule."""
     count = prover_task.with_confidence
 
     def off_by_one(*args, **kwargs):
@@ -75,10 +73,6 @@ def with_wrong_counts(monkeypatch):
         return kb._replace(support=kb.support + 1)
 
     monkeypatch.setattr(prover_task, "with_confidence", off_by_one)
-
-
-def test_a_support_that_is_off_by_one_is_reported(capsys, monkeypatch):
-    with_wrong_counts(monkeypatch)
     status, lines = lines_of(capsys, "countries_s1", *FAST)
     assert status == 1
     assert lines[0] == "supports: 0 of 1 rules agree"
@@ -86,50 +80,6 @@ def test_a_support_that_is_off_by_one_is_reported(capsys, monkeypatch):
         r"body pairs (\d+) of (\d+), recounted (\d+) of \2$", lines[1]
     )
     assert found and int(found[1]) == int(found[3]) + 1
-
-
-def test_a_dropped_candidate_is_reported(capsys, monkeypatch):
-    """Make the engine leave out every answer that the rules derive."""
-    listed = ranking.list_candidates
-
-    def without_answers(*args):
-        found = listed(*args)
-        keep = ~found.is_answer
-        return found._replace(
-            query_row=found.query_row[keep],
-            atom=found.atom[keep],
-            is_answer=found.is_answer[keep],
-        )
-
-    monkeypatch.setattr(ranking, "list_candidates", without_answers)
-    status, lines = lines_of(
-        capsys, "countries_s1", *FAST, "--max-queries", "4"
-    )
-    assert (status, lines[1]) == (1, "verdicts: 16 of 20 candidates agree")
-    assert all(
-        line.startswith("  locatedIn(")
-        and line.endswith("): not derivable, recounted derivable")
-        for line in lines[2:6]
-    )
-    assert lines[7] == "ranks: 0 of 4 queries agree"
-
-
-def test_a_wrong_leaf_of_a_proof_is_reported(capsys, monkeypatch):
-    prove = explain.smallest_proofs
-
-    def with_wrong_leaf(task, atoms, program):
-        (built,) = prove(task, atoms, program)
-        *nodes, leaf = built.nodes
-        goal = (leaf.goal[0], leaf.goal[2], leaf.goal[1])
-        wrong = dataclasses.replace(leaf, goal=goal)
-        return [dataclasses.replace(built, nodes=(*nodes, wrong))]
-
-    monkeypatch.setattr(explain, "smallest_proofs", with_wrong_leaf)
-    status, lines = lines_of(
-        capsys, "countries_s1", *FAST, "--max-queries", "4"
-    )
-    assert (status, lines[4]) == (1, "proofs: 0 of 4 proofs agree")
-    assert "no instance of its rule" in lines[5]
 
 
 # -- lines of --details

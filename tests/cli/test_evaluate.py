@@ -141,7 +141,10 @@ def test_every_score_ranks(trained, monkeypatch, capsys, score):
             "countries_s1 --set smoothing=-1",
             "--set smoothing: expected 0 or more or auto, got -1.0",
         ),
-        ("countries_s1 --max-queries 0", "--max-queries: expected 1 or more"),
+        (
+            "countries_s1 --device cpu --cuda-graphs manual",
+            "--cuda-graphs manual: expected --device cuda, got cpu",
+        ),
         ("countries_s1 --resume", "--resume, --overwrite: expected --details"),
         ("{tmp}", "train.txt"),
         (
@@ -201,20 +204,6 @@ def prepare(target, **options):
     return prepare_evaluation(
         Evaluate(target=str(target), **options), ignore_phase
     )
-
-
-def test_an_untrained_score_has_no_policy_and_no_search():
-    setup = prepare("countries_s1", height=1, negatives="4", seed=5)
-    assert (setup.score, setup.search_step) == ("max-confidence", None)
-    (note,) = setup.notes
-    assert note.startswith(
-        "settings of rules: height 1, smoothing no, max-confidence chosen: "
-    )
-    protocol = setup.evaluator.protocol
-    assert (protocol.n_negatives, protocol.seed) == (4, 5)
-    assert not protocol.score_unprovable and setup.evaluator.prove is None
-    settings = setup.log_settings
-    assert (settings["params_digest"], settings["negatives"]) == (None, 4)
 
 
 def test_the_policy_of_a_run_is_tuned_and_identified(trained):

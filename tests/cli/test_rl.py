@@ -3,38 +3,19 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import signal
+from unittest.mock import Mock
 from xml.etree import ElementTree
 
 import numpy as np
 import pytest
 
 from funcppo import checkpoint, logs
-from funcppo.cli import rl
 from funcppo.rl.settings import published_settings, read_config
-from tests.cli.runner import funcppo
+from tests.cli.runner import funcppo, settings
 
-SMALL = (
-    "--set",
-    "ppo.n_envs=4",
-    "--set",
-    "ppo.n_steps=8",
-    "--set",
-    "ppo.n_minibatches=2",
-)
-SMALL += (
-    "--set",
-    "hidden=8",
-    "--set",
-    "episodes=2",
-    "--steps",
-    128,
-    "--seeds",
-    2,
-)
-SMALL += ("--set", "evaluate_every=2")
+TINY = "ppo.n_envs=4 ppo.n_steps=8 ppo.n_minibatches=2 hidden=8 episodes=2"
+SMALL = (*settings(f"{TINY} evaluate_every=2"), "--steps", 128, "--seeds", 2)
 WORDS = ("rl", "CartPole-v1", *SMALL)
 
 
@@ -105,26 +86,14 @@ def test_settings_and_returns_are_printed(monkeypatch, capsys):
     assert "interquartile mean" in out and "greedy" in out
 
 
-@pytest.mark.parametrize("moment", ["in an evaluation"])
 def test_an_interrupted_run_is_resumed_bit_for_bit(
-    moment, trained, monkeypatch, capsys, tmp_path
+    trained, monkeypatch, capsys, tmp_path
 ):
+    """Ended in its first evaluation."""
     with monkeypatch.context() as patch:
-        if moment == "after an update":
-
-            def stop(display, progress):
-                os.kill(os.getpid(), signal.SIGTERM)
-                return display._interrupt.requested
-
-            patch.setattr(rl._Display, "__call__", stop)
-        else:
-
-            def interrupt(*args, **options):
-                raise KeyboardInterrupt
-
-            patch.setattr("funcppo.trainer.Evaluator.evaluate_many", interrupt)
-        status = funcppo(patch, *WORDS, "--out", tmp_path)
-    assert status == (143 if moment == "after an update" else 128)
+        stop = Mock(side_effect=KeyboardInterrupt)
+        patch.setattr("funcppo.trainer.Evaluator.evaluate_many", stop)
+        assert funcppo(patch, *WORDS, "--out", tmp_path) == 128
     line = f"interrupted after update 1; `funcppo rl --out {tmp_path} --resume`"
     assert line in capsys.readouterr().out
     words = ("rl", "--out", tmp_path, "--resume")
@@ -136,15 +105,8 @@ def test_an_interrupted_run_is_resumed_bit_for_bit(
 
 
 def test_a_run_is_resumed_with_its_own_settings(trained, monkeypatch, capsys):
-    words = (
-        "--out",
-        trained,
-        "--resume",
-        "--set",
-        "ppo.gamma=0.5",
-        "--seeds",
-        3,
-    )
+    words = ("--out", trained, "--resume", "--set", "ppo.gamma=0.5")
+    words += ("--seeds", 3)
     assert funcppo(monkeypatch, "rl", "CartPole-v1", *words) == 2
     error = capsys.readouterr().err
     assert "ppo.gamma: expected 0.99, got 0.5" in error
@@ -254,40 +216,21 @@ def test_help_shows_the_settings_of_an_environment(monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
-        ((), "ENV: expected an environment, got none"),
-        (("cartpole-v1",), "the nearest is CartPole-v1"),
-        (("Breakout",), "expected an environment, got none of that name"),
-        (("CartPole-v1", "--resume"), "--resume: expected --out RUN too"),
+        ("", "ENV: expected an environment, got none"),
+        ("cartpole-v1", "the nearest is CartPole-v1"),
+        ("Breakout", "expected an environment, got none of that name"),
+        ("CartPole-v1 --resume", "--resume: expected --out RUN too"),
+        ("CartPole-v1 --log csv wandb", "--log csv: expected --out RUN too"),
+        ("CartPole-v1 --resume --overwrite", "expected one of them"),
+        ("--out {tmp}/x --resume", "expected a folder that `funcppo rl` wrote"),
+        ("CartPole-v1 --set ppo.gamma=2", "ppo.gamma: expected 0 to 1"),
+        ("CartPole-v1 --set hidden=0", "--set hidden: expected 1 or more"),
         (
-            ("CartPole-v1", "--log", "csv", "wandb"),
-            "--log csv: expected --out RUN too, got none",
+            "MountainCar-v0 --set ppo.n_minibatches=5",
+            "expected a divisor of n_envs * n_steps = 256",
         ),
         (
-            ("CartPole-v1", "--resume", "--overwrite"),
-            "--resume, --overwrite: expected one of them",
-        ),
-        (
-            ("--out", "{tmp}/x", "--resume"),
-            "expected a folder that `funcppo rl` wrote",
-        ),
-        (
-            ("CartPole-v1", "--set", "ppo.gamma=2"),
-            "--set ppo.gamma: expected 0 to 1",
-        ),
-        (
-            ("CartPole-v1", "--set", "hidden=8,x"),
-            "--set hidden: expected a whole number, or several, got '8,x'",
-        ),
-        (
-            ("CartPole-v1", "--set", "hidden=0"),
-            "--set hidden: expected 1 or more",
-        ),
-        (
-            ("MountainCar-v0", "--set", "ppo.n_minibatches=5"),
-            "--set ppo.n_minibatches: expected a divisor of n_envs * n_steps = 256",
-        ),
-        (
-            ("CartPole-v1", "--out", "{tmp}", "--json", "{tmp}/config.json"),
+            "CartPole-v1 --out {tmp} --json {tmp}/config.json",
             "--json {tmp}/config.json: expected another file",
         ),
     ],
@@ -296,7 +239,7 @@ def test_bad_input_is_one_line_and_exit_2(
     words, problem, monkeypatch, capsys, tmp_path
 ):
     monkeypatch.setenv("WANDB_MODE", "offline")
-    words = [word.format(tmp=tmp_path) for word in words]
+    words = words.format(tmp=tmp_path).split()
     assert funcppo(monkeypatch, "rl", *words) == 2
     error = capsys.readouterr().err
     assert problem.format(tmp=tmp_path) in error

@@ -27,8 +27,8 @@ from funcppo.kg.config import (
 )
 from funcppo.kg.graph import loaders
 from funcppo.kg.logic.kb import HEAD, TAIL
-from funcppo.kg.ranking import explain, rank_metrics, ranking
-from funcppo.kg.ranking.ranking import RankingProtocol
+from funcppo.kg.ranking import explain, rank_metrics
+from funcppo.kg.run.config import RunConfig
 from funcppo.kg.run.subject import Subject, dataset_subject
 from funcppo.kg.scores import link_embedding
 from funcppo.kg.scores.score import parse
@@ -70,79 +70,6 @@ def make_task(**settings):
 
 def answerer_of(task, score=NOISY_OR):
     return Answerer(Subject(task, parse(score), None, []))
-
-
-def split_queries(task, split):
-    return [
-        (OpenQuery(int(row[0]), side, int(row[HEAD + TAIL - side])), row)
-        for side in (HEAD, TAIL)
-        for row in split
-    ]
-
-
-@pytest.mark.parametrize("height", [1, 2])
-@pytest.mark.parametrize("score", [NOISY_OR, "max-confidence"])
-def test_candidates_and_scores_are_those_of_a_ranking(height, score):
-    task = make_task(max_height=height)
-    split = task.dataset.test
-    ranked = ranking.rank_split(
-        task,
-        split,
-        parse(score),
-        RankingProtocol(),
-    )
-    queries = split_queries(task, split)
-    answers = answerer_of(task, score).rank([query for query, _ in queries])
-    n_listed = 0
-    for i, found in enumerate(answers):
-        others = (ranked.listed_row == i) & ~ranked.is_answer
-        expected = ranked.listed_score[others].sort(descending=True).values
-        assert found.score.tolist() == expected.tolist()
-        n_listed += len(expected)
-    assert n_listed > 50  # not about nothing
-
-
-def test_known_answers_are_marked_and_have_their_score_in_a_ranking():
-    task = make_task()
-    split = task.dataset.test
-    ranked = ranking.rank_split(
-        task,
-        split,
-        parse(NOISY_OR),
-        RankingProtocol(),
-    )
-    queries = split_queries(task, split)
-    answers = answerer_of(task).rank(
-        [query for query, _ in queries], with_known=True
-    )
-    for i, ((query, row), found) in enumerate(zip(queries, answers)):
-        place = found.entity.tolist().index(int(row[query.side]))
-        assert bool(found.is_known[place])
-        assert int(found.score[place]) == int(ranked.answer_score[i])
-        assert bool(found.is_derivable[place]) == bool(
-            ranked.answer_provable[i]
-        )
-        assert found.n_known == int(found.is_known.sum())
-        assert found.n_new == int((~found.is_known).sum())
-
-
-def test_a_fact_is_derived_from_other_facts_only():
-    dataset = loaders.from_triples(
-        [("a", "p", "b"), ("a", "q", "b"), ("a", "q", "c"), ("d", "p", "e")],
-        rules="p(X, Y) :- q(X, Y).\np(X, Y) :- p(X, Y).",
-    )
-    task = build_task(dataset, ProverTaskConfig(max_height=1))
-    p, a, d = 1, 1, dataset.entities.index("d") + 1
-    found, of_d = answerer_of(task, "max-confidence").rank(
-        [OpenQuery(p, TAIL, a), OpenQuery(p, TAIL, d)], with_known=True
-    )
-    names = [dataset.entities[i - 1] for i in found.entity.tolist()]
-    assert dict(zip(names, found.is_known.tolist())) == {"b": True, "c": False}
-    assert found.is_derivable.all() and found.n_new == 1
-    # p(d, e) follows from itself alone.
-    assert of_d.is_known.tolist() == [True]
-    assert of_d.is_derivable.tolist() == [False]
-    assert of_d.score.tolist() == [rank_metrics.ZERO_SCORE]
 
 
 @pytest.mark.parametrize("score", [NOISY_OR, "exists@1"])

@@ -103,6 +103,10 @@ def test_an_opened_run_is_the_run(run):
     assert run.predict("p(X, e3)") == found
     untrained = fp.open(run.folder, score="noisy-or")
     assert not untrained.trained and untrained.score == "noisy-or"
+    before = [path.read_bytes() for path in run.folder.glob("*.*")]
+    with pytest.raises(ValueError, match="holds a run already"):
+        fp.fit("countries_s1", out=run.folder)
+    assert before == [path.read_bytes() for path in run.folder.glob("*.*")]
 
 
 def test_each_answer_can_be_explained(run):

@@ -133,21 +133,6 @@ def test_a_bad_file_is_an_error_that_says_what_is_wrong(
         read_config(tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        (b"{", "config.json: expected a JSON object, got "),
-        (b"[" * 10**5, "config.json: expected a JSON object, got "),
-        (b'{"seed": 1\xff}', "config.json: expected UTF-8, got byte 0xff at 10"),
-        (b'{"format": ' + b"9" * 5000 + b"}", "config.json: expected "),
-    ],
-)  # fmt: skip
-def test_a_file_that_is_no_json_is_named(text, message, tmp_path):
-    (tmp_path / CONFIG_FILE).write_bytes(text)
-    with pytest.raises(ValueError, match=message):
-        read_config(tmp_path)
-
-
 def test_reading_a_config_imports_no_torch():
     program = "import sys, funcppo.kg.config; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", program], check=True)

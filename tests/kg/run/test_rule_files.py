@@ -16,7 +16,7 @@ from funcppo.kg.graph.rules import format_rule_table
 from funcppo.kg.logic import kb
 from funcppo.kg.logic.fixpoint import count_rules
 from funcppo.kg.logic.joins import RowBudget
-from funcppo.kg.mining import miner
+from funcppo.kg.mining.config import MiningConfig
 from funcppo.kg.mining.counts import ignore_progress
 from funcppo.kg.run import rule_files
 from funcppo.kg.run.rule_files import count_mined_rules
@@ -39,15 +39,6 @@ def build_kb(dataset):
         n_constants=dataset.n_constants,
         n_predicates=dataset.n_predicates,
     )
-
-
-def test_rules_are_mined_once(tmp_path, monkeypatch):
-    dataset = load("family_tree:30:1")
-    first = get_or_mine_rules(dataset, SMALL, tmp_path)
-    assert "mined in" in first.message and first.path.parent == tmp_path
-    monkeypatch.setattr(rule_files, "mine_dataset", None)
-    again = get_or_mine_rules(dataset, SMALL, tmp_path)
-    assert again.path == first.path and "mined before" in again.message
 
 
 def test_notes_on_mining_are_repeated_with_cached_rules(tmp_path):
@@ -121,20 +112,6 @@ def test_data_without_a_pattern_are_an_error(tmp_path):
         match=r"none with support 1000000 and confidence 0\.01: expected --rules FILE",
     ):
         get_or_mine_rules(load("family_tree:30:1"), none, tmp_path)
-
-
-def test_an_interrupt_keeps_the_rules_elsewhere(tmp_path, monkeypatch):
-    def stop_search(*_):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(miner._Miner, "_count_pca_pairs", stop_search)
-    lines: list[str] = []
-    dataset = load("family_tree:30:1")
-    with pytest.raises(KeyboardInterrupt):
-        get_or_mine_rules(dataset, SMALL, tmp_path, lines.append)
-    (path,) = tmp_path.iterdir()
-    assert path.name.endswith(".partial.tsv") and str(path) in lines[-1]
-    assert len(load("family_tree:30:1", str(path)).rules)
 
 
 def test_rules_beyond_what_can_be_held_are_left_out_and_counted(tmp_path):

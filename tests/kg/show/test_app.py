@@ -199,9 +199,16 @@ def test_a_search_finds_names_or_leads_to_the_answers_of_a_query(client):
         assert "Nothing to search for" in page_of(client, path).text
     found = page_of(client, "/search?q=zzz")
     assert "No entity and no relation contains zzz" in found.text
-    response = client.get("/search", params={"q": f"'{ALSO}'(e1, X)"})
-    assert response.status_code == 303
-    assert response.headers["location"].startswith("/answers?")
+    for text, names in (
+        ("(e1, X)", {"relation_id", "head_id"}),
+        ("(?x, e1)", {"relation_id", "tail_id"}),
+        ("(e1, e2)", {"relation_id", "head_id", "tail_id"}),
+    ):
+        response = client.get("/search", params={"q": f"'{ALSO}'{text}"})
+        assert response.status_code == 303
+        location = urlsplit(response.headers["location"])
+        assert location.path == ("/answers" if len(names) == 2 else "/why")
+        assert names <= set(parse_qs(location.query))
 
 
 def test_static_files_have_their_types(client):

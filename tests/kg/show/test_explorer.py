@@ -28,7 +28,6 @@ from funcppo.kg.show.measure import uses_by_rule
 from funcppo.kg.show.server import RequestError
 from funcppo.kg.show.values import (
     AnswersQuery,
-    AtomQuery,
     EntityQuery,
     FactsQuery,
     PageQuery,
@@ -111,32 +110,6 @@ def test_a_name_may_stand_in_quotes_and_an_unknown_one_has_suggestions(
             explorer.find("entity", text)
     with pytest.raises(RequestError, match="relation_id: expected 1 to 3"):
         explorer.name("relation", 4)
-
-
-def test_queries_as_text_and_of_forms(explorers):
-    explorer = explorers["untrained"]
-    relation = explorer.find("relation", ALSO)
-    e1, e2 = explorer.find("entity", "e1"), explorer.find("entity", "e2")
-
-    def ids(names):
-        return [name and name.id for name in names]
-
-    for text, expected in (
-        (f"'{ALSO}'(e1, X)", [relation, e1, None]),
-        (f"'{ALSO}'(?x, e1)", [relation, None, e1]),
-        (f"'{ALSO}'(e1, e2)", [relation, e1, e2]),
-    ):
-        assert ids(explorer.read_text(text)) == expected
-    for text, status in (
-        (f"'{ALSO}'(X, Y)", 400),
-        (f"'{ALSO}'(e1", 400),
-        ("nothing(e1, X)", 404),
-    ):
-        with pytest.raises(RequestError) as error:
-            explorer.read_text(text)
-        assert error.value.status == status
-    form = AtomQuery(relation=ALSO, head_id=e1, tail="e2")
-    assert ids(explorer.read_form(form)) == [relation, e1, e2]
 
 
 # -- facts

@@ -3,7 +3,6 @@
 import pytest
 
 from funcppo.kg.show.names import (
-    check_packages,
     display,
     label,
     score_text,
@@ -34,12 +33,3 @@ def test_labels_are_short_and_small_scores_keep_their_digits():
     assert label("abcdef", 3) == "ab…"
     texts = [score_text(score) for score in (0.12345, 1.23e-7, 0.0)]
     assert texts == ["0.1235", "1.2e-07", "0.0000"]
-
-
-def test_a_missing_package_is_named_with_its_extra():
-    check_packages("pages need", "serve", "jinja2")
-    with pytest.raises(
-        ValueError,
-        match=r"^pages need no_such \(pip install 'funcppo\[serve\]'\)$",
-    ):
-        check_packages("pages need", "serve", "jinja2", "no_such")
