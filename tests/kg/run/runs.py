@@ -5,18 +5,20 @@ from dataclasses import replace
 import numpy as np
 import torch
 
+from funcppo import checkpoint, logs
 from funcppo.config import PPOConfig
-from funcppo.kg.config import (
-    BellmanFordConfig,
-    EmbeddingConfig,
-    ListwiseConfig,
-    ProverTaskConfig,
-    RunConfig,
-)
+from funcppo.core.settings import METRICS_FILE
 from funcppo.kg.graph import loaders
 from funcppo.kg.graph.rules import format_rule
 from funcppo.kg.run import train
 from funcppo.kg.run.choices import start_run
+from funcppo.kg.run.config import CHECKPOINT_FILE, RunConfig
+from funcppo.kg.scores.question_config import (
+    BellmanFordConfig,
+    EmbeddingConfig,
+    ListwiseConfig,
+)
+from funcppo.kg.search.config import ProverTaskConfig
 from funcppo.runtime.monitor import Monitor
 
 # A run that learns from proofs.
@@ -71,6 +73,23 @@ def trained(run, folder, stop_at=None):
         run = after
         rows.append(metrics)
     return run, rows
+
+
+def assert_equal_runs(folder, other):
+    """The same checkpoint, and the same metrics but for times."""
+    arrays, whole = (
+        checkpoint.read(path / CHECKPOINT_FILE)[0] for path in (folder, other)
+    )
+    assert set(arrays) == set(whole)
+    for name in whole:
+        assert np.array_equal(arrays[name], whole[name]), name
+    rows, whole_rows = (
+        logs.read(path / METRICS_FILE) for path in (folder, other)
+    )
+    for name in ("update", "loss", "valid_metric", "best_valid_metric"):
+        assert [row.get(name) for row in rows] == [
+            row.get(name) for row in whole_rows
+        ]
 
 
 def on_graph(config, graph, folder):
