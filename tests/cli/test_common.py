@@ -24,10 +24,9 @@ from funcppo.cli import common, predict, report, serve
 from funcppo.cli.common import WorkDisplay, make_console, metrics_table
 from funcppo.core.host import Deadline
 from funcppo.core.settings import write_config
-from funcppo.kg.config import RUN_FILES, RunConfig
+from funcppo.kg.config import RESULTS_FILE, RUN_FILES, RunConfig
 from funcppo.kg.graph.loaders import load
 from funcppo.kg.ranking import scoring
-from funcppo.kg.run.config import RESULTS_FILE, RUN_FILES, RunConfig
 from funcppo.kg.search.beam import evaluate_step
 from funcppo.kg.show import server
 from funcppo.runtime import distributed, memory

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from funcppo.kg.config import read_config
 from funcppo.kg.graph import loaders
 from funcppo.kg.graph.loaders import load
 from funcppo.kg.graph.triples import DataConfig
-from funcppo.kg.run.config import read_config
 from funcppo.kg.search import task
 from tests import oracles
 from tests.cli.runner import SMALL, data, funcppo, json_of

@@ -28,7 +28,6 @@ from funcppo.kg.config import (
 from funcppo.kg.graph import loaders
 from funcppo.kg.logic.kb import HEAD, TAIL
 from funcppo.kg.ranking import explain, rank_metrics
-from funcppo.kg.run.config import RunConfig
 from funcppo.kg.run.subject import Subject, dataset_subject
 from funcppo.kg.scores import link_embedding
 from funcppo.kg.scores.score import parse

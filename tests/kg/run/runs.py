@@ -8,17 +8,18 @@ import torch
 from funcppo import checkpoint, logs
 from funcppo.config import PPOConfig
 from funcppo.core.settings import METRICS_FILE
+from funcppo.kg.config import (
+    CHECKPOINT_FILE,
+    BellmanFordConfig,
+    EmbeddingConfig,
+    ListwiseConfig,
+    ProverTaskConfig,
+    RunConfig,
+)
 from funcppo.kg.graph import loaders
 from funcppo.kg.graph.rules import format_rule
 from funcppo.kg.run import train
 from funcppo.kg.run.choices import start_run
-from funcppo.kg.run.config import CHECKPOINT_FILE, RunConfig
-from funcppo.kg.scores.question_config import (
-    BellmanFordConfig,
-    EmbeddingConfig,
-    ListwiseConfig,
-)
-from funcppo.kg.search.config import ProverTaskConfig
 from funcppo.runtime.monitor import Monitor
 
 # A run that learns from proofs.

@@ -19,7 +19,7 @@ from funcppo.config import PPOConfig
 from funcppo.core import random, tree
 from funcppo.core.host import NO_DEADLINE, Deadline
 from funcppo.core.settings import METRICS_FILE, write_config
-from funcppo.kg.config import CHECKPOINT_FILE, ProverTaskConfig
+from funcppo.kg.config import ProverTaskConfig
 from funcppo.kg.graph import loaders
 from funcppo.kg.ranking import rank_metrics
 from funcppo.kg.run import fit, held_out, train
