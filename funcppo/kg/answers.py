@@ -61,7 +61,7 @@ PROVED, NOT_DERIVABLE, UNPROVED = "proved", "not derivable", "unproved"
 
 
 class Table:
-    """A result that prints as a table."""
+    """Result that prints as a table."""
 
     def _title(self) -> str:
         raise NotImplementedError
@@ -73,7 +73,7 @@ class Table:
         raise NotImplementedError
 
     def __repr__(self) -> str:
-        """The title and a table with a row on each line, control characters escaped."""
+        """Format the title and the table, a row on each line, with control characters escaped."""
         rows = [self._columns(), *map(_cells, self._rows())]
         widths = [max(map(len, column)) for column in zip(*rows)]
         lines = [
@@ -83,7 +83,7 @@ class Table:
         return "\n".join([self._title(), *map(str.rstrip, lines)])
 
     def _repr_html_(self) -> str:
-        """The table as HTML, names escaped."""
+        """Format the table as HTML, with names escaped."""
 
         def row_of(tag: str, cells: Iterable[str]) -> str:
             inner = "".join(
@@ -98,7 +98,7 @@ class Table:
         )
 
     def to_dataframe(self) -> DataFrame:
-        """The table as a data frame of pandas.
+        """Return the table as a pandas data frame.
 
         Raises:
           ImportError: pandas is not installed.
@@ -113,12 +113,12 @@ class Table:
 
 
 def _cells(row: Iterable[object]) -> tuple[str, ...]:
-    """The cells of a row as text on one line, control characters escaped."""
+    """Format the cells of a row, each on one line with control characters escaped."""
     return tuple(map(_cell, row))
 
 
 def _cell(value: object) -> str:
-    """A value as text on one line."""
+    """Format a value on one line, with control characters escaped."""
     if isinstance(value, float):
         return f"{value:.4f}"
     text = str(value)
@@ -126,7 +126,7 @@ def _cell(value: object) -> str:
 
 
 class AnswerProof(NamedTuple):
-    """Why an answer is derivable."""
+    """Proof of an answer with the evidence for its score."""
 
     dataset: Dataset
     proof: Proof | None  # None if the search found none
@@ -138,11 +138,11 @@ class AnswerProof(NamedTuple):
     terms: Sequence[Term] = ()
 
     def __repr__(self) -> str:
-        """The lines of the proof and the evidence, for people."""
+        """Format the proof and the evidence as lines of text."""
         return "\n".join(self.to_lines())
 
     def to_lines(self) -> list[str]:
-        """The proof as an indented tree, and the evidence or what other facts add."""
+        """Format the proof as an indented tree, followed by the evidence and by the terms of other facts."""
         score_lines = [
             explain.other_facts_line(self.dataset, self.atom, self.side, term)
             for term in self.terms
@@ -157,7 +157,7 @@ class AnswerProof(NamedTuple):
         return lines + score_lines
 
     def to_json(self) -> Json:
-        """The proof, and the evidence or what other facts add, as JSON values."""
+        """Return the proof, null without one, with the evidence and the terms of other facts as JSON values."""
         fields: Json = {"proof": None}
         if self.proof is not None:
             names = proof_names(self.dataset)
@@ -174,7 +174,7 @@ class AnswerProof(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """One answer of a query."""
+    """Answer of a query with its rank, score and verdict."""
 
     rank: int  # 1 + the number of answers that score more
     entity: str
@@ -193,7 +193,7 @@ class Answer(NamedTuple):
     explanation: AnswerProof | None = None
 
     def to_json(self) -> Json:
-        """The answer as JSON values."""
+        """Return the answer as JSON values."""
         fields: Json = self._asdict()
         del fields["explanation"]
         if self.prior is None:
@@ -205,7 +205,7 @@ class Answer(NamedTuple):
 
 @dataclass(frozen=True, repr=False)
 class Predictions(Table, Sequence[Answer]):
-    """The ranked answers of a query, best first: a sequence of `Answer` objects."""
+    """Ranked answers of a query, best first: a sequence of `Answer` objects."""
 
     query: str
     """The query, with a variable for what is asked."""
@@ -229,7 +229,7 @@ class Predictions(Table, Sequence[Answer]):
     """How the names of a query were read, where they could be read otherwise."""
 
     def __len__(self) -> int:
-        """The number of answers that are listed."""
+        """Return the number of listed answers."""
         return len(self.answers)
 
     @overload
@@ -237,15 +237,15 @@ class Predictions(Table, Sequence[Answer]):
     @overload
     def __getitem__(self, index: slice) -> Sequence[Answer]: ...
     def __getitem__(self, index: int | slice) -> Answer | Sequence[Answer]:
-        """The answer at a position."""
+        """Return the answer at a position, or the answers of a slice."""
         return self.answers[index]
 
     def to_json(self) -> list[Json]:
-        """The answers as JSON values."""
+        """Return the answers as JSON values."""
         return [answer.to_json() for answer in self.answers]
 
     def to_record(self) -> Json:
-        """The query and its answers as one JSON object."""
+        """Return the query and its answers as one JSON object."""
         names = ["query", "side", "answers", "n_new", "n_known", "n_self"]
         names.append("n_entities")
         if self.n_unproved is not None:
@@ -274,7 +274,7 @@ class Predictions(Table, Sequence[Answer]):
 
 
 class OpenQuery(NamedTuple):
-    """A query with one variable: the entities in one place of a relation, given the other."""
+    """Query with one variable: relation(given, X) or relation(X, given)."""
 
     predicate: int
     side: int  # the place of the variable, HEAD or TAIL
@@ -282,7 +282,7 @@ class OpenQuery(NamedTuple):
 
 
 class RankedAnswers(NamedTuple):
-    """The answers of a query, best first; answers of one score in the order of entity ids."""
+    """Answers of a query, best first; answers of equal score are in the order of entity ids."""
 
     query: OpenQuery
     entity: I64[Tensor, "n"]
@@ -305,7 +305,7 @@ class Answerer:
     """
 
     def __init__(self, subject: Subject) -> None:
-        """Index what is known and derivable.
+        """Index the known and the derivable triples.
 
         Raises:
           ValueError: the score tells candidates that no rule derives apart.
@@ -352,7 +352,7 @@ class Answerer:
         with_explanations: bool = False,
         with_unproved: bool = False,
     ) -> list[Predictions]:
-        """The best answers of some queries.
+        """Return the best answers of each query with names, one `Predictions` per query in the given order.
 
         Args:
           queries: in any order.
@@ -408,7 +408,7 @@ class Answerer:
         with_known: bool = False,
         with_self: bool = True,
     ) -> list[RankedAnswers]:
-        """The answers of some queries as ids, in the order of the queries.
+        """Rank the answers of each query; return entity ids, one ranking per query in the given order.
 
         Args:
           queries: in any order, repetitions allowed.
@@ -424,7 +424,7 @@ class Answerer:
         return [found[query] for query in queries]
 
     def score(self, atoms: Tensor, side: int) -> list[float]:
-        """The scores of ground atoms of two arguments as answers about a side, of facts without themselves.
+        """Score ground binary atoms as answers on a side; a known fact is scored without itself among the facts.
 
         Args:
           atoms: [n, W], in any order; repetitions allowed.
@@ -433,7 +433,7 @@ class Answerer:
         return [probability(score) for score in scores]
 
     def explain(self, atom: Tensor, side: int) -> AnswerProof:
-        """The proof of a derivable atom and, of a run that weighs evidence, what it weighs for one side.
+        """Return the proof of a derivable atom with the evidence that the score weighs for it on one side.
 
         By a score with other facts, also what these add.
 
@@ -460,7 +460,7 @@ class Answerer:
         return AnswerProof(self.dataset, found, weighed, ids, side, terms)
 
     def _proof_from_other_facts(self, atom: Tensor) -> Proof | None:
-        """A smallest proof of an atom that may be a fact; None if there is none, or it takes too much work."""
+        """Return a smallest proof of an atom from other facts; None if there is none or it takes too much work."""
         try:
             return explain.prove_from_other_facts(
                 self.subject.task, atom, explain.MAX_FACT_PROOF_ROWS
@@ -477,7 +477,7 @@ class Answerer:
         min_score: float,
         with_explanations: bool,
     ) -> list[Answer]:
-        """The first answers of a query, in names."""
+        """Return the first answers of a query by names: at most `k`, and none below `min_score`."""
         query, *columns = ranked[:6]
         listed: list[Answer] = []
         for entity, score, rank, is_known, is_derivable in zip(
@@ -503,7 +503,7 @@ class Answerer:
     def _name(
         self, query: OpenQuery, entity: int, score: int, rank: int
     ) -> Answer:
-        """An answer with its names and its score."""
+        """Return an answer with its names and its score."""
         names = self.dataset.entities
         arguments = [names[entity - 1], names[query.given - 1]]
         head, tail = arguments if query.side == HEAD else arguments[::-1]
@@ -524,7 +524,9 @@ class Answerer:
     def _unproved_answers(
         self, ranked: RankedAnswers, n: int | None, with_self: bool
     ) -> tuple[list[Answer], int]:
-        """The first entities that no rule derives and no split holds, by the prior of link embeddings; and how many.
+        """Return the first `n` entities that no rule derives and no split holds, by the prior of link embeddings.
+
+        Also return how many such entities there are.
 
         Args:
           ranked: the answers of the query, all that are listed before.
@@ -571,7 +573,7 @@ class Answerer:
         with_known: bool,
         with_self: bool,
     ) -> dict[OpenQuery, RankedAnswers]:
-        """The answers of distinct, ascending queries about one side."""
+        """Rank the answers of distinct, ascending queries on one side."""
         atoms = self._query_atoms(queries, side)
         query, atom, n_self = self._list(atoms, side, with_known, with_self)
         is_known = kbase.contains_triple(self.known, atom, side)
@@ -608,7 +610,7 @@ class Answerer:
         return found
 
     def _query_atoms(self, queries: list[OpenQuery], side: int) -> Tensor:
-        """The queries as atoms with 0 in the place of the variable, [Q, W]."""
+        """Return the queries as atoms with 0 for the variable, [Q, W]."""
         task = self.subject.task
         rows = [[x.predicate, x.given] for x in queries]
         asked = torch.tensor(rows, device=task.entity_pool.device)
@@ -619,7 +621,7 @@ class Answerer:
     def _list(
         self, atoms: Tensor, side: int, with_known: bool, with_self: bool
     ) -> tuple[Tensor, Tensor, list[int]]:
-        """The derivable answers of each query, and perhaps the known ones and its own entity.
+        """List each query's derivable answers, with `with_known` the known ones too, with `with_self` its own entity.
 
         Returns:
           The row of the query, and the atom of each answer, ascending by both; how many answers of each query are left
@@ -646,7 +648,7 @@ class Answerer:
         return query[is_listed], atom[is_listed], n_self.tolist()
 
     def _derivable_by(self, atoms: Tensor, side: int) -> TripleIndex:
-        """What the rules derive, or where that is not held what they derive for some queries."""
+        """Return an index of the derivable triples: all that are held, or else those that answer the given queries."""
         if self._derivable is not None:
             return self._derivable
         task = self.subject.task
@@ -664,7 +666,7 @@ class Answerer:
     def _log_odds(
         self, atoms: I64[Tensor, "n W"], side: int
     ) -> F64[Tensor, "n"]:
-        """The log-odds of ground atoms as answers about a side, of facts without themselves."""
+        """Compute the log-odds of ground atoms as answers on a side; a known fact is scored without itself."""
         task, score = self.subject.task, self.subject.score
         atoms = atoms.long().to(task.entity_pool.device)
         is_fact = kbase.contains(
@@ -688,7 +690,7 @@ class Answerer:
         return log_odds
 
     def _is_derivable(self, atoms: Tensor, side: int) -> Bool[Tensor, "n"]:
-        """Whether the rules derive each atom, a fact from other facts."""
+        """Return whether the rules derive each atom; a known fact must be derived from other facts."""
         task = self.subject.task
 
         def is_derived(distinct: Tensor, side: int) -> Tensor:
@@ -734,7 +736,7 @@ def read_open_query(dataset: Dataset, text: str) -> tuple[OpenQuery, Query]:
 
 
 def format_query(dataset: Dataset, query: OpenQuery) -> str:
-    """A query as text, with a variable for what is asked that is no entity's name."""
+    """Format a query with a variable, which is no entity's name, for the argument asked for."""
     variable = free_variable(dataset)
     arguments = (
         (variable, query.given)
@@ -745,7 +747,7 @@ def format_query(dataset: Dataset, query: OpenQuery) -> str:
 
 
 def probability(score: int) -> float:
-    """The probability that a quantised score stands for."""
+    """Return the probability that a quantised score stands for."""
     if score <= rank_metrics.ZERO_SCORE:
         return 0.0
     log_odds = score * rank_metrics.SCORE_GRID_STEP
@@ -757,7 +759,7 @@ def probability(score: int) -> float:
 
 
 def score_settings(subject: Subject) -> Json:
-    """What the scores of a subject depend on, for the files of interrupted work."""
+    """Return all settings that a subject's scores depend on, as JSON values, to recognise files of interrupted work."""
     run, cfg = subject.policy_run, subject.task.cfg
     return {
         "fingerprint": subject.task.dataset.fingerprint,
@@ -770,7 +772,7 @@ def score_settings(subject: Subject) -> Json:
 
 
 def digest(params: object) -> str:
-    """A hash of parameters, 16 hexadecimal digits."""
+    """Return a hash of parameters, 16 hexadecimal digits."""
     found = hashlib.sha256()
     for leaf in tree.leaves(params):
         found.update(leaf.numpy(force=True).tobytes())
@@ -783,7 +785,7 @@ def most_probable_proof(
     program: Program | None = None,
     explanation: Explanation | None = None,
 ) -> Proof | None:
-    """The proof of a ground atom that a run finds most probable; None if it finds none.
+    """Return the proof of a ground atom that a run finds most probable; None if it finds none.
 
     A run that learns from questions takes the rule with the largest share, as an answer about the tail.
 
@@ -807,7 +809,7 @@ def most_probable_proof(
 def most_probable_proofs(
     run: Run, atoms: I64[Tensor, "n W"], program: Program
 ) -> list[Proof | None]:
-    """The proof that a run finds most probable of each of some atoms, as `most_probable_proof` gives it."""
+    """Return for each atom the proof that a run finds most probable; None if it finds none."""
     if run.questions is None:
         return [most_probable_proof(run, atom, program) for atom in atoms]
     proofs: list[Proof | None] = []
@@ -824,7 +826,7 @@ def most_probable_proofs(
 def _best_rules(
     run: Run, atoms: I64[Tensor, "n W"]
 ) -> list[tuple[int, float] | None]:
-    """The rule with the largest share, and its share, of each atom as an answer about its tail; None without a rule."""
+    """Return each atom's rule with the largest share as an answer on the tail, and that share; None without a rule."""
     setup = run.questions
     assert setup is not None, "the run learns from questions"
     base = run.task.sizes.n_constants + 1
@@ -856,7 +858,7 @@ def _best_rules(
 
 
 def run_weights(run: Run) -> Weights:
-    """The best weights of a run that learns from questions."""
+    """Return the best weights of a run that learns from questions."""
     assert run.questions is not None, "the run learns from questions"
     left_out = run.run_config.questions.left_out
     assert left_out != "auto", "a stored run has what it chose"
@@ -866,7 +868,7 @@ def run_weights(run: Run) -> Weights:
 
 
 def explain_answer(run: Run, atom: Tensor, side: int) -> Explanation | None:
-    """The evidence of an atom as an answer about one side; None if no rule derives it, or the run weighs none."""
+    """Explain the score of an atom as an answer on a side; None if no rule derives it or the run weighs no evidence."""
     if run.questions is None:
         return None
     score = LearnedScore(run.score, run_weights(run))

@@ -82,7 +82,7 @@ _IN_MEMORY = DataConfig(columns="head,relation,tail")
 
 
 class Graph(Table):
-    """A knowledge graph: triples, and perhaps rules.
+    """Knowledge graph: triples, and rules if it has some.
 
     Attributes:
       dataset: its facts, held-out triples and rules as tables of ids.
@@ -97,7 +97,7 @@ class Graph(Table):
         rules_text: str | None = None,
         config: DataConfig = DEFAULT_CONFIG,
     ) -> None:
-        """A graph that was loaded; see `load`.
+        """Wrap a data set that was loaded; see `load`.
 
         Args:
           dataset: what was read.
@@ -114,21 +114,21 @@ class Graph(Table):
 
     @property
     def entities(self) -> Sequence[str]:
-        """The names of all entities."""
+        """Return the names of all entities."""
         return self.dataset.entities
 
     @property
     def relations(self) -> tuple[str, ...]:
-        """The names of all relations."""
+        """Return the names of all relations."""
         return self.dataset.predicates
 
     @property
     def rules(self) -> list[str]:
-        """The rules as text."""
+        """Return the rules as text."""
         return [format_rule(self.dataset, rule) for rule in self.dataset.rules]
 
     def store_settings(self, folder: Path) -> RunConfig:
-        """Settings that read this graph; what is in memory alone is written to the folder.
+        """Return settings that read this graph; write to the folder what is held in memory alone.
 
         Args:
           folder: exists; receives graph/ and a rule file where these are in no files.
@@ -144,7 +144,7 @@ class Graph(Table):
         return RunConfig(dataset=source, rules=rules, data=self._config)
 
     def with_mined_rules(self, **options: Any) -> Graph:
-        """The graph with the rules that its facts support.
+        """Mine rules from the graph's facts; return the graph with these rules.
 
         Args:
           options: fields of `MiningConfig`; the others are chosen for the graph.
@@ -190,7 +190,7 @@ class Graph(Table):
 
 @dataclass(frozen=True, repr=False)
 class ProofResult:
-    """The verdict on an atom, and a proof of it."""
+    """Verdict on an atom, with a proof if the verdict is proved."""
 
     query: str
     """The atom."""
@@ -205,14 +205,14 @@ class ProofResult:
 
     @property
     def tree(self) -> str:
-        """The proof as an indented tree; empty without one."""
+        """Return the proof as an indented tree; empty without a proof."""
         if self.proof is None:
             return ""
         names = proof_names(self.dataset)
         return proofs.to_text(self.proof, names.format_atom, names.format_rule)
 
     def to_json(self) -> Json:
-        """The verdict and the proof as JSON values."""
+        """Return the verdict and the proof as JSON values."""
         nodes = (
             None
             if self.proof is None
@@ -228,26 +228,26 @@ class ProofResult:
         }
 
     def to_dot(self) -> str:
-        """The proof as a Graphviz graph; one without nodes if there is no proof."""
+        """Return the proof as a Graphviz graph, which has no nodes without a proof."""
         if self.proof is None:
             return "digraph proof {\n}\n"
         names = proof_names(self.dataset)
         return proofs.to_dot(self.proof, names.format_atom, names.format_rule)
 
     def __repr__(self) -> str:
-        """The verdict and the tree."""
+        """Format the verdict and the tree."""
         known = " (stated as a fact)" if self.known else ""
         headline = f"{self.verdict}: {self.query}{known}"
         return "\n".join([headline, self.tree]).rstrip("\n")
 
     def _repr_html_(self) -> str:
-        """The verdict and the tree as HTML, names escaped."""
+        """Format the verdict and the tree as HTML, with names escaped."""
         return f"<pre>{html.escape(repr(self))}</pre>"
 
 
 @dataclass(frozen=True, repr=False)
 class Evaluation(Table):
-    """The metrics of a filtered ranking of a split."""
+    """Metrics of a filtered ranking of a split."""
 
     split: str
     """test or valid."""
@@ -257,7 +257,7 @@ class Evaluation(Table):
     """All metrics, as `funcppo evaluate --json` writes them."""
 
     def __getitem__(self, name: str) -> Any:
-        """A metric by its name, such as "mrr" or "hits@10"."""
+        """Return a metric by its name, such as "mrr" or "hits@10"."""
         return self.metrics[name]
 
     def _title(self) -> str:
@@ -278,7 +278,7 @@ class Evaluation(Table):
 
 
 class Knowledge:
-    """A graph with rules and a score, which answers questions: a trained run, or rule confidences alone.
+    """Graph with rules and a score, which answers queries: a trained run, or rule confidences alone.
 
     Attributes:
       notes: what was chosen, one line each.
@@ -291,7 +291,7 @@ class Knowledge:
         run: Run | None = None,
         folder: Path | None = None,
     ) -> None:
-        """What `fit` and `open` return.
+        """Wrap a task and its score; see `fit` and `open`.
 
         Args:
           subject: a task and its score.
@@ -306,17 +306,17 @@ class Knowledge:
 
     @property
     def score(self) -> str:
-        """The name of the score."""
+        """Return the name of the score."""
         return self._subject.score.name
 
     @property
     def trained(self) -> bool:
-        """Whether a trained policy gives the score."""
+        """Return whether a trained policy gives the score."""
         return self._subject.policy_run is not None
 
     @property
     def dataset(self) -> Dataset:
-        """Facts, held-out triples and rules as tables of ids."""
+        """Return facts, held-out triples and rules as tables of ids."""
         return self._subject.task.dataset
 
     @cached_property
@@ -336,7 +336,7 @@ class Knowledge:
         explain: bool = False,
         unproved: bool = False,
     ) -> Predictions:
-        """The best answers of relation(head, X) or relation(X, tail).
+        """Rank the answers of relation(head, X) or relation(X, tail); return the best.
 
             run.predict("locatedIn", head="france")
             run.predict("locatedIn(france, X)")
@@ -388,7 +388,7 @@ class Knowledge:
     def _open_query(
         self, relation: str, head: str | None, tail: str | None
     ) -> OpenQuery:
-        """The query about one side of a relation.
+        """Build the open query with a relation and its known head or tail.
 
         Raises:
           ValueError: a name is unknown, or not exactly one of head and tail is given.
@@ -439,7 +439,7 @@ class Knowledge:
         )
 
     def explain(self, query: str, side: str = "tail") -> AnswerProof:
-        """Why an atom has its score: its proof and, of a run that weighs evidence, what it weighs.
+        """Explain the score of an atom: return its proof and, of a run that weighs evidence, the evidence.
 
             print("\\n".join(run.explain("locatedIn(france, europe)").to_lines()))
 
@@ -458,7 +458,7 @@ class Knowledge:
         return self._answerer.explain(atom, HEAD if side == "head" else TAIL)
 
     def evaluate(self, split: str = "test") -> Evaluation:
-        """The metrics of `funcppo evaluate`: filtered ranking of a split against all entities, both sides.
+        """Rank a split against all entities, filtered and on both sides; return the metrics of `funcppo evaluate`.
 
             run.evaluate("test")["mrr"]
 
@@ -507,7 +507,7 @@ class Knowledge:
         Path(path).write_text(page.render([found]), encoding="utf-8")
 
     def _read_atom(self, query: str) -> torch.Tensor:
-        """A query without variables as ids.
+        """Return a query without variables as ids.
 
         Raises:
           ValueError: a name is unknown, or there is a variable.
@@ -522,7 +522,7 @@ class Knowledge:
         return torch.from_numpy(read.atom)
 
     def __repr__(self) -> str:
-        """What it is."""
+        """Describe the graph, the kind of score, the height and the number of rules in one line."""
         kind = "trained policy" if self.trained else "rule confidences"
         folder = f", {self.folder}" if self.folder else ""
         return (
@@ -710,7 +710,7 @@ def _fit(
     memory: int | None,
     options: dict[str, Any],
 ) -> Run:
-    """A run trained on a graph within the memory, with its files in a folder."""
+    """Train a run on a graph within the memory limit, with its files in a folder."""
     device = options.get("device", RunConfig(dataset="").device)
     with budget.within_memory(memory, device):
         train.check_new_folder(folder)
@@ -728,7 +728,7 @@ def _fit(
 
 
 def _as_graph(graph: Graph | object) -> Graph:
-    """A graph, loaded if it is none yet."""
+    """Return the graph; load it first if it is not a `Graph`."""
     return graph if isinstance(graph, Graph) else load(graph)
 
 
@@ -737,7 +737,7 @@ def _check_options(
     options: Iterable[str],
     function: str,
 ) -> None:
-    """Check that options are settings.
+    """Check that all options are fields of the settings.
 
     Raises:
       TypeError: one is not; the message has the nearest spellings.
@@ -752,7 +752,7 @@ def _check_options(
 
 
 def _id_of(kind: str, name: str, names: Sequence[str]) -> int:
-    """The id of a name.
+    """Return the id of a name.
 
     Raises:
       ValueError: it is unknown; the message has the nearest spellings.

@@ -1186,8 +1186,7 @@ class _QuestionStages:
         deadline: Deadline,
         start: Candidate[Fitted],
     ) -> Iterator[Candidate[Fitted]]:
-        """Yield the weights after each epoch of the fits with and without degrees; without valid of the first fit
-        alone."""
+        """Yield the weights after each epoch of fits with and without degrees; without valid, of the first fit only."""
         run_time, setup = self.run_time, start.value.setup
 
         n_fits = len(degrees) if start.quality else 1

@@ -1,4 +1,4 @@
-"""What the explorer answers: names, facts, rules, ranked answers and why, by one method each.
+"""Answers of the explorer: names, facts, rules, ranked answers and their explanations, one method for each.
 
 Scores, ranks and proofs are those of `Answerer`, which `funcppo predict` asks. Every list is bounded, and its whole
 length is said.
@@ -82,14 +82,14 @@ SPLITS = ("train", "facts", "valid", "test")
 
 
 class KnownFacts:
-    """The distinct facts of all splits of a data set.
+    """Distinct facts of all splits of a data set.
 
     Attributes:
       atoms: int [n, W], in lexicographic order.
     """
 
     def __init__(self, dataset: Dataset) -> None:
-        """Sort the facts."""
+        """Sort the facts, and record the splits of each."""
         facts = dataset.facts[len(dataset.train) :]
         parts = (dataset.train, facts, dataset.valid, dataset.test)
         self.atoms, number = np.unique(
@@ -102,7 +102,7 @@ class KnownFacts:
     def find(
         self, relation: int | None, arguments: Mapping[int, int]
     ) -> I64[np.ndarray, "n"]:
-        """The rows of the facts with given names.
+        """Return the rows of the facts of a relation that have the given entities as arguments.
 
         Args:
           relation: None for any.
@@ -120,12 +120,12 @@ class KnownFacts:
         return start + np.flatnonzero(is_found)
 
     def splits_of(self, row: int) -> list[str]:
-        """The splits that hold a fact."""
+        """Return the splits that hold a fact."""
         bits = int(self._bits[row])
         return [name for i, name in enumerate(SPLITS) if bits >> i & 1]
 
     def groups_of(self, entity: int) -> dict[tuple[int, int], np.ndarray]:
-        """The rows of an entity by relation and place; a fact that has it twice is in two groups."""
+        """Return the rows of an entity's facts by relation and argument position."""
         groups: dict[tuple[int, int], np.ndarray] = {}
         for place in range(1, self.atoms.shape[1]):
             rows = np.flatnonzero(self.atoms[:, place] == entity)
@@ -136,7 +136,7 @@ class KnownFacts:
 
 
 class Explorer:
-    """Answers about a graph, its rules and their score.
+    """Answers requests about a graph, its rules and their score.
 
     Attributes:
       answerer: ranks and proves.
@@ -177,7 +177,7 @@ class Explorer:
     # -- names
 
     def find(self, kind: str, name: str) -> int:
-        """The id of a name, which may stand in quotes as it is suggested.
+        """Return the id of a name, which may be quoted as it is suggested.
 
         Args:
           kind: entity or relation; of one with two arguments if several relations have the name.
@@ -195,7 +195,7 @@ class Explorer:
         return ids[name]
 
     def name(self, kind: str, number: int) -> Name:
-        """A name by its id.
+        """Return a name by its id.
 
         Raises:
           RequestError: there is none.
@@ -208,7 +208,7 @@ class Explorer:
         return Name(id=number, name=names[number - 1])
 
     def read(self, query: values.Query, field: str) -> Name | None:
-        """The name that a query gives itself or by its id; None if it gives neither.
+        """Return the name that a query gives in a field or by its id; None if it gives neither.
 
         Args:
           field: relation, entity, head or tail.
@@ -228,7 +228,7 @@ class Explorer:
         return None if number is None else self.name(kind, number)
 
     def require(self, query: values.Query, field: str) -> Name:
-        """The name that a query must give.
+        """Return the name that a query must give in a field or by its id.
 
         Raises:
           RequestError: it is unknown, not given, or given twice.
@@ -241,7 +241,7 @@ class Explorer:
         return found
 
     def search(self, query: values.SearchQuery) -> values.NameMatches:
-        """The names that contain a text: the same ones first, then those that start with it."""
+        """Return the names that contain a text: exact matches first, then names that start with it."""
         text, limit = fold(query.q.strip()), query.limit
         names: list[values.NameMatch] = []
         for kind, folded in self._folded.items():
@@ -260,7 +260,7 @@ class Explorer:
     # -- facts
 
     def graph(self, query: values.PageQuery) -> values.Graph:
-        """What is explored, with a page of its relations."""
+        """Return the sizes, score and notes of the graph, with a page of its relations."""
         dataset, subject = self.dataset, self.answerer.subject
         first = query.offset + 1
         last = min(query.offset + PAGE_ROWS, dataset.n_predicates)
@@ -284,7 +284,7 @@ class Explorer:
         )
 
     def entity(self, query: values.EntityQuery) -> values.Entity:
-        """An entity with its known facts, by relation and place."""
+        """Return an entity with its known facts, by relation and argument position."""
         name = self.require(query, "entity")
         groups = self.known.groups_of(name.id)
         listed = [
@@ -304,7 +304,7 @@ class Explorer:
         )
 
     def relation(self, query: values.RelationQuery) -> values.Relation:
-        """A relation with its first facts and its most confident rules."""
+        """Return a relation with its first facts and its most confident rules."""
         number = self.require(query, "relation").id
         rows = self.known.find(number, {})[:10]
         rules = self._rules_of(number)[:10]
@@ -315,7 +315,7 @@ class Explorer:
         )
 
     def facts(self, query: values.FactsQuery) -> values.Facts:
-        """A page of the known facts with some names in their places."""
+        """Return a page of the known facts that match the given relation, head and tail."""
         relation = self.read(query, "relation")
         head, tail = self.read(query, "head"), self.read(query, "tail")
         given = {HEAD: head, TAIL: tail}
@@ -333,7 +333,7 @@ class Explorer:
         )
 
     def _measure(self, relation: int) -> values.RelationSize:
-        """A relation with its numbers."""
+        """Return a relation with its arity and its numbers of facts and rules."""
         return values.RelationSize(
             id=relation,
             name=self.dataset.predicates[relation - 1],
@@ -343,11 +343,11 @@ class Explorer:
         )
 
     def _facts(self, rows: np.ndarray) -> list[Fact]:
-        """Known facts by their rows."""
+        """Return known facts by their rows."""
         return [self._fact(self.known.atoms[row].tolist()) for row in rows]
 
     def _fact(self, atom: Sequence[int]) -> Fact:
-        """An atom of any arity, known or not, with its names and splits."""
+        """Return an atom of any arity, known or not, with its names and splits."""
         arguments = {i: term for i, term in enumerate(atom) if i and term}
         rows = self.known.find(atom[0], arguments)[:1].tolist()
         splits = [self.known.splits_of(row) for row in rows]
@@ -361,7 +361,7 @@ class Explorer:
     # -- rules
 
     def rules(self, query: values.RulesQuery) -> values.Rules:
-        """A page of the rules, of one relation or of all, the most confident first."""
+        """Return a page of the rules, of one relation or of all, the most confident first."""
         relation = self.read(query, "relation")
         rules = self._rules_of(relation.id if relation else None)
         listed = rules[query.offset :][:PAGE_ROWS]
@@ -373,7 +373,8 @@ class Explorer:
         )
 
     def rule(self, query: values.RuleQuery) -> values.RuleDetail:
-        """A rule, what it derives from facts in one step, and what it decides."""
+        """Return a rule with the atoms that it derives in one step from facts, and the sampled queries that it
+        decides."""
         rule, n_rules = query.rule, len(self.dataset.rules)
         if rule >= n_rules:
             raise RequestError(
@@ -404,14 +405,14 @@ class Explorer:
         )
 
     def _rules_of(self, relation: int | None) -> list[int]:
-        """The rules of a relation, or of all, the most confident first."""
+        """Return the ids of a relation's rules, or of all rules for None, the most confident first."""
         rules = self._order
         if relation is not None:
             rules = rules[self.dataset.rules[rules, 0, 0] == relation]
         return rules.tolist()
 
     def _rule(self, rule: int) -> Rule:
-        """A rule with its counts."""
+        """Return a rule with its counts."""
         atoms = self.dataset.rules[rule]
         smoothing = self.answerer.subject.task.cfg.smoothing or 0.0
         return Rule(
@@ -424,7 +425,8 @@ class Explorer:
         )
 
     def _derive(self, rule: int) -> Json:
-        """What a rule derives from facts in one step, atoms that are not known first; a note if that is too much."""
+        """Return the atoms that a rule derives from facts in one step, unknown ones first; a note if it takes too
+        long."""
         task = self.answerer.subject.task
         try:
             (derived,) = iter_consequences(
@@ -452,7 +454,7 @@ class Explorer:
     def _prove_sample(
         self, relation: int
     ) -> tuple[str, Tensor, list[Proof | None], dict[int, RuleUse]]:
-        """Queries of a relation, of test if it has any, and proofs of them for as long as there is time.
+        """Prove a sample of a relation's queries, of test if it has any, for as long as there is time.
 
         Returns:
           The split, the atoms, their proofs, and by rule what a trained run makes of it.
@@ -485,7 +487,7 @@ class Explorer:
     # -- queries
 
     def answers(self, query: values.AnswersQuery) -> values.Answers:
-        """The ranked answers of relation(head, X) or relation(X, tail)."""
+        """Return the ranked answers of relation(head, X) or relation(X, tail)."""
         relation = self._require_binary(query)
         head, tail = self.read(query, "head"), self.read(query, "tail")
         given = tail if head is None else head
@@ -519,7 +521,7 @@ class Explorer:
         return values.Answers.model_validate(found.to_record() | more)
 
     def why(self, query: values.WhyQuery) -> values.AtomExplanation:
-        """Why an atom is an answer about one side, with its proof; or why it is none, with the rules that fail."""
+        """Explain an atom as an answer on one side by its proof, or by the rules that fail to prove it."""
         relation = self._require_binary(query)
         head, tail = (self.require(query, side) for side in ("head", "tail"))
         place = HEAD if query.side == "head" else TAIL
@@ -549,7 +551,7 @@ class Explorer:
         return values.AtomExplanation.model_validate(reasons | fields)
 
     def read_text(self, query: str) -> list[Name | None]:
-        """The relation, head and tail of a query as text; None in the place of a variable.
+        """Return the relation, head and tail of a query given as text; None for a variable.
 
         Raises:
           RequestError: it is no query of two arguments with at most one variable, or a name is unknown.
@@ -570,7 +572,7 @@ class Explorer:
         return [name, *(self.name("entity", i) if i else None for i in ids)]
 
     def read_form(self, query: values.AtomQuery) -> list[Name | None]:
-        """The relation, head and tail that a form gives; None for an empty field.
+        """Return the relation, head and tail that a form gives; None for an empty field.
 
         Raises:
           RequestError: a name is unknown, or too few are given.
@@ -588,7 +590,7 @@ class Explorer:
         return [relation, head, tail]
 
     def _require_binary(self, query: values.RelationQuery) -> Name:
-        """The relation of a query, of two arguments.
+        """Return the relation of a query, which must have two arguments.
 
         Raises:
           RequestError: it is not given, unknown, or has not two.
@@ -604,13 +606,13 @@ class Explorer:
 
 
 def fold(text: str) -> str:
-    """A text as it is compared: composed, without case, on one line."""
+    """Normalise a text for comparison: composed, without case, on one line."""
     composed = unicodedata.normalize("NFKC", text)
     return composed.casefold().replace("\n", " ")
 
 
 def search(names: Iterable[str], text: str, limit: int) -> list[int]:
-    """The places, from 1, of some names that contain a text: the same ones first, then those that start with it."""
+    """Return positions, from 1, of names that contain a text: exact matches first, then names that start with it."""
     found = (
         (name != text, not name.startswith(text), i)
         for i, name in enumerate(names, 1)
@@ -625,7 +627,7 @@ def proof_tree(
     depth: int = 0,
     drawn: list[int] | None = None,
 ) -> Json:
-    """A goal of a proof as a page draws it, with its children.
+    """Return a goal of a proof and its children as the nested values that a page draws.
 
     A goal that is proved again by a rule is drawn once. What is too deep or too much is cut, and marked, since browsers
     give up at some hundreds.
@@ -706,10 +708,10 @@ _FILES = resources.files("funcppo.kg.show") / "static"
 
 
 class AnswerResponse(JSONResponse):
-    """An answer as JSON in ASCII, so that nothing invisible is in it."""
+    """JSON response in ASCII, so that it contains no invisible characters."""
 
     def render(self, content: object) -> bytes:
-        """The bytes of an answer.
+        """Return the bytes of an answer.
 
         Raises:
           RequestError: it is too long.
@@ -724,7 +726,7 @@ class AnswerResponse(JSONResponse):
 
 
 class Site:
-    """The pages and the API of an explorer.
+    """Pages and API of an explorer.
 
     Attributes:
       explorer: answers.
@@ -744,7 +746,7 @@ class Site:
         self._templates = _make_templates(explorer)
 
     def make_app(self, host: str) -> ASGIApp:
-        """The application.
+        """Build the application.
 
         Args:
           host: the name or address that is listened on.
@@ -789,7 +791,7 @@ class Site:
         return Guard(app, host, self.problem)
 
     def problem(self, status: int, line: str, is_api: bool) -> Response:
-        """The response of a request without an answer."""
+        """Return the response to a request that has no answer."""
         if is_api:
             return AnswerResponse({"error": line}, status)
         return self._render("error", status, line=line, status=status)
@@ -799,7 +801,7 @@ class Site:
     def _endpoint(
         self, name: str, respond: Callable[[Any, Any], object]
     ) -> Callable[..., Awaitable[object]]:
-        """The endpoint of a resource.
+        """Build the endpoint of a resource.
 
         Args:
           respond: makes the response of the query and its answer, within the time of the request.
@@ -818,7 +820,7 @@ class Site:
     def _respond(
         self, name: str, query: values.Query, value: BaseModel
     ) -> Response:
-        """The page of an answer; a search for a query such as r(h, X) leads to its answers."""
+        """Return the page of an answer; a search for a query such as r(h, X) is redirected to its answers."""
         match value:
             case values.NameMatches(names=[], query=text) if "(" in text:
                 return _redirect(self.explorer.read_text(text))
@@ -829,7 +831,7 @@ class Site:
     async def _ask(
         self, query: Annotated[values.AtomQuery, Query()]
     ) -> Response:
-        """Lead to the answers of a query, or to the reasons of an atom, that a form asks for."""
+        """Redirect a form to the answers of its query, or to the explanation of its atom."""
         work = self.lookups.submit(lambda: self.explorer.read_form(query))
         return _redirect(await asyncio.wrap_future(work))
 
@@ -838,14 +840,14 @@ class Site:
     def _render(
         self, template: str, status_code: int = 200, **context: object
     ) -> HTMLResponse:
-        """A page."""
+        """Render a page from a template."""
         page = self._templates.get_template(f"{template}.html")
         # A name may hold what is no character.
         content = page.render(context).encode("utf-8", "backslashreplace")
         return HTMLResponse(content, status_code)
 
     async def _on_error(self, request: Request, error: Exception) -> Response:
-        """One line for a request without an answer; of a defect the server prints the traceback."""
+        """Return a one-line response for a request that failed; the server prints the traceback of a defect."""
         status = 500
         line = "internal error: the terminal of the server has the details"
         if isinstance(error, RequestError):
@@ -864,7 +866,7 @@ class Site:
 
 
 def describe_invalid(error: dict[str, Any]) -> str:
-    """The line of a parameter that pydantic refuses."""
+    """Describe a parameter that pydantic refuses in one line."""
     name = error["loc"][-1]
     if error["type"] == "missing":
         return f"expected {name}, got nothing"
@@ -879,7 +881,7 @@ def describe_invalid(error: dict[str, Any]) -> str:
 
 
 def _redirect(names: list[Name | None]) -> Response:
-    """A redirect to the page of the answers of a query, or of the reasons of an atom."""
+    """Return a redirect to the answers of a query, or to the explanation of an atom if no argument is open."""
     fields = ("relation_id", "head_id", "tail_id")
     ids = {
         field: name.id for field, name in zip(fields, names) if name is not None
@@ -889,7 +891,7 @@ def _redirect(names: list[Name | None]) -> Response:
 
 
 def _make_templates(explorer: Explorer) -> jinja2.Environment:
-    """The environment of the templates, which escape every value."""
+    """Return the environment of the templates, which escape every value."""
     environment = make_templates()
     environment.filters["tree"] = proof_tree
 
@@ -907,6 +909,6 @@ def _make_templates(explorer: Explorer) -> jinja2.Environment:
 
 
 def _link(path: str, **fields: object) -> str:
-    """A path of this site with its query string; fields of None are left out."""
+    """Return a path of this site with its query string; fields of None are left out."""
     given = {name: value for name, value in fields.items() if value is not None}
     return f"{path}?{urlencode(given)}" if given else path

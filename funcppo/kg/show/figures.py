@@ -89,14 +89,14 @@ def check_packages() -> None:
 def band(
     values: F64[np.ndarray, "K n"],
 ) -> tuple[F64[np.ndarray, "n"], F64[np.ndarray, "n"]]:
-    """The mean and the standard deviation over runs, column by column; a deviation of 0 for one run."""
+    """Compute the mean and the standard deviation over runs, by column; the deviation is 0 for one run."""
     mean = values.mean(0)
     spread = values.std(0, ddof=1) if len(values) > 1 else np.zeros_like(mean)
     return mean, spread
 
 
 def curves(runs: Runs) -> list[Table]:
-    """Quantities of the metrics logs, at the updates at which all runs have them.
+    """Return curves of the metrics logs at the updates that all runs have, a table for each quantity of `CURVES`.
 
     Raises:
       ValueError: the runs have no line in common.
@@ -111,7 +111,7 @@ def curves(runs: Runs) -> list[Table]:
 
 
 def curve(runs: Runs, name: str) -> Table:
-    """A quantity of the metrics logs; a line without it, or with null, is no point."""
+    """Return one quantity of the metrics logs at the updates at which all runs have a number for it."""
     points = [
         {
             int(row["update"]): float(row[name])
@@ -132,7 +132,7 @@ def curve(runs: Runs, name: str) -> Table:
 
 
 def ranks(runs: Runs) -> Table:
-    """Shares of answers by rank; the last bin holds those that the rules do not derive."""
+    """Return the share of answers in each bin of ranks; the last bin holds answers that the rules do not derive."""
     _check_ranked("ranks", runs)
     lower = (1, *(edge + 1 for edge in RANK_BINS[:-1]))
     bins = [
@@ -149,14 +149,14 @@ def ranks(runs: Runs) -> Table:
 def _count_ranks(
     run: RunMeasurements, rows: ScoreRanks
 ) -> F64[np.ndarray, "B"]:
-    """The share of rows in each bin of ranks."""
+    """Compute the share of rows in each bin of ranks."""
     place = np.searchsorted(RANK_BINS, rows.rank)
     place = np.where(run.provable, place, len(RANK_BINS) + 1)
     return np.bincount(place, minlength=len(RANK_BINS) + 2) / len(place)
 
 
 def relations(runs: Runs) -> Table:
-    """MRR by relation, the one with the most queries first; a relation counts if all runs ranked queries of it.
+    """Compute MRR by relation, most queries first, for the relations that all runs have ranked queries of.
 
     The gain of training is that over the better of rule score and untrained policy. Its error is a standard error by
     rows for one run, NaN for one row, and a standard deviation for several runs.
@@ -201,7 +201,7 @@ def relations(runs: Runs) -> Table:
 def _sum_by_relation(
     runs: Runs, values: Sequence[np.ndarray]
 ) -> F64[np.ndarray, "K P"]:
-    """The sums over the rows of each relation."""
+    """Sum values over the rows of each relation, for each run."""
     n = len(runs[0].predicates)
     pairs = zip(runs, values)
     sums = [np.bincount(r.relation - 1, weights, n) for r, weights in pairs]
@@ -211,7 +211,7 @@ def _sum_by_relation(
 def _paired_error(
     run: RunMeasurements, relation: int, is_by_rules: bool
 ) -> float:
-    """The standard error of the mean gain of a relation over a score, rows paired; NaN for one row.
+    """Compute the standard error of a relation's mean gain over a score, rows paired; NaN for one row.
 
     Args:
       is_by_rules: the score is by rule confidences, not of the untrained policy.
@@ -223,7 +223,7 @@ def _paired_error(
 
 
 def gains(runs: Runs) -> Table:
-    """The table of relations, the greatest loss by training first."""
+    """Return the table of relations, sorted by the gain of training from the greatest loss on."""
     _check_ranked("gains", runs)
     table = relations(runs)
     order = np.argsort(table["gain"].mean(0), kind="stable")
@@ -231,7 +231,7 @@ def gains(runs: Runs) -> Table:
 
 
 def reliability(runs: Runs) -> Table:
-    """How often candidates of a probability are the answer: untrained, trained, and with the temperature of valid.
+    """Return how often candidates of a probability are the answer: untrained, trained, and at valid's temperature.
 
     Raises:
       ValueError: a run has no ranked queries, or the scores of the runs are of different kinds.
@@ -255,7 +255,7 @@ def reliability(runs: Runs) -> Table:
 
 
 def _reliability_of(runs: Runs, state: str) -> Table:
-    """How often candidates are the answer, by their probability in a state of the policy; NaN for a bin without any."""
+    """Return how often candidates are the answer in each bin of probability; NaN for a bin without candidates."""
     bins = [run.bins[state] for run in runs]
     n, n_right, sums = (np.stack(column) for column in list(zip(*bins))[:3])
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -280,7 +280,7 @@ def _reliability_of(runs: Runs, state: str) -> Table:
 
 
 def weights(runs: Runs) -> tuple[Table, Table]:
-    """The weights of evidence that training moved, and how far it moved those of each relation, the farthest first.
+    """Return the weights of evidence that training moved and its movement by relation, the largest change first.
 
     Single weights are means over the runs that list one; a run that moved none of a relation counts with 0.
 
@@ -321,7 +321,7 @@ def weights(runs: Runs) -> tuple[Table, Table]:
 
 
 def rules(runs: Runs) -> Table:
-    """The rules that were used, by their text, the one with the most proofs first; means over the runs that have one.
+    """Return the rules that were used, most proofs first, with means over the runs that have the rule.
 
     Raises:
       ValueError: no rule was used.
@@ -365,7 +365,7 @@ def rules(runs: Runs) -> Table:
 
 
 def return_curve(name: str, env: str, returns: Returns, policy: str) -> Table:
-    """The interquartile mean over seeds and its interval of 95 % at each evaluation.
+    """Compute the interquartile mean over seeds and its 95 % interval at each evaluation.
 
     Args:
       name: of the run.
@@ -387,7 +387,7 @@ def return_curve(name: str, env: str, returns: Returns, policy: str) -> Table:
 
 
 def to_json(value: Any) -> Any:
-    """A table, or several, as JSON values; NaN is null."""
+    """Return a table, or several, as JSON values; NaN becomes null."""
     if isinstance(value, np.ndarray):
         value = value.tolist()
     if isinstance(value, dict):
@@ -414,7 +414,7 @@ def _check_ranked(kind: str, runs: Runs) -> None:
 
 
 def draw(kind: str, runs: Runs) -> tuple[Figure, Any]:
-    """A picture of some runs on the same data, and the table, or the tables, that it draws.
+    """Draw a picture of runs on the same data; return it with the table or tables behind it.
 
     Args:
       kind: a key of `KINDS`.
@@ -429,7 +429,7 @@ def draw(kind: str, runs: Runs) -> tuple[Figure, Any]:
 
 
 def _draw_curves(tables: list[Table]) -> Figure:
-    """Draw quality on valid and losses over the updates."""
+    """Draw the metric on valid and the losses over the updates."""
     figure = _new_figure(4.2)
     figure.supxlabel("update")
     for axes, table in zip(figure.subplots(2, 3).flat, tables):
@@ -454,7 +454,7 @@ def _draw_curves(tables: list[Table]) -> Figure:
 
 
 def _widen(axes: Axes, least: float) -> None:
-    """Widen the range of the vertical axis to a least one, so that no rounding looks like a change."""
+    """Widen the vertical axis to a least range, so that rounding errors do not look like changes."""
     low, high = axes.get_ylim()
     missing = max(least - (high - low), 0.0)
     axes.set_ylim(low - missing / 2, high + missing / 2)
@@ -516,7 +516,7 @@ def _draw_relations(table: Table) -> Figure:
 
 
 def _draw_gains(table: Table) -> Figure:
-    """Draw what training gains and loses by relation, the greatest losses first."""
+    """Draw the gains and losses of training by relation, the greatest losses first."""
     title = "relations, greatest losses first"
     figure, axes = _new_list(table["names"], title)
     errors = np.nan_to_num(table["error"][:MAX_BARS])
@@ -644,7 +644,7 @@ def draw_returns(tables: Sequence[Table]) -> Figure:
 
 
 def _new_figure(height: float) -> Figure:
-    """An empty figure of the width of a page."""
+    """Return an empty figure as wide as a page."""
     from matplotlib.figure import Figure
 
     return Figure(figsize=(7.2, height), layout="constrained")
@@ -653,7 +653,7 @@ def _new_figure(height: float) -> Figure:
 def _new_list(
     names: Sequence[str], what: str, width: int = MAX_LABEL
 ) -> tuple[Figure, Axes]:
-    """A figure with the first names from the top on its vertical axis."""
+    """Return a figure that lists the first names from the top on its vertical axis."""
     figure = _new_figure(1.1 + 0.28 * min(len(names), MAX_BARS))
     axes = figure.subplots()
     _list_names(axes, names, what, width)
@@ -663,7 +663,7 @@ def _new_list(
 def _list_names(
     axes: Axes, names: Sequence[str], what: str, width: int = MAX_LABEL
 ) -> None:
-    """Put the first names on the vertical axis, from the top, and say above how many of all they are."""
+    """Put the first names on the vertical axis, from the top, and title it with their number out of all."""
     texts = [label(name, width) for name in names[:MAX_BARS]]
     axes.set_yticks(np.arange(len(texts)), texts, fontsize=8)
     axes.set_ylim(len(texts) - 0.4, -0.6)
@@ -697,7 +697,7 @@ def _draw_line(
 
 
 def _add_legend_above(axes: Axes) -> None:
-    """Say above a list what its marks mean."""
+    """Add a legend above a list."""
     axes.legend(
         loc="lower right", bbox_to_anchor=(1, 1), borderaxespad=0, ncols=3
     )
@@ -707,7 +707,7 @@ def _add_legend_above(axes: Axes) -> None:
 
 
 def to_png(figure: Figure) -> bytes:
-    """A picture as PNG on white."""
+    """Return a picture as PNG on white."""
     content = io.BytesIO()
     with style():
         figure.savefig(content, format="png", dpi=160, facecolor="white")
@@ -715,7 +715,7 @@ def to_png(figure: Figure) -> bytes:
 
 
 def to_svg(figure: Figure, background: str = "white", salt: str = "") -> bytes:
-    """A picture as an SVG file, whose text is text.
+    """Return a picture as an SVG file that keeps text as text.
 
     Args:
       salt: of the ids in the file, which pictures of one page share otherwise.
@@ -730,7 +730,7 @@ def to_svg(figure: Figure, background: str = "white", salt: str = "") -> bytes:
 
 
 def to_inline_svg(figure: Figure, name: str, title: str) -> str:
-    """A picture as an element of a page: in the colour of its text, without ids that another picture has.
+    """Return a picture as an SVG element of a page, with the page's text colour and ids that no other picture has.
 
     Args:
       name: of the picture, which its ids depend on.
@@ -750,7 +750,7 @@ def to_inline_svg(figure: Figure, name: str, title: str) -> str:
 
 @contextmanager
 def style(more: dict[Any, Any] | None = None) -> Iterator[None]:
-    """The settings that pictures are drawn and written with."""
+    """Apply the settings of pictures inside the block."""
     import matplotlib
 
     rc = matplotlib.rc_context(STYLE | (more or {}))

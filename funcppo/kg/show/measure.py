@@ -1,4 +1,4 @@
-"""Measure what a report says of one run: ranks of test, reliability, rules, learnt weights, single queries.
+"""Measurements for the report of one run: ranks of test, reliability, rules, learned weights, single queries.
 
 A run that learns from queries weighs every rule that derives a candidate; the odds o that a rule adds stand for the
 probability o / (1 + o), which before learning is the confidence of the rule. In a run that learns from proofs the
@@ -99,7 +99,7 @@ WEIGHT_KINDS = {
 
 
 class ScoreRanks(NamedTuple):
-    """How one score ranks the rows of a split."""
+    """Ranks of the rows of a split by one score."""
 
     rank: F64[np.ndarray, "Q"]  # mean rank of ties
     reciprocal_rank: F64[np.ndarray, "Q"]  # its expectation over ties
@@ -108,7 +108,7 @@ class ScoreRanks(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RankedSplit:
-    """The rows of some queries, ranked by several scores."""
+    """Rows of queries, ranked by several scores."""
 
     n_queries: int
     """Queries; each has a row for each side."""
@@ -131,12 +131,12 @@ class RankedSplit:
 
     @property
     def queries(self) -> I64[Tensor, "Q0 W"]:
-        """The queries."""
+        """Return the queries, [Q0, W]."""
         return self.atom[: self.n_queries]
 
 
 class RuleUse(NamedTuple):
-    """What a run makes of a rule, over some queries."""
+    """Counts and learned probability of a rule over a sample of queries."""
 
     text: str
     support: int
@@ -148,7 +148,7 @@ class RuleUse(NamedTuple):
 
 
 class MovedWeight(NamedTuple):
-    """A weight of evidence that training moved."""
+    """Weight of evidence that training moved."""
 
     kind: str
     evidence: str  # what it weighs
@@ -159,7 +159,7 @@ class MovedWeight(NamedTuple):
 
 
 class LearntWeights(NamedTuple):
-    """What training moved."""
+    """Weights that training moved, and sums of their changes by relation."""
 
     n_moved: int  # weights
     weights: tuple[MovedWeight, ...]  # those that moved most
@@ -169,7 +169,7 @@ class LearntWeights(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunMeasurements:
-    """What a report needs of one run; plain numbers and texts."""
+    """Measurements of one run for a report, as plain numbers and texts."""
 
     name: str
     """Folder of the run."""
@@ -220,27 +220,27 @@ class RunMeasurements:
 
     @property
     def trained(self) -> ScoreRanks:
-        """The ranks by the trained policy, the last of its scores."""
+        """Return the ranks by the trained policy."""
         return list(self.ranked.values())[-1]
 
     @property
     def untrained(self) -> ScoreRanks:
-        """The ranks by the policy before any training."""
+        """Return the ranks by the policy before any training."""
         return self.ranked[f"{self.score}, untrained"]
 
     @property
     def by_rules(self) -> ScoreRanks:
-        """The ranks by rule confidences alone."""
+        """Return the ranks by rule confidences alone."""
         return self.ranked[self.config.rule_score]
 
     @property
     def temperature(self) -> float | None:
-        """The temperature of the trained policy that valid has chosen; None without one."""
+        """Return the trained policy's temperature chosen on valid; None without a temperature."""
         return (self.results.get("calibration") or {}).get("temperature")
 
     @property
     def changed_settings(self) -> list[tuple[str, str]]:
-        """The settings that differ from the defaults, by name."""
+        """Return the settings that differ from the defaults, by name."""
         default = _flat(asdict(RunConfig(dataset=self.config.dataset)))
         return [
             (name, str(value))
@@ -258,7 +258,7 @@ def measure(
     with_entries: bool = False,
     on_phase: PhaseCallback = ignore_phase,
 ) -> RunMeasurements:
-    """Measure a run.
+    """Measure a run for its report.
 
     Args:
       run: at its last checkpoint.
@@ -318,7 +318,7 @@ def measure(
 
 
 def _measure_data(task: ProverTask) -> Json:
-    """Name and sizes of a data set."""
+    """Return the name and the sizes of a data set."""
     dataset = task.dataset
     return {
         "name": dataset.name,
@@ -353,13 +353,13 @@ def check_same_data(folders: Sequence[Path]) -> None:
 
 
 def fingerprint(dataset: Dataset) -> str:
-    """A hash of names and splits, whatever the rules."""
+    """Return a hash of names and splits, which does not depend on the rules."""
     no_rules = dataset.rules[:0, :0]  # the longest rule widens the table
     return dataclasses.replace(dataset, rules=no_rules).fingerprint
 
 
 def _read_files(folder: Path) -> tuple[list[Json], Json, list[str]]:
-    """The lines of the metrics log, the results, and notes on what they lack.
+    """Read the metrics log and the results of a run; return them with notes on missing parts.
 
     Raises:
       ValueError: a file is damaged.
@@ -397,7 +397,7 @@ def _read_files(folder: Path) -> tuple[list[Json], Json, list[str]]:
 
 
 def _flat(settings: Json, prefix: str = "") -> Json:
-    """Nested settings by their names with dots."""
+    """Flatten nested settings; names are joined by dots."""
     flat: Json = {}
     for name, value in settings.items():
         if isinstance(value, dict):
@@ -494,7 +494,7 @@ def rank_test(
 
 
 def _row_columns(ranked: Ranking) -> list[Tensor]:
-    """What is kept of the rows of a part, on the host: the columns of `RankedSplit` and of `ScoreRanks`."""
+    """Return the columns of a ranking that `RankedSplit` and `ScoreRanks` keep, on the host."""
     counts = ranked.counts
     columns = (
         ranked.side,
@@ -515,7 +515,7 @@ def _row_columns(ranked: Ranking) -> list[Tensor]:
 def uses_by_rule(
     run: Run, atoms: I64[Tensor, "n W"], proofs: Sequence[Proof | None]
 ) -> dict[int, RuleUse]:
-    """What a run makes of the rules that derive answers to some atoms, by the id of the rule, ascending.
+    """Return counts and mean probabilities of the rules that derive the atoms, by rule id, ascending.
 
     Args:
       atoms: ground and of two arguments.
@@ -549,7 +549,7 @@ def uses_by_rule(
 def _iter_rule_probabilities(
     run: Run, atoms: Tensor
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Yield rules that derive some atoms, with the probabilities that stand for them before and after learning."""
+    """Yield rules that derive the atoms, with their probabilities before and after learning."""
     first, *_, last = held_out.policies(run).values()
     setup = run.questions
     if setup is None:
@@ -585,7 +585,7 @@ def _iter_rule_probabilities(
 
 
 def learnt_weights(run: Run) -> LearntWeights | None:
-    """The weights that differ between the untrained policy and the trained one; None where a run searches proofs."""
+    """Return the weights that training moved; None for a run that searches proofs."""
     setup = run.questions
     if setup is None:
         return None
@@ -628,7 +628,7 @@ def learnt_weights(run: Run) -> LearntWeights | None:
 
 
 def _query_labels(dataset: Dataset, name: str, at: Tensor) -> Tensor:
-    """The label of the queries that weights count for.
+    """Return the label of the queries that each weight counts for.
 
     Args:
       name: of their tensor.
@@ -644,7 +644,7 @@ def _query_labels(dataset: Dataset, name: str, at: Tensor) -> Tensor:
 def evidence_text(
     dataset: Dataset, setup: QuestionSetup, name: str, place: Sequence[int]
 ) -> str:
-    """What a weight weighs.
+    """Describe the evidence that a weight weighs.
 
     Args:
       name: of its tensor.
@@ -672,7 +672,7 @@ def evidence_text(
 
 
 def _link_text(dataset: Dataset, label: int) -> str:
-    """A relation with the candidate in one of its places."""
+    """Describe a label: its relation, with the candidate as head or tail."""
     relation = dataset.predicates[label // 2 - 1]
     return f"{relation} with the candidate as {_side_name(label)}"
 
@@ -680,7 +680,7 @@ def _link_text(dataset: Dataset, label: int) -> str:
 def _feature_text(
     dataset: Dataset, setup: QuestionSetup, place: Sequence[int]
 ) -> str:
-    """A feature of the rules of one shape."""
+    """Describe a feature of the rules of one shape."""
     feature = FEATURE_NAMES[place[2]]
     if feature == SHARE_NAME and setup.policy.aggregation.uses_walks:
         feature = WALK_NAME
@@ -693,7 +693,7 @@ def _feature_text(
 
 
 def _bucket_text(bucket: int, noun: str) -> str:
-    """The degrees of a bucket, of what the noun names."""
+    """Format the degrees of a bucket with the noun that they count."""
     edges = (0, *learned.DEGREE_BUCKETS)
     if bucket == len(edges) - 1:
         return f"{edges[bucket]} or more {noun}s"
@@ -702,12 +702,12 @@ def _bucket_text(bucket: int, noun: str) -> str:
 
 
 def _plural(n: int, noun: str) -> str:
-    """A number of things."""
+    """Format a number with its noun, in the plural unless the number is 1."""
     return f"{n} {noun}{'' if n == 1 else 's'}"
 
 
 def _side_name(label: int) -> str:
-    """The side that the queries of a label ask for."""
+    """Return the side that queries of a label ask for."""
     return SIDE_NAMES[HEAD + label % 2]
 
 
@@ -720,7 +720,7 @@ def prove_queries(
     n_queries: int,
     on_phase: PhaseCallback = ignore_phase,
 ) -> tuple[I64[np.ndarray, "n"], list[Proof | None]]:
-    """The rows of some ranked queries, spread over relations, and a proof of each that is derivable.
+    """Choose ranked queries, spread over relations; return their rows and a proof of each, None if it is not derivable.
 
     Args:
       n_queries: the most queries.
@@ -742,7 +742,7 @@ def prove_queries(
 def query_entry(
     answerer: Answerer, ranked: RankedSplit, row: int, proof: Proof | None
 ) -> Json:
-    """What a report says of a query: atom, status, the lines of its proof or why there is none, and its sides.
+    """Describe a query for a report: its atom, status, proof or the reasons for having none, and both sides.
 
     The status is "proved", "not derivable" or "missed by the search".
 
@@ -767,7 +767,7 @@ def query_entry(
 def _describe_side(
     answerer: Answerer, ranked: RankedSplit, place: int, atom: Tensor
 ) -> Json:
-    """What a report says of one side of a query: rank, score, evidence, and the first better candidates."""
+    """Describe one side of a query for a report: rank, score, evidence, and the first better candidates."""
     dataset, run = answerer.dataset, answerer.subject.policy_run
     assert run is not None, "a run gives the scores"
     side, score = int(ranked.side[place]), int(ranked.answer_score[place])
@@ -791,7 +791,7 @@ def _describe_side(
 def better_entities(
     answerer: Answerer, query: OpenQuery, score: int
 ) -> tuple[list[int], list[int]]:
-    """The entities of the pool that score more than an answer, best first, and their scores; no split holds them.
+    """Return the entities that score more than an answer and that no split holds, best first, and their scores.
 
     Args:
       score: quantised, of the answer.
@@ -806,7 +806,7 @@ def better_entities(
 def _list_better(
     answerer: Answerer, query: OpenQuery, score: int
 ) -> list[Json]:
-    """The first entities that score more than an answer, with the proof of the first."""
+    """Return the first entities that score more than an answer, with a proof of the first."""
     found: list[Json] = []
     better = zip(*better_entities(answerer, query, score))
     for entity, value in islice(better, 5):
@@ -823,7 +823,7 @@ def _list_better(
 
 
 def explain_failure(task: ProverTask, atom: Tensor) -> Json:
-    """Why an atom that the score does not reach has no proof.
+    """Explain why an atom has no proof, by the rules whose heads match it.
 
     Args:
       atom: ground [W].

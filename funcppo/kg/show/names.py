@@ -1,4 +1,4 @@
-"""Names and scores as they are shown, the templates that show them, and the packages that this needs.
+"""Display of names and scores, the templates of pages, and the check for the packages that they need.
 
 Names are on one line, of bounded length, with nothing invisible.
 """
@@ -17,7 +17,7 @@ MAX_LABEL = 36
 
 
 def display(text: str) -> str:
-    """A text without control characters and marks of direction, which are shown as escapes.
+    """Escape control characters and marks of direction in a text, and cut it if it is very long.
 
     Words and texts that are very long are cut, and end with how many characters they have. A word is cut by itself, so
     that a long name in an atom does not hide what follows.
@@ -32,7 +32,7 @@ def display(text: str) -> str:
 
 
 def label(text: str, width: int = MAX_LABEL) -> str:
-    """A text for a picture: as `display`, and short.
+    """Escape and shorten a text for a picture.
 
     Args:
       width: the most characters.
@@ -42,19 +42,19 @@ def label(text: str, width: int = MAX_LABEL) -> str:
 
 
 def score_text(score: float) -> str:
-    """A score with its leading digits."""
+    """Format a score with its leading digits."""
     return f"{score:.4f}" if score >= 0.0001 or not score else f"{score:.1e}"
 
 
 def _cut(text: str, width: int) -> str:
-    """The first characters of a long text, and how many it has."""
+    """Return the first characters of a long text, followed by its length; a short text as it is."""
     if len(text) <= width:
         return text
     return f"{text[:width]}… ({len(text):,} characters)"
 
 
 def make_templates() -> jinja2.Environment:
-    """The templates of pages, which escape every value."""
+    """Return the environment of the page templates, which escape every value."""
     import jinja2
 
     environment = jinja2.Environment(

@@ -1,4 +1,4 @@
-"""The page of a report: one HTML file that needs no other. Needs the extra `plot`.
+"""Page of a report: one HTML file that needs no other file. Needs the extra `plot`.
 
 The template escapes every value. Only the pictures, which are SVG of this package, are inserted as they are.
 """
@@ -30,7 +30,7 @@ TITLES = {
 
 
 def render(runs: Runs) -> str:
-    """The page of some runs on the same data; the queries of the first that has some are shown."""
+    """Render the page of runs on the same data, with the queries of the first run that has entries."""
     return (
         make_templates()
         .get_template("report.html")
@@ -50,7 +50,7 @@ def render(runs: Runs) -> str:
 
 
 def results_table(runs: Runs) -> Json:
-    """The metrics of each score: means over the runs that have it, with a standard deviation for several."""
+    """Return the metrics of each score: means over the runs that have it, with a deviation for several runs."""
     by_name: dict[str, list[Json]] = {}
     for run in runs:
         for name, ranks in run.ranked.items():
@@ -69,7 +69,7 @@ def results_table(runs: Runs) -> Json:
 
 
 def _make_section(kind: str, runs: Runs) -> Json:
-    """A picture of the runs with its tables, or why there is none."""
+    """Build a section of the page: a picture of the runs with its tables, or the reason why there is no picture."""
     section: Json = {"kind": kind, "title": TITLES[kind], "tables": []}
     try:
         figure, table = figures.draw(kind, runs)
@@ -80,7 +80,7 @@ def _make_section(kind: str, runs: Runs) -> Json:
 
 
 def _iter_tables(kind: str, table: Any) -> Iterator[Json]:
-    """Yield the tables of a picture; curves have too many numbers for one."""
+    """Yield the tables of a picture; curves have none, because they have too many numbers."""
     if kind == "reliability":
         yield from map(_cut_table, _iter_reliability(table))
     numbers = table if isinstance(table, tuple) else (table,)
@@ -94,23 +94,23 @@ def _iter_tables(kind: str, table: Any) -> Iterator[Json]:
 
 
 def _cut_table(columns: Mapping[str, Iterable[str]]) -> Json:
-    """The first rows of a table of a page."""
+    """Return the first 200 rows of a table of a page, with the number of all rows."""
     rows = list(zip(*columns.values()))
     return {"columns": list(columns), "rows": rows[:200], "n_rows": len(rows)}
 
 
 def _names(names: Iterable[str]) -> list[str]:
-    """Names as they are shown."""
+    """Return names as they are displayed."""
     return [display(name) for name in names]
 
 
 def _numbers(form: str) -> Callable[[Iterable[float]], list[str]]:
-    """Makes texts of numbers."""
+    """Return a function that formats numbers in the given form."""
     return lambda values: [f"{value:{form}}" for value in values]
 
 
 def means(values: np.ndarray) -> list[str]:
-    """Means over runs as text, with the deviation of several runs."""
+    """Format means over runs, with the standard deviation if there are several runs."""
     mean, spread = band(values)
     if len(values) == 1:
         return [f"{x:.4f}" for x in mean]
@@ -118,7 +118,7 @@ def means(values: np.ndarray) -> list[str]:
 
 
 def _gain_texts(table: Table) -> list[str]:
-    """Gains with their errors, where there are some."""
+    """Format gains, with their errors where these are known."""
     return [
         f"{gain:+.4f}" if np.isnan(error) else f"{gain:+.4f} ± {error:.4f}"
         for gain, error in zip(table["gain"].mean(0), table["error"])
@@ -126,7 +126,7 @@ def _gain_texts(table: Table) -> list[str]:
 
 
 def _confidence_texts(table: Table) -> list[str]:
-    """Confidences of rules with their intervals of 95 %."""
+    """Format confidences of rules with their 95 % intervals."""
     support, pairs = table["support"], table["body_pairs"]
     columns = (table["confidence"], *calibration.wilson(support, pairs))
     return [
@@ -135,7 +135,7 @@ def _confidence_texts(table: Table) -> list[str]:
 
 
 def _iter_reliability(table: Table) -> Iterator[Mapping[str, Iterable[str]]]:
-    """Yield the losses of each state of the policy, and its bins."""
+    """Yield two tables: the losses of each state of the policy, and its bins."""
     temperature = ", ".join(f"{t:.3g}" for t in table["temperature"])
     named = {"untrained": table["untrained"], "trained": table["trained"]}
     if temperature:
@@ -159,7 +159,7 @@ def _iter_reliability(table: Table) -> Iterator[Mapping[str, Iterable[str]]]:
 
 
 def _iter_bins(table: Table) -> Iterator[tuple[str, ...]]:
-    """Yield the bins that have candidates in every run."""
+    """Yield the texts of the bins that have candidates in every run."""
     edges = table["edges"]
     means = (table[name].mean(0) for name in ("probability", "frequency"))
     columns = (edges[:-1], edges[1:], table["n"].sum(0), *means)

@@ -51,14 +51,14 @@ HEADERS = {
 
 
 class RequestError(Exception):
-    """A request that has no answer.
+    """Raised for a request that has no answer.
 
     Attributes:
       status: 400 bad request, 404 nothing of that name, 503 too much work now, and others of HTTP.
     """
 
     def __init__(self, status: int, message: str) -> None:
-        """A refusal with its one line."""
+        """Set the status and the message, which is put on one line."""
         super().__init__(" ".join(message.split()))
         self.status = status
 
@@ -67,7 +67,7 @@ class RequestError(Exception):
 
 
 class Guard:
-    """Middleware that refuses what no page of the explorer sends."""
+    """Middleware that refuses requests that no page of the explorer sends."""
 
     def __init__(
         self,
@@ -115,7 +115,7 @@ async def _send_guarded(send: Send, path: str, message: Message) -> None:
 
 
 def check_request(scope: Scope, host: str) -> None:
-    """Check what is known of a request before its query string is read.
+    """Check a request's method, headers and sizes before its query string is read.
 
     Args:
       host: that is listened on.
@@ -159,7 +159,7 @@ def check_request(scope: Scope, host: str) -> None:
 
 
 def read_query_string(text: bytes) -> bytes:
-    """The query string without fields that have no value, as forms send them.
+    """Return the query string without empty fields, which forms send.
 
     Raises:
       RequestError: it is not UTF-8, has too many fields, or one of them twice.
@@ -185,13 +185,13 @@ def read_query_string(text: bytes) -> bytes:
 
 
 def is_api(scope: Scope) -> bool:
-    """Whether a request asks for JSON."""
+    """Return whether a request asks for JSON."""
     path: str = scope["path"]
     return path.startswith("/api/") or path == "/openapi.json"
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a name or an address is that of this machine alone."""
+    """Return whether a name or an address belongs to this machine alone."""
     if host.lower() == "localhost":
         return True
     with suppress(ValueError):
@@ -200,7 +200,7 @@ def is_loopback(host: str) -> bool:
 
 
 def is_allowed_host(header: str, host: str) -> bool:
-    """Whether a Host header names this server.
+    """Return whether a Host header names this server.
 
     A site of others whose name was made to lead here (DNS rebinding) still has its own name in the header.
 
@@ -235,7 +235,7 @@ class _Interrupted(BaseException):
 
 
 class Worker:
-    """The thread and its queue.
+    """Thread that does the work of requests one after the other, from a bounded queue.
 
     Attributes:
       seconds: that a request may wait, and that its work may take.
@@ -263,7 +263,7 @@ class Worker:
         self._thread.start()
 
     def submit(self, work: Callable[[], T]) -> Future[T]:
-        """The future result of work.
+        """Queue work; return the future of its result.
 
         Raises:
           RequestError: too many requests wait.
@@ -279,7 +279,7 @@ class Worker:
         return future
 
     def stop(self) -> None:
-        """End the running work and refuse what waits."""
+        """End the running work and refuse the work that waits."""
         error = RequestError(503, "stopped: the server ends")
         with suppress(queue.Empty):
             while True:
@@ -291,7 +291,7 @@ class Worker:
             self._interrupt(running, error)
 
     def _run(self) -> None:
-        """Do one piece of work after another."""
+        """Do the queued work, one piece after another, forever."""
         while True:
             future, work, submitted = self._queue.get()
             # The client may have gone.
@@ -307,7 +307,7 @@ class Worker:
                 self._do(future, work)
 
     def _do(self, future: Future[T], work: Callable[[], T]) -> None:
-        """Do work within its time."""
+        """Do work within its time, and set its future."""
         late = RequestError(
             503,
             f"stopped: the answer takes longer than {self.seconds:g} s (`request_seconds` of `funcppo serve`)",
@@ -330,7 +330,7 @@ class Worker:
         timer.cancel()
 
     def _finish(self, future: Future[Any]) -> None:
-        """No deadline interrupts the thread after this, not even one that has passed and is not yet noticed."""
+        """End the period in which a deadline may interrupt the thread, even one that has passed unnoticed."""
         with self._lock:
             # Taking an error back where none stands slows CPython 3.11 down for good, and hangs it when traced.
             if self._running is not future:
@@ -338,7 +338,7 @@ class Worker:
             self._running = None
 
     def _interrupt(self, future: Future[Any], error: RequestError) -> None:
-        """Answer work that is still running with an error at once, and end it.
+        """Answer work that is still running with an error at once, and end the work.
 
         It ends between two instructions of Python; an operation of PyTorch goes on to its end, and other work waits.
         """
@@ -352,7 +352,7 @@ class Worker:
 def _raise_in_thread(
     thread: threading.Thread, error: type[BaseException] | None
 ) -> None:
-    """Have CPython raise an error in a thread; None takes back one that has not been raised yet."""
+    """Have CPython raise an error in a thread; None cancels an error that was not raised yet."""
     identifier = ctypes.c_ulong(thread.ident or 0)
     raised = None if error is None else ctypes.py_object(error)
     ctypes.pythonapi.PyThreadState_SetAsyncExc(identifier, raised)
@@ -362,7 +362,7 @@ def _raise_in_thread(
 
 
 def open_socket(host: str, port: int) -> socket.socket:
-    """A socket that listens; until it is served, clients wait.
+    """Open a listening socket; until it is served, clients wait.
 
     Args:
       host: a name or an address of this machine.
@@ -391,7 +391,7 @@ def open_socket(host: str, port: int) -> socket.socket:
 
 
 def url(listener: socket.socket, host: str) -> str:
-    """The address of the explorer for a browser.
+    """Return the address of the explorer for a browser.
 
     Args:
       host: as it was asked for.
@@ -422,7 +422,7 @@ class Connection(H11Protocol):
         super().connection_lost(exc)
 
     def is_waiting(self) -> bool:
-        """Whether no request is being answered."""
+        """Return whether the connection waits for a request."""
         return self.cycle is None or self.cycle.response_complete  # pyright: ignore[reportUnnecessaryComparison]
 
 
@@ -430,7 +430,7 @@ class Server(uvicorn.Server):
     """A server whose `run` answers until Ctrl-C or SIGTERM, whose signal it raises again at the end."""
 
     def __init__(self, app: ASGIApp, workers: Sequence[Worker]) -> None:
-        """A server of an application.
+        """Configure a server of an application.
 
         Args:
           workers: whose work ends first.
@@ -454,7 +454,7 @@ class Server(uvicorn.Server):
     async def shutdown(
         self, sockets: list[socket.socket] | None = None
     ) -> None:
-        """End without waiting for work."""
+        """Stop the workers and shut down without waiting for their work."""
         for worker in self.workers:
             worker.stop()
         await super().shutdown(sockets)
