@@ -1,14 +1,14 @@
-"""Which rules derive which answers of questions, and from how many groundings of their bodies.
+"""Which rules derive which answers of queries, and from how many groundings of their bodies.
 
-A question asks for one argument of a binary predicate: `h(x, ?)` or `h(?, y)`. A rule derives a candidate if one
-application of it to the facts derives the atom with the candidate in the place that is asked for; a grounding is an
-assignment of the rule's variables that makes its body true. `plan_rules` indexes facts and rules once.
-`map_groundings` computes something from the groundings of many questions, as many at once as bounds on memory allow;
+A query, a row of `Questions`, asks for one argument of a binary predicate: `h(x, ?)` or `h(?, y)`. A rule derives a
+candidate if one application of it to the facts derives the atom with the candidate as the missing argument; a grounding
+is an assignment of the rule's variables that makes its body true. `plan_rules` indexes facts and rules once.
+`map_groundings` computes something from the groundings of many queries, as many at once as bounds on memory allow;
 `iter_groundings` yields them as they are, and `iter_derivations` tells which rules derive each atom of a list. Any
 number of threads gives the same groundings.
 
 Path rules. The body is a chain of binary atoms from one argument of the head to the other, through variables that occur
-nowhere else: `h(x, y) :- a(x, z), b(w, z), c(w, y)`. Read from the argument that a question gives, it is a sequence of
+nowhere else: `h(x, y) :- a(x, z), b(w, z), c(w, y)`. Read from the argument that a query gives, it is a sequence of
 steps, each along a predicate in one direction. The sequences of all rules form a trie, so that bodies with a common
 beginning are walked once, and walks that meet are merged: they carry the number of ways to get there. Under object
 identity a walk has to remember its way, and walks are merged where no body goes on. Most are in their last step, and
@@ -16,7 +16,7 @@ are merged before it: `h(x, y) :- a(x, z), b(z, w), c(w, y)` has as many ways to
 whose z is y, which one look at c(w, z) for each of them tells.
 
 Walks may carry a probability: that of a random walk, which at each atom takes one of the matching facts that the
-question does not leave out, all with the same chance. It ends early where there is none and, under object identity,
+query does not leave out, all with the same chance. It ends early where there is none and, under object identity,
 where it comes back to an entity. Probabilities are whole numbers of `WALK_UNIT`: that of a walk is divided by the
 number of those facts and rounded down, but not to 0, and those of walks that meet add up. So it is the same on any
 device and in any order, and that of a grounding is off by less than a unit for each of its atoms.

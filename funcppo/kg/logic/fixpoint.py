@@ -11,7 +11,7 @@ list. `count_rules` counts how often each rule is right. With `heads(r)` the dis
 
     body_pairs(r) = |heads(r)|,    support(r) = |heads(r) and facts|,    confidence = support / body_pairs
 
-which is the standard confidence of AMIE and AnyBURL, without the closed-world correction. An atom counts once for each
+which is the standard confidence of AMIE and AnyBURL, not AMIE's PCA confidence. An atom counts once for each
 rule, however many bodies of that rule derive it.
 
 Source: van Emden and Kowalski 1976, "The semantics of predicate logic as a programming language"; Bancilhon and

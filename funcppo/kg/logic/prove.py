@@ -7,7 +7,7 @@ replays a search's choices. Both work on a `Program`, the facts and rules as pla
 so proofs may be thousands of nodes deep.
 
 `fact_heights` finds the heights of facts that are proved from other facts: a fact does not count in its own proof. At
-height 1 the rules that derive the facts are found by their questions. A fact that they do not derive is removed and T_P
+height 1 the rules that derive the facts are found by open queries. A fact that they do not derive is removed and T_P
 evaluated without it, one fact after the other; a bound on rows ends this work.
 """
 
