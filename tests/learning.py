@@ -22,6 +22,14 @@ DATA = Path(
     os.environ.get("FUNCPPO_DATA", Path(__file__).parents[1] / "../shared/data")
 )
 WORLD = NoWorld()
+# Of a learner of 4 environments.
+SMALL: dict[str, Any] = {
+    "n_envs": 4,
+    "n_steps": 8,
+    "n_updates": 10,
+    "n_epochs": 2,
+    "n_minibatches": 2,
+}
 
 
 @pytest.fixture

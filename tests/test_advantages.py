@@ -79,43 +79,6 @@ def test_gae_equals_its_definition(seed, T, B, gamma, gae_lambda):
     torch.testing.assert_close(target, advantage + data[3], rtol=0, atol=0)
 
 
-@given(SEEDS, st.integers(1, 40))
-@settings(max_examples=30, deadline=None)
-def test_lambda_0_is_the_one_step_error_and_lambda_1_the_return_less_the_value(
-    seed, T
-):
-    reward, terminated, truncated, value, _ = episodes(seed, T, 2)
-    next_value = torch.cat([value[1:], torch.zeros_like(value[:1])])
-    zero = gae(
-        reward,
-        terminated,
-        truncated,
-        value,
-        next_value,
-        gamma=0.9,
-        gae_lambda=0.0,
-    )[0]
-    torch.testing.assert_close(
-        zero,
-        reward + 0.9 * (~terminated).double() * next_value - value,
-        rtol=0,
-        atol=1e-14,
-    )
-    one = gae(
-        reward,
-        terminated,
-        torch.zeros_like(truncated),
-        value,
-        next_value,
-        gamma=0.9,
-        gae_lambda=1.0,
-    )[1]
-    total = torch.zeros(2, dtype=torch.float64)
-    for t in range(T - 1, -1, -1):
-        total = reward[t] + 0.9 * (~terminated[t]).double() * total
-        torch.testing.assert_close(one[t], total, rtol=1e-12, atol=1e-12)
-
-
 @given(SEEDS, st.integers(1, 70))
 @settings(max_examples=40, deadline=None)
 def test_the_doubling_sum_equals_the_recurrence(seed, T):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import pydoc
 import subprocess
 import sys
 import tomllib
@@ -82,15 +81,6 @@ def test_environments_and_networks_are_functions_whatever_was_imported_before():
     code = "import funcppo.envs.classic, funcppo.nets.networks, funcppo as fp; "
     code += "print([type(x).__name__ for x in (fp.envs.cartpole, fp.envs.pendulum, fp.nets.mlp)])"
     assert printed_by(code) == ["['function', 'function', 'function']"]
-
-
-def test_help_begins_with_the_table_of_contents():
-    text = pydoc.plain(pydoc.render_doc(fp))
-    assert (
-        text.index("fp.ppo(env=")
-        < text.index("fp.envs")
-        < text.index("PACKAGE CONTENTS")
-    )
 
 
 def test_the_version_and_the_marker_of_types_are_packaged():

@@ -27,24 +27,6 @@ def printed_numbers(name: str) -> list[float]:
     return [float(line.split()[-1]) for line in lines]
 
 
-@pytest.mark.parametrize(
-    ("name", "n_lines"),
-    [
-        ("cartpole.py", 60),
-        ("custom_env.py", 60),
-        ("grid_world.py", 100),
-        ("predict.py", 60),
-        ("tune.py", 61),
-        ("watch_game.py", 60),
-    ],
-)
-def test_an_example_is_short_and_says_what_it_is(name, n_lines):
-    assert len(list(FOLDER.glob("*.py"))) == 6
-    text = (FOLDER / name).read_text()
-    assert len(text.splitlines()) < n_lines
-    assert re.match(r'"""[A-Z]', text)
-
-
 def test_cartpole_learns_to_balance():
     """From about 22 steps an episode, untrained, to more than 200."""
     returns = printed_numbers("cartpole.py")

@@ -7,7 +7,6 @@ import math
 import pytest
 import torch
 
-import funcppo as fp
 from funcppo.core import random
 from funcppo.interfaces import (
     CATEGORICAL,
@@ -18,17 +17,11 @@ from funcppo.interfaces import (
     EnvironmentSpec,
 )
 from funcppo.nets.networks import GaussianPolicyValue, PolicyValue
-from tests.learning import double, pendulum_config
+from tests.learning import double
 
 
 def nothing(*args):
     raise AssertionError("never called")
-
-
-def test_an_agent_is_categorical_unless_it_says_otherwise():
-    agent = Agent(cfg=None, init=nothing, apply=nothing)
-    assert agent.distribution is CATEGORICAL and agent.within_capacity is None
-    assert pendulum_config().agent.distribution is DIAGONAL_GAUSSIAN
 
 
 @pytest.mark.parametrize(
@@ -51,10 +44,6 @@ def test_spaces_that_cannot_be_meant_are_refused_by_name(sizes, got):
 def test_an_agent_holds_its_key_for_whole_steps(steps):
     with pytest.raises(ValueError, match="action_key_steps: expected a num"):
         Agent(cfg=None, init=nothing, apply=nothing, action_key_steps=steps)
-
-
-def test_the_world_of_an_environment_that_needs_none_holds_no_tensor():
-    assert fp.tree.leaves(fp.NoWorld()) == []
 
 
 MASKED = (-torch.inf, torch.finfo(torch.float32).min)
@@ -171,19 +160,6 @@ def test_the_squashed_normal_equals_torch_distributions():
         atol=1e-9,
     )
     assert torch.equal(SQUASHED_GAUSSIAN.mode(out), out.mean.tanh())
-
-
-def test_the_squashed_density_integrates_to_one():
-    """By the trapezoidal rule over 200,000 points; deviations up to 1, where the density vanishes at the ends."""
-    action = torch.linspace(-1, 1, 200_001, dtype=torch.float64)[1:-1, None]
-    for mean, std in ((0.0, 0.5), (1.0, 0.3), (-0.5, 1.0)):
-        out = GaussianPolicyValue(
-            torch.full_like(action, mean),
-            torch.full_like(action, std).log(),
-            torch.zeros(()),
-        )
-        density = SQUASHED_GAUSSIAN.log_prob(out, action).exp()
-        assert float(density.sum() * 1e-5) == pytest.approx(1, abs=1e-4)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

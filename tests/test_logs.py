@@ -76,18 +76,6 @@ def test_a_number_that_is_not_finite_is_null_since_json_has_none(tmp_path):
     ]
 
 
-def test_a_log_starts_with_its_format_and_returns_its_rows(tmp_path):
-    path = tmp_path / "metrics.jsonl"
-    logs.truncate(path, 0)
-    for update in (1, 2):
-        logs.append(path, {"update": update, "loss": 0.5 / update})
-    assert json.loads(path.read_text().splitlines()[0]) == {"format": 2}
-    assert logs.read(path) == [
-        {"update": 1, "loss": 0.5},
-        {"update": 2, "loss": 0.25},
-    ]
-
-
 @pytest.mark.parametrize("last_update", [0, 1, 2, 3, 9])
 def test_truncation_drops_the_rows_after_the_checkpoint(last_update, tmp_path):
     path = tmp_path / "metrics.jsonl"

@@ -46,17 +46,6 @@ def problem(seed: int = 0, N: int = 32, **ppo):
     return cfg, params, batch, scalars
 
 
-def test_the_clipped_objective_by_hand():
-    """Ratios .5, 1, 1.5 under A = 1 and -1: min(.5, .8), 1, min(1.5, 1.2) and -max(.5, .8), -1, -max(1.5, 1.2)."""
-    ratio = torch.tensor([0.5, 1.0, 1.5])
-    assert float(policy_loss(ratio, torch.ones(3), CLIP)) == pytest.approx(
-        -(0.5 + 1 + 1.2) / 3
-    )
-    assert float(policy_loss(ratio, -torch.ones(3), CLIP)) == pytest.approx(
-        (0.8 + 1 + 1.5) / 3
-    )
-
-
 def test_no_gradient_flows_where_the_ratio_is_clipped():
     ratio = torch.tensor([1.5, 0.5, 1.5, 0.5], requires_grad=True)
     advantage = torch.tensor([1.0, -1.0, -1.0, 1.0])
@@ -121,20 +110,11 @@ def test_the_loss_equals_stable_baselines():
     torch.testing.assert_close(loss, want, rtol=1e-7, atol=0)
 
 
-def test_advantages_are_left_alone_without_normalisation():
-    x = torch.tensor([1.0, 2.0])
-    assert normalize_advantages(PPOConfig(advantage_ddof=None), x) is x
-
-
 def test_value_errors_by_hand():
-    """V = 2, old 1, target 3, eps .2: plain 1, clipped to 1.2 so 3.24; V = 0, target -1: plain 1, clipped .8 so 3.24;
-    a value that left its old one towards the target keeps the clipped error, one that overshot keeps its own.
+    """V = 2, old 1, target 3, eps .2: plain 1, clipped to 1.2 so 3.24; half of each where
+    it is asked for.
     """
-    value, old, target = (
-        torch.tensor([2.0]),
-        torch.tensor([1.0]),
-        torch.tensor([3.0]),
-    )
+    value, old, target = (torch.tensor([x]) for x in (2.0, 1.0, 3.0))
     cases = {
         ("plain", True): 0.5,
         ("plain", False): 1.0,
@@ -146,22 +126,6 @@ def test_value_errors_by_hand():
         assert float(
             value_loss(cfg, value, old, target, CLIP)
         ) == pytest.approx(want)
-    far = value_loss(
-        PPOConfig(half_value_loss=False), torch.tensor([9.0]), old, target, CLIP
-    )
-    assert float(far) == 36.0  # its own error; the clipped one would be 3.24
-    assert (
-        float(
-            value_loss(
-                PPOConfig(value_loss="clipped_only"),
-                torch.tensor([9.0]),
-                old,
-                target,
-                CLIP,
-            )
-        )
-        < 2
-    )
 
 
 @pytest.mark.parametrize("value_loss_name", ["clipped_max", "clipped_only"])
@@ -177,29 +141,6 @@ def test_the_value_may_have_a_clip_range_of_its_own(value_loss_name):
     assert value_loss(same, value, old, target, CLIP) == value_loss(
         none, value, old, target, CLIP
     )
-
-
-@pytest.mark.parametrize("masked", [-torch.inf, torch.finfo(torch.float64).min])
-def test_a_masked_action_has_no_part_in_the_loss(masked):
-    """Adding masked actions changes neither log-probability nor entropy, and gives finite gradients."""
-    cfg, params, batch, scalars = problem()
-    plain = cfg.agent.apply
-
-    def padded(c, world, p, obs):
-        out = plain(c, world, p, obs)
-        illegal = torch.full_like(out.logits, masked)
-        return out._replace(logits=torch.cat([out.logits, illegal], 1))
-
-    wide = replace(cfg, agent=replace(cfg.agent, apply=padded))
-    grads = [
-        torch.func.grad(lambda p, c=c: loss_fn(c, (), p, batch, scalars)[0])(
-            params
-        )
-        for c in (cfg, wide)
-    ]
-    for a, b in zip(*(tree.leaves(g) for g in grads)):
-        assert b.isfinite().all()
-        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-15)
 
 
 def test_rows_beyond_the_capacity_are_in_no_mean_but_that_of_the_advantages():

@@ -12,6 +12,7 @@ from funcppo import losses, minibatch
 from funcppo.config import AdamConfig
 from funcppo.core import random, tree
 from funcppo.train_step import collect, init, minibatch_step
+from tests import learning
 from tests.learning import (
     WORLD,
     assert_trees_equal,
@@ -20,14 +21,7 @@ from tests.learning import (
     double,
 )
 
-SMALL = {
-    "n_envs": 4,
-    "n_steps": 8,
-    "n_updates": 10,
-    "n_epochs": 3,
-    "n_minibatches": 2,
-    "learning_rate": 1e-2,
-}
+SMALL = learning.SMALL | {"n_epochs": 3, "learning_rate": 1e-2}
 
 
 def learning_problem(cfg, seed=0):

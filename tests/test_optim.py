@@ -24,21 +24,6 @@ def draw(key) -> Params:
     )
 
 
-def test_the_first_step_by_hand():
-    """The first step moves every weight by lr * sign(g) when eps is 0, whatever the gradient's size."""
-    params, grads = (
-        Params(torch.ones(2), torch.zeros(1)),
-        Params(torch.tensor([3.0, -1e-3]), torch.tensor([7.0])),
-    )
-    cfg = AdamConfig(eps=0.0)
-    after, state = optim.update(cfg, grads, optim.init(params), params, 0.1)
-    torch.testing.assert_close(
-        after.w, torch.tensor([0.9, 1.1]), rtol=0, atol=1e-7
-    )
-    torch.testing.assert_close(after.b, torch.tensor([-0.1]), rtol=0, atol=1e-7)
-    assert float(state.step) == 1
-
-
 BETAS = ((0.9, 0.999), (0.0, 0.5), (0.95, 0.99))
 GRID = list(
     itertools.product(

@@ -1,9 +1,11 @@
-"""What pyproject.toml declares is imported, and what is imported is declared; CI runs what a person runs."""
+"""What is declared is imported, and the other way round; CI runs what a person runs; the version is that of the tag."""
 
 from __future__ import annotations
 
 import ast
 import re
+import runpy
+import subprocess
 import sys
 import tomllib
 from functools import cache
@@ -130,3 +132,34 @@ def test_every_package_is_pinned_for_ci():
 def test_the_workflow_calls_the_script_of_ci_alone():
     text = (ROOT / ".github" / "workflows" / "ci.yml").read_text()
     assert re.findall(r"run: (.*)", text) == [".ci/run"]
+
+
+def test_the_version_is_that_of_the_tag(tmp_path, monkeypatch):
+    """Without git, without a tag, at a tag, after a tag, and in a source archive."""
+    found = []
+    monkeypatch.setattr(
+        "setuptools.setup", lambda version: found.append(version)
+    )
+    copy = tmp_path / "setup.py"
+    copy.write_bytes((ROOT / "setup.py").read_bytes())
+
+    def git(*words):
+        options = ("-c", "user.name=a", "-c", "user.email=a@b.c")
+        subprocess.run(["git", *options, *words], cwd=tmp_path, check=True)
+
+    def build():
+        runpy.run_path(str(copy))
+        return found[-1]
+
+    if subprocess.run(["git", "--version"], capture_output=True).returncode:
+        pytest.skip("no git on this system")
+    assert build() == "0.3.0.dev0"
+    git("init", "-q")
+    git("commit", "-q", "--allow-empty", "-m", "first")
+    assert build() == "0.3.0.dev0"
+    git("tag", "v1.2.3")
+    assert build() == "1.2.3"
+    git("commit", "-q", "--allow-empty", "-m", "second")
+    assert build().startswith("1.2.3.post1+g")
+    (tmp_path / "PKG-INFO").write_text("Name: funcppo\nVersion: 4.5.6\n")
+    assert build() == "4.5.6"

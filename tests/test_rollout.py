@@ -145,16 +145,6 @@ def changed(field, change):
             r"step_functional: Timestep.reward: expected torch.float32 \[6\], got torch.float64 \[6\]",
         ),
         (
-            "reward",
-            lambda x: x[:, None],
-            r"step_functional: Timestep.reward: expected torch.float32 \[6\], got torch.float32 \[6, 1\]",
-        ),
-        (
-            "terminated",
-            torch.Tensor.float,
-            r"step_functional: Timestep.terminated: expected torch.bool \[6\], got torch.float32 \[6\]",
-        ),
-        (
             "truncated",
             lambda x: x[:1],
             r"step_functional: Timestep.truncated: expected torch.bool \[6\], got torch.bool \[1\]",

@@ -17,24 +17,17 @@ from funcppo.train_step import (
     init,
     train_step,
 )
+from tests import learning
 from tests.learning import (
     WORLD,
     assert_trees_equal,
     cartpole_config,
-    compiled,
     double,
     one_thread,
     pendulum_config,
 )
 
-SMALL = {
-    "n_envs": 8,
-    "n_steps": 8,
-    "n_updates": 10,
-    "n_epochs": 2,
-    "n_minibatches": 2,
-    "learning_rate": 1e-2,
-}
+SMALL = learning.SMALL | {"n_envs": 8, "learning_rate": 1e-2}
 # episodes short enough that some end in a rollout
 sharded = partial(cartpole_config, max_steps=5, **SMALL)
 
@@ -252,19 +245,3 @@ def test_a_process_that_holds_too_many_shards_is_refused():
     state = init(cfg, WORLD, random.key(0))
     with pytest.raises(ValueError, match=r"state: expected 4 shards .* got 8"):
         train_step(cfg, WORLD, state)
-
-
-def test_a_minibatch_step_of_shards_is_one_graph_and_equals_eager():
-    """Float32 sums may be computed in another order: 1e-6."""
-    cfg = sharded(n_shards=2)
-    state = init(cfg, WORLD, random.key(0))
-    got = collect(cfg, WORLD, state)
-    first = tree.map(lambda x: x[0], got.minibatches)
-    rest = (state.params, got.batch, got.scalars, got.update_state, first)
-    step = compiled(minibatch.minibatch_step, backend="aot_eager")
-    assert_trees_equal(
-        step(cfg, WORLD, *rest),
-        minibatch.minibatch_step(cfg, WORLD, *rest),
-        rtol=1e-5,
-        atol=1e-6,
-    )

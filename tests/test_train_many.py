@@ -123,39 +123,43 @@ def test_each_seed_learns_with_its_own_scalars():
 
 
 @pytest.mark.parametrize(
-    ("options", "problem"),
+    ("options", "error", "problem"),
     [
-        ({"seeds": 0}, "seeds: expected an integer of 1 or more, got 0"),
-        ({"total_steps": 0}, "total_steps: expected an integer of 1 or more"),
-        ({"scalars": {"rate": [1, 2]}}, "scalars: expected one of learning_"),
-        (
-            {"scalars": {"gamma": [1]}},
-            "scalars: gamma: expected 2 numbers, got 1",
-        ),
+        ({"seeds": 0}, ValueError, "seeds: expected an integer of 1 or more"),
+        ({"total_steps": 0}, ValueError, "total_steps: expected an integer"),
+        ({"scalars": {"rate": [1, 2]}}, ValueError, "scalars: expected one of"),
+        ({"scalars": {"gamma": [1]}}, ValueError, "scalars: gamma: expected 2"),
         (
             {"scalars": {"gamma": [0.9, 1.5]}},
-            "gamma: expected 0 to 1, got 1.5",
+            ValueError,
+            "gamma: expected 0 to",
         ),
         (
             {"scalars": {"learning_rate": [1e-3, float("nan")]}},
+            ValueError,
             "learning_rate: expected 0 or more, got nan",
         ),
-        ({"strategy": "fast"}, "strategy: expected auto, one-graph"),
+        (
+            {"strategy": "fast"},
+            ValueError,
+            "strategy: expected auto, one-graph",
+        ),
+        (
+            {"scalars": {"gamma": 0.9}},
+            TypeError,
+            "scalars: gamma: expected a s",
+        ),
+        ({"scalars": [1, 2]}, TypeError, "scalars: expected numbers by their"),
     ],
 )
-def test_what_is_out_of_range_is_named(options, problem):
+def test_what_is_out_of_range_is_named(options, error, problem):
     options = {"total_steps": 32, "seeds": 2} | options
-    with pytest.raises(ValueError, match=f"^{problem}"):
+    with pytest.raises(error, match=f"^{problem}") as raised:
         fp.train_many(LEARNER, **options)
+    assert "\n" not in str(raised.value)
 
 
-def test_one_number_for_all_seeds_is_refused_in_one_line():
-    problem = r"^scalars: gamma: expected a sequence of 2 numbers, got 0\.9$"
-    with pytest.raises(TypeError, match=problem):
-        fp.train_many(LEARNER, 32, seeds=2, scalars={"gamma": 0.9})  # pyright: ignore[reportArgumentType]
-    problem = r"^scalars: expected numbers by their names, got \[1, 2\]$"
-    with pytest.raises(TypeError, match=problem):
-        fp.train_many(LEARNER, 32, seeds=2, scalars=[1, 2])  # pyright: ignore[reportArgumentType]
+def test_scalars_may_be_an_array():
     numbers = np.array([0.5, 0.9])
     states = init_many(LEARNER, (0, 1), scalars={"gamma": numbers})  # pyright: ignore[reportArgumentType]
     assert states.scalars.gamma.tolist() == pytest.approx([0.5, 0.9])

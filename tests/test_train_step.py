@@ -22,6 +22,7 @@ from funcppo.train_step import (
     train_step,
     vmap_parts,
 )
+from tests import learning
 from tests.learning import (
     WORLD,
     assert_trees_equal,
@@ -31,14 +32,7 @@ from tests.learning import (
     pendulum_config,
 )
 
-SMALL = {
-    "n_envs": 4,
-    "n_steps": 8,
-    "n_updates": 10,
-    "n_epochs": 3,
-    "n_minibatches": 2,
-    "learning_rate": 1e-2,
-}
+SMALL = learning.SMALL | {"n_epochs": 3, "learning_rate": 1e-2}
 
 
 pytestmark = pytest.mark.usefixtures(one_thread.__name__)

@@ -68,21 +68,6 @@ def test_metrics_are_logged_and_a_continued_run_continues_them(tmp_path):
     assert [float(row["loss"]) for row in cells] == [r["loss"] for r in rows]
 
 
-@pytest.mark.parametrize("train", [fp.train, fp.train_many])
-@pytest.mark.parametrize(
-    ("options", "line"),
-    [
-        ({"log": 3}, "log: expected a folder or an fp.MetricsLog, got 3"),
-        ({"log": ["a"]}, r"log: expected a folder or .*, got \['a'\]"),
-        ({"logs": "a"}, "logs: expected an option of .* callbacks, log, eval"),
-    ],
-)
-def test_what_is_no_log_is_refused_in_one_line(train, options, line):
-    with pytest.raises(TypeError, match=f"^{line}") as error:
-        train(LEARNER, 32, **options)
-    assert "\n" not in str(error.value)
-
-
 def test_a_run_continued_from_its_checkpoint_equals_one_without_a_stop(
     whole_run, tmp_path
 ):
@@ -245,20 +230,6 @@ def test_moments_of_training_serve_in_evaluation():
     assert all(bool((obs < -50).all()) for obs in seen)
 
 
-@pytest.mark.parametrize(
-    ("options", "problem"),
-    [
-        ({"total_steps": 0}, "total_steps: expected an integer of 1 or more"),
-        ({"evaluate_every": 0}, "evaluate_every: expected an integer of 1"),
-        ({"n_episodes": 1.5}, "n_episodes: expected an integer of 1"),
-        ({"checkpoint_every": -1}, "checkpoint_every: expected an integer"),
-    ],
-)
-def test_numbers_out_of_range_are_named(options, problem):
-    with pytest.raises(ValueError, match=f"^{problem}"):
-        fp.train(LEARNER, **({"total_steps": 32} | options))
-
-
 @pytest.mark.parametrize("moment", ["step", "evaluation", "callback"])
 def test_an_interrupt_saves_the_last_state_that_callbacks_have_seen(
     moment, whole_run, monkeypatch, tmp_path
@@ -341,26 +312,37 @@ def test_what_is_not_learnt_from_is_noted():
         fp.train_many(replace(learner, cfg=cfg), 16, seeds=2)
 
 
+BOTH, ALONE = [fp.train, fp.train_many], [fp.train]
+
+
 @pytest.mark.parametrize(
-    ("arguments", "problem"),
+    ("trains", "error", "options", "line"),
     [
-        (("CartPole-v1", 32), "learner: expected one of fp.ppo, got str"),
-        ((print,), "callbacks: expected a list of functions, got .* alone"),
-        (([3],), "callbacks: expected a list of functions, got 3"),
+        (BOTH, TypeError, {"log": 3}, "log: expected a folder or an fp.Metr"),
+        (BOTH, TypeError, {"log": ["a"]}, r"log: expected .*, got \['a'\]"),
+        (BOTH, TypeError, {"logs": "a"}, "logs: expected an option of .* log"),
+        (BOTH, ValueError, {"device": "gpu"}, "device: expected"),
+        (BOTH, ValueError, {"device": "meta"}, "device: expected"),
+        (BOTH, ValueError, {"device": "cuda:99"}, "device: expected"),
+        (BOTH, ValueError, {"device": 1.5}, "device: expected"),
+        (ALONE, ValueError, {"total_steps": 0}, "total_steps: expected an int"),
+        (ALONE, ValueError, {"evaluate_every": 0}, "evaluate_every: expected"),
+        (ALONE, ValueError, {"n_episodes": 1.5}, "n_episodes: expected an int"),
+        (ALONE, ValueError, {"checkpoint_every": -1}, "checkpoint_every: exp"),
+        (ALONE, TypeError, {"learner": "CartPole"}, "learner: .*, got str"),
+        (ALONE, TypeError, {"callbacks": print}, "callbacks: .*got .* alone"),
+        (
+            ALONE,
+            TypeError,
+            {"callbacks": [3]},
+            "callbacks: .* functions, got 3",
+        ),
     ],
 )
-def test_what_is_no_learner_and_no_callback_is_named(arguments, problem):
-    with pytest.raises(TypeError, match=f"^{problem}$"):
-        if len(arguments) == 2:
-            fp.train(*arguments)
-        else:
-            fp.train(LEARNER, 32, callbacks=arguments[0])
-
-
-@pytest.mark.parametrize("device", ["gpu", "meta", "cuda:99", 1.5])
-def test_a_device_that_there_is_not_is_refused_in_one_line(device):
-    learner = fp.ppo(env=fp.envs.cartpole(), network=fp.nets.mlp(4))
-    for train in (fp.train, fp.train_many):
-        with pytest.raises(ValueError, match=r"^device: expected") as error:
-            train(learner, 64, device=device)
-        assert "\n" not in str(error.value)
+def test_what_cannot_be_meant_is_named_in_one_line(
+    trains, error, options, line
+):
+    for train in trains:
+        with pytest.raises(error, match=f"^{line}") as raised:
+            train(**({"learner": LEARNER, "total_steps": 32} | options))
+        assert "\n" not in str(raised.value)

@@ -27,6 +27,7 @@ from funcppo.train_step import (
     train_step,
 )
 from tests.learning import (
+    SMALL,
     WORLD,
     assert_trees_equal,
     cartpole_config,
@@ -38,13 +39,6 @@ from tests.shapes import check_shapes_and_dtypes
 
 pytestmark = pytest.mark.usefixtures(one_thread.__name__)
 
-SMALL = {
-    "n_envs": 4,
-    "n_steps": 8,
-    "n_updates": 10,
-    "n_epochs": 2,
-    "n_minibatches": 2,
-}
 CARTPOLE, PENDULUM = (
     cartpole_config(max_steps=5, **SMALL),
     pendulum_config(max_steps=5, **SMALL),

@@ -85,16 +85,6 @@ def test_another_value_is_refused_with_its_place(bad, got):
         tree.check_tree(bad, "it")
 
 
-def test_map_refuses_another_structure():
-    with pytest.raises(ValueError):
-        tree.map(torch.add, params(), (torch.ones(1),))
-
-
-def test_tensors_of_one_floating_point_dtype_pass():
-    for dtype in (torch.float32, torch.float64, torch.bfloat16):
-        tree.check_common_dtype((torch.ones(1, dtype=dtype),) * 2, "it")
-
-
 @pytest.mark.parametrize(
     ("bad", "problem"),
     [

@@ -1,18 +1,417 @@
-"""What holds for every network: updates vectorise over learners, and each part of one is a single graph."""
+"""Networks beside modules of torch.nn, and what holds for every one: updates vectorise, and each part is a graph."""
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from functools import partial
 
 import pytest
 import torch
 
 import funcppo as fp
+from funcppo import nets
 from funcppo.core import random, tree
+from funcppo.envs.minatar import breakout
+from funcppo.interfaces import EnvironmentSpec, MaskedObservation
+from funcppo.nets import networks
+from funcppo.nets.networks import (
+    GSDE,
+    Dense,
+    GaussianParams,
+    GSDEConfig,
+    MLPConfig,
+    MLPParams,
+)
+from funcppo.rollout import rollout_keys
 from funcppo.train_step import EAGER_PARTS, collect, train_step, vmap_parts
 from tests.learning import WORLD, assert_trees_equal, compiled, double
 from tests.nets.bars import BARS
-from tests.nets.guessing import guessing
+from tests.nets.guessing import SPECS, guessing, mean_reward
+
+MLP_CFG = networks.MLPConfig(n_obs=3, n_actions=2, hidden=(8, 5))
+
+
+@pytest.mark.parametrize(("n_in", "n_out"), [(4, 4), (3, 7), (9, 2), (5, 1)])
+def test_orthogonal_weights_have_orthogonal_rows_or_columns(n_in, n_out):
+    w = networks.orthogonal(random.key(3), n_in, n_out, 2.0)
+    assert w.shape == (n_in, n_out) and w.is_contiguous()
+    gram = w.T @ w if n_in >= n_out else w @ w.T
+    torch.testing.assert_close(
+        gram, 4 * torch.eye(min(n_in, n_out)), rtol=0, atol=1e-5
+    )
+
+
+def test_actor_and_critic_start_different_and_with_the_published_gains():
+    params = networks.init_mlp(MLP_CFG, random.key(6))
+    assert not torch.equal(
+        params.hidden[0].weight[0], params.hidden[0].weight[1]
+    )
+    norm = lambda w: float(torch.linalg.matrix_norm(w, 2))
+    weights = [params.hidden[0].weight[0], *params.heads.weight]
+    assert [norm(w) for w in weights] == pytest.approx(
+        [2**0.5, 0.01, 1.0], rel=1e-5
+    )
+
+
+ACTIVATIONS = {"tanh": torch.nn.Tanh, "relu": torch.nn.ReLU}
+
+
+def module(params, trunk, head, activation, used):
+    """The actor (0) or the critic (1) as modules of torch, with the weights of the stack."""
+    layers = []
+    for layer in params.hidden:
+        layers += [linear(layer.weight[trunk], layer.bias[trunk, 0])]
+        layers += [ACTIVATIONS[activation]()]
+    heads = params.heads
+    last = linear(heads.weight[head, :, :used], heads.bias[head, 0, :used])
+    return torch.nn.Sequential(*layers, last)
+
+
+def linear(weight, bias):
+    layer = torch.nn.Linear(*weight.shape)
+    layer.weight, layer.bias = (
+        torch.nn.Parameter(x.clone()) for x in (weight.T, bias)
+    )
+    return layer
+
+
+@pytest.mark.parametrize("activation", ["tanh", "relu"])
+@pytest.mark.parametrize("shared_trunk", [False, True])
+def test_each_activation_and_sharing_equals_modules_of_torch(
+    activation, shared_trunk
+):
+    cfg = replace(MLP_CFG, activation=activation, shared_trunk=shared_trunk)
+    params = networks.init_mlp(cfg, random.key(4))
+    assert params.hidden[0].weight.shape == (1 if shared_trunk else 2, 3, 8)
+    critic_trunk = 0 if shared_trunk else 1
+    actor = module(params, 0, 0, activation, 2)
+    critic = module(params, critic_trunk, 1, activation, 1)
+    obs = random.normal(random.key(5), (6, 3))
+    out = networks.apply_mlp(cfg, WORLD, params, obs)
+    torch.testing.assert_close(out.logits, actor(obs))
+    torch.testing.assert_close(out.value, critic(obs)[:, 0])
+
+
+def test_log_deviations_of_the_state_are_outputs_of_the_actor_in_their_range():
+    cfg = replace(MLP_CFG, log_std="state")
+    params = networks.init_gaussian(cfg, random.key(4))
+    actor = module(params.net, 0, 0, "tanh", 4)
+    obs = random.normal(random.key(5), (6, 3))
+    out = networks.apply_gaussian(cfg, WORLD, params, obs)
+    mean, log_std = actor(obs).split(2, -1)
+    torch.testing.assert_close((out.mean, out.log_std), (mean, log_std))
+    assert log_std.std() > 0 and log_std.abs().max() < 0.1
+    huge = tree.map(lambda x: 1e4 * x, params)
+    out = networks.apply_gaussian(cfg, WORLD, huge, obs)
+    assert out.log_std.min() == -20.0 and out.log_std.max() == 2.0
+
+
+def test_masks_of_several_actions_lie_side_by_side():
+    cfg = replace(MLP_CFG, n_actions=5, action_sizes=(3, 2))
+    params = networks.init_mlp(cfg, random.key(4))
+    features = random.normal(random.key(5), (2, 3))
+    flat = networks.apply_mlp(
+        replace(cfg, action_sizes=None), WORLD, params, features
+    ).logits
+    inf = torch.full((2, 1), -torch.inf)
+    plain = networks.apply_mlp(cfg, WORLD, params, features).logits
+    assert torch.equal(plain[:, 0], flat[:, :3])
+    assert torch.equal(plain[:, 1], torch.cat([flat[:, 3:], inf], 1))
+    mask = torch.tensor([[True, False, True, True, False]]).expand(2, -1)
+    masked = networks.apply_mlp(
+        cfg, WORLD, params, MaskedObservation(features, mask)
+    ).logits
+    assert torch.equal(masked[:, 0, [0, 2]], flat[:, [0, 2]])
+    assert torch.equal(masked[:, 1, 0], flat[:, 3])
+    illegal = torch.stack([masked[:, 0, 1], masked[:, 1, 1]])
+    assert (illegal == -torch.inf).all()
+
+
+POLICIES = {
+    "shared relu": ("several", {"activation": "relu", "shared_trunk": True}),
+    "several": ("several", {}),
+    "masked": ("masked", {}),
+    "squashed": ("continuous", {"squash": True}),
+    "state": ("continuous", {"log_std": "state"}),
+    "squashed state": ("continuous", {"squash": True, "log_std": "state"}),
+}
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_each_kind_of_policy_learns(name):
+    """The share of right actions rises above 0.9; the squared error falls below a quarter of its first."""
+    kind, options = POLICIES[name]
+    n_updates = 30 if kind == "continuous" else 12
+    first, last = mean_reward(kind, fp.nets.mlp(16, **options), n_updates)
+    if kind == "continuous":
+        assert last > 0.25 * first
+    else:
+        assert first < 0.8 and last > 0.9
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "problem"),
+    [
+        ("several", {"squash": True}, "squash: expected an environment with"),
+        ("masked", {"log_std": "state"}, "log_std: expected an environment"),
+        ("several", {"activation": "gelu"}, "activation: expected one of"),
+        ("continuous", {"log_std": "none"}, "log_std: expected one of"),
+    ],
+)
+def test_options_that_do_not_fit_are_refused_by_name(kind, options, problem):
+    with pytest.raises(ValueError, match=f"^{problem}"):
+        fp.nets.mlp(4, **options)(SPECS[kind])
+
+
+def test_sizes_of_several_actions_add_up():
+    with pytest.raises(ValueError, match=r"^action_sizes: .* action_size = 4"):
+        EnvironmentSpec(observation_size=1, action_size=4, action_sizes=(3, 2))
+
+
+IMAGE_SPEC = EnvironmentSpec(
+    observation_size=11 * 10 * 3, observation_shape=(11, 10, 3), action_size=4
+)
+LAYERS = ((6, 3, 2), (5, 2, 1))
+
+
+def convolutions_of(agent, params):
+    """The convolutions as convolutions_of of torch with the same weights."""
+    found, n_in = [], agent.cfg.image_shape[2]
+    for layer, (n_out, size, stride) in zip(
+        params.convolutions, agent.cfg.convolutions
+    ):
+        conv = torch.nn.Conv2d(n_in, n_out, size, stride)
+        conv.weight, conv.bias = map(torch.nn.Parameter, layer)
+        found += [conv, torch.nn.ReLU()]
+        n_in = n_out
+    return torch.nn.Sequential(*found, torch.nn.Flatten())
+
+
+@pytest.mark.parametrize("layers", [(), LAYERS])
+def test_a_cnn_equals_convolutions_of_torch_and_the_network_that_follows(
+    layers,
+):
+    agent = fp.nets.cnn(*layers)(IMAGE_SPEC)
+    params = agent.init(agent.cfg, random.key(0))
+    image = random.normal(random.key(1), (7, 11, 10, 3))
+    features = convolutions_of(agent, params)(image.permute(0, 3, 1, 2))
+    reader = agent.cfg.reader
+    assert features.shape == (7, reader.cfg.n_obs)
+    want = reader.apply(reader.cfg, WORLD, params.reader, features)
+    got = agent.apply(agent.cfg, WORLD, params, image)
+    torch.testing.assert_close(got, want)
+
+    mask = torch.tensor([True, False, True, True]).expand(7, -1)
+    masked = agent.apply(
+        agent.cfg, WORLD, params, MaskedObservation(image, mask)
+    )
+    assert (masked.logits[:, 1] == -torch.inf).all()
+    torch.testing.assert_close(masked.logits[mask], want.logits[mask])
+
+
+def test_the_published_networks_have_their_sizes():
+    """MinAtar's for Breakout: 16 channels of 3 x 3 over 4, 1024 features, 128 units; Nature's for 6 actions."""
+    breakout = fp.envs.breakout().spec
+    agent = fp.nets.cnn()(breakout)
+    params = agent.init(agent.cfg, random.key(0))
+    count = lambda x: sum(leaf.numel() for leaf in tree.leaves(x))
+    assert count(params.convolutions) == 16 * 4 * 9 + 16
+    assert count(params.reader.hidden) == 1024 * 128 + 128
+    atari = EnvironmentSpec(
+        observation_size=84 * 84 * 4,
+        observation_shape=(84, 84, 4),
+        action_size=6,
+    )
+    agent = fp.nets.nature_cnn()(atari)
+    assert agent.cfg.reader.cfg.n_obs == 3136
+    params = agent.init(agent.cfg, random.key(0))
+    n_unused = 512 * 5 + 5  # what fills up the critic's head
+    assert count(params) - n_unused == 1_687_719
+
+
+@pytest.mark.parametrize(
+    ("layers", "spec", "problem"),
+    [
+        (
+            (),
+            EnvironmentSpec(observation_size=4, action_size=2),
+            r"env.spec: expected images .* got observations of \(4,\)",
+        ),
+        (
+            ((8, 8, 4), (8, 3, 1)),
+            IMAGE_SPEC,
+            r"convolutions: expected kernels .* 3 x 3 where 1 x 1 are left",
+        ),
+        (((0, 3, 1),), IMAGE_SPEC, "n_channels: expected 1 or more, got 0"),
+        (
+            ((16, 3),),
+            IMAGE_SPEC,
+            r"convolutions: expected \(channels, kernel size, stride\), got \(16, 3\)",
+        ),
+        (
+            (16,),
+            IMAGE_SPEC,
+            r"convolutions: expected \(channels, kernel size, stride\), got 16",
+        ),
+    ],
+)
+def test_images_that_do_not_fit_are_refused_in_one_line(layers, spec, problem):
+    with pytest.raises(ValueError, match=f"^{problem}$"):
+        fp.nets.cnn(*layers)(spec)
+
+
+MLP = MLPConfig(n_obs=3, n_actions=2, hidden=(8, 5))
+GSDE_CFG = GSDEConfig(mlp=MLP, first_log_std=-1.0)
+
+
+def output_of(cfg, n_rows, seed=0):
+    params = networks.init_gsde(cfg, random.key(seed))
+    obs = random.normal(random.key(seed + 1), (n_rows, cfg.mlp.n_obs))
+    return networks.apply_gsde(cfg, WORLD, params, obs)
+
+
+def test_the_density_of_an_example_worked_by_hand():
+    """Without hidden layers features are the observation, (1, 2).
+
+    Deviations of 1 and 1/2 give the action the variance 1 + 4/4 = 2 about a mean of 1 * 3 + 2 * 4 = 11, so that an
+    action of 13 has the log-density -1 - log(4 pi) / 2.
+    """
+    heads = Dense(
+        torch.tensor([[[3.0], [4.0]], [[5.0], [6.0]]]), torch.zeros(2, 1, 1)
+    )
+    log_std = torch.tensor([[0.0], [math.log(0.5)]])
+    cfg = GSDEConfig(mlp=MLPConfig(n_obs=2, n_actions=1, hidden=()))
+    output = networks.apply_gsde(
+        cfg,
+        WORLD,
+        GaussianParams(MLPParams((), heads), log_std),
+        torch.tensor([[1.0, 2.0]]),
+    )
+    assert output.mean.tolist() == [[11.0]] and output.value.tolist() == [17.0]
+    got = GSDE.log_prob(output, torch.tensor([[13.0]]))
+    want = -1 - 0.5 * math.log(4 * math.pi)
+    assert float(got) == pytest.approx(want, abs=1e-5)
+    entropy = 0.5 * math.log(2 * math.pi * math.e * 2)
+    assert float(GSDE.entropy(output)) == pytest.approx(entropy, abs=1e-5)
+
+
+def test_actions_have_the_moments_of_their_density():
+    """20,000 matrices: means within 5 standard errors, deviations within 3 %."""
+    n = 20_000
+    output = tree.map(
+        lambda x: x.expand(n, -1) if x.shape[0] == 1 and x.ndim == 2 else x,
+        output_of(GSDE_CFG, 1),
+    )
+    action = GSDE.sample(random.key(9), output)
+    std = output.log_std[0].exp()
+    assert ((action.mean(0) - output.mean[0]).abs() < 5 * std / n**0.5).all()
+    torch.testing.assert_close(action.std(0), std, rtol=0.03, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("held", "want"),
+    [
+        (1, [0, 1, 2, 3, 4, 5, 6]),
+        (3, [0, 0, 0, 3, 3, 3, 6]),
+        (7, [0] * 7),
+        (9, [0] * 7),
+        (None, [0] * 7),
+    ],
+)
+def test_keys_of_actions_are_held_and_others_are_not(held, want):
+    plain = rollout_keys(random.key(0), 7, 5)
+    keys = rollout_keys(random.key(0), 7, 5, held)
+    assert torch.equal(keys[0], plain[0][want])
+    assert torch.equal(keys[1], plain[1]) and torch.equal(keys[2], plain[2])
+
+
+def test_an_option_that_does_not_fit_is_named():
+    with pytest.raises(ValueError, match="gsde: expected an environment with"):
+        fp.ppo(env=fp.envs.cartpole(), network=fp.nets.gsde(4))
+    for options in ({"first_log_std": 3.0}, {"noise_steps": 0}):
+        with pytest.raises(ValueError, match=next(iter(options))):
+            fp.ppo(
+                env=guessing("continuous"), network=fp.nets.gsde(4, **options)
+            )
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("noise_steps", [None, 4])
+def test_on_a_gpu_an_update_is_one_cuda_graph_and_equals_eager(noise_steps):
+    """Two updates, float32; the rollout is no kernel, and the record says why."""
+    learner = fp.ppo(
+        env=fp.envs.make("Pendulum-v1"),
+        network=fp.nets.gsde(16, noise_steps=noise_steps),
+        n_envs=4,
+        n_steps=8,
+        n_minibatches=2,
+        n_updates=2,
+    )
+    state = eager = learner.init(random.key(0, "cuda"))
+    fast = fp.compile(learner, state)
+    assert fast.record.strategy == "one-graph"
+    assert fast.record.replay_mode == "cuda-graph"
+    assert fast.record.rollout == "steps" and fast.record.rollout_reason
+    assert fast.record.rollout_code is not None
+    for _ in range(2):
+        state, _ = fast.step(state)
+        eager, _ = learner.step(eager)
+    for x, y in zip(tree.leaves(state), tree.leaves(eager)):
+        torch.testing.assert_close(x, y, rtol=1e-3, atol=1e-4)
+
+
+VECTOR_SPEC = fp.EnvironmentSpec(observation_size=4, action_size=2)
+
+
+@pytest.mark.parametrize("name", nets.__all__)
+def test_a_network_of_the_package_that_is_not_called_is_named(name):
+    problem = rf"^network: expected fp\.nets\.{name}\([0-9, ]*\), a call, got the function$"
+    with pytest.raises(TypeError, match=problem):
+        fp.ppo(env=fp.envs.cartpole(), network=getattr(nets, name))
+
+
+def test_the_call_that_is_named_is_one_that_works():
+    assert set(networks.ARGUMENTS) == set(nets.__all__)
+    spec = breakout().spec
+    for name in ("cnn", "nature_cnn"):
+        assert callable(getattr(nets, name)(*networks.ARGUMENTS[name]))
+    assert isinstance(fp.nets.cnn(*networks.ARGUMENTS["cnn"])(spec), fp.Agent)
+    for name in ("mlp", "gru", "lstm"):
+        network = getattr(nets, name)(*networks.ARGUMENTS[name])
+        assert isinstance(network(VECTOR_SPEC), fp.Agent)
+
+
+@pytest.mark.parametrize("network", [fp.nets.gru, fp.nets.lstm, fp.nets.cnn])
+@pytest.mark.parametrize(
+    ("then", "problem"),
+    [
+        (3, "expected a function of an EnvironmentSpec, got int"),
+        (0, "expected a function of an EnvironmentSpec, got int"),
+        (
+            fp.nets.mlp,
+            r"expected fp\.nets\.mlp\(64, 64\), a call, got the function",
+        ),
+        (
+            fp.nets.mlp(8)(VECTOR_SPEC),
+            "expected a function of an EnvironmentSpec, got Agent",
+        ),
+        (lambda spec: 3, "expected a function that returns an Agent, got int"),
+    ],
+    ids=["number", "zero", "function", "agent", "result"],
+)
+def test_what_follows_a_network_is_named(network, then, problem):
+    spec = VECTOR_SPEC if network is not fp.nets.cnn else breakout().spec
+    with pytest.raises(TypeError, match=f"^then: {problem}$"):
+        network(then=then)(spec)
+
+
+def test_a_function_of_other_arguments_is_named():
+    line = "^network: expected a function of an EnvironmentSpec, got the function .*: "
+    for function in (lambda: None, lambda spec, size: None):
+        with pytest.raises(TypeError, match=line):
+            fp.ppo(env=fp.envs.cartpole(), network=function)
+
 
 OPTIONS = {
     "n_envs": 4,

@@ -12,18 +12,12 @@ from funcppo import losses, minibatch, rollout
 from funcppo.core import random, tree
 from funcppo.rollout import apply_agent
 from funcppo.train_step import collect, init, train_step
+from tests import learning
 from tests.learning import WORLD, assert_trees_equal, double
 
 CELLS = {"gru": fp.nets.gru, "lstm": fp.nets.lstm}
 TORCH_CELLS = {"gru": torch.nn.GRUCell, "lstm": torch.nn.LSTMCell}
-SMALL = {
-    "n_envs": 4,
-    "n_steps": 7,
-    "n_updates": 5,
-    "n_epochs": 2,
-    "n_minibatches": 2,
-    "learning_rate": 1e-2,
-}
+SMALL = learning.SMALL | {"n_steps": 7, "n_updates": 5, "learning_rate": 1e-2}
 
 
 def learner(cell, max_steps=5, **options):

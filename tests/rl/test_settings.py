@@ -9,7 +9,6 @@ import pytest
 
 import funcppo as fp
 from funcppo.core.settings import CONFIG_FILE, write_config
-from funcppo.envs import ENVIRONMENTS
 from funcppo.rl import run
 from funcppo.rl.settings import (
     PUBLISHED,
@@ -84,10 +83,6 @@ def test_a_learner_is_made_of_each(name):
     state = learner.init(fp.random.key(0))
     assert int(state.update) == 0
     assert learner.cfg.ppo == published_settings(name).ppo
-
-
-def test_they_are_for_environments_that_there_are():
-    assert set(PUBLISHED) <= set(ENVIRONMENTS)
 
 
 def test_others_have_the_defaults_and_say_so():

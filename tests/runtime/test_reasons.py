@@ -10,77 +10,39 @@ from funcppo.runtime.capture import CaptureError
 from funcppo.runtime.compile import EquivalenceError
 from funcppo.runtime.reasons import ReasonCode
 
-
-@pytest.mark.parametrize(
-    ("text", "code"),
-    [
-        (
-            "skipping cudagraphs due to mutated inputs (3 instances)",
-            ReasonCode.MUTATED_INPUTS,
-        ),
-        (
-            "skipping cudagraphs due to cpu device (arg1_1)",
-            ReasonCode.CPU_OPERATOR,
-        ),
-        (
-            "skipping cudagraphs due to multiple devices: cuda:0, cuda:1",
-            ReasonCode.SEVERAL_DEVICES,
-        ),
-        (
-            "skipping cudagraphs due to graph with symbolic shapes inputs",
-            ReasonCode.DYNAMIC_SHAPES,
-        ),
-        (
-            "skipping cudagraphs due to unbacked symint",
-            ReasonCode.DYNAMIC_SHAPES,
-        ),
-        (
-            "disabling cudagraphs due to incompatible op aten.nonzero",
-            ReasonCode.INCOMPATIBLE_OPERATOR,
-        ),
-        ("skipping cudagraphs due to bisector", ReasonCode.OTHER),
-    ],
-)
-def test_a_skipped_graph_has_the_code_of_its_reason(text, code):
-    assert reasons.skip_code(text) is code
+SKIPPED = """
+skipping cudagraphs due to mutated inputs (3 instances) | MUTATED_INPUTS
+skipping cudagraphs due to cpu device (arg1_1) | CPU_OPERATOR
+skipping cudagraphs due to multiple devices: cuda:0, cuda:1 | SEVERAL_DEVICES
+skipping cudagraphs due to graph with symbolic shapes inputs | DYNAMIC_SHAPES
+skipping cudagraphs due to unbacked symint | DYNAMIC_SHAPES
+disabling cudagraphs due to incompatible op aten.nonzero | INCOMPATIBLE_OPERATOR
+skipping cudagraphs due to bisector | OTHER
+"""
+RECOMPILED = """
+tensor 'x' size mismatch at index 0. expected 3, actual 4 | SHAPE
+tensor 'x' dtype mismatch. expected Float, actual Double | DTYPE
+tensor 'x' requires_grad mismatch. expected requires_grad=0 | GRAD_MODE
+GLOBAL_STATE changed: grad_mode | GRAD_MODE
+f: 0/0: n['shape'] == 3 | VALUE
+f: 1/0: 2 <= x.size()[0] <= 3 | SHAPE
+step: dtype differs: stride (1,) before, now (2,) | SHAPE
+step: 0 differs: dtype torch.int64 before, now torch.int32 | DTYPE
+step: 0 differs: device cuda:0 before, now cuda:1 | DEVICE
+step: cfg differs | VALUE
+ | OTHER
+"""
 
 
 @pytest.mark.parametrize(
-    ("text", "code"),
-    [
-        (
-            "tensor 'x' size mismatch at index 0. expected 3, actual 4",
-            ReasonCode.SHAPE,
-        ),
-        (
-            "tensor 'x' dtype mismatch. expected Float, actual Double",
-            ReasonCode.DTYPE,
-        ),
-        (
-            "tensor 'x' requires_grad mismatch. expected requires_grad=0",
-            ReasonCode.GRAD_MODE,
-        ),
-        ("GLOBAL_STATE changed: grad_mode ", ReasonCode.GRAD_MODE),
-        ("f: 0/0: n['shape'] == 3", ReasonCode.VALUE),
-        ("f: 1/0: 2 <= x.size()[0] <= 3", ReasonCode.SHAPE),
-        (
-            "step: dtype differs: stride (1,) before, now (2,)",
-            ReasonCode.SHAPE,
-        ),
-        (
-            "step: 0 differs: dtype torch.int64 before, now torch.int32",
-            ReasonCode.DTYPE,
-        ),
-        (
-            "step: 0 differs: device cuda:0 before, now cuda:1",
-            ReasonCode.DEVICE,
-        ),
-        ("step: cfg differs", ReasonCode.VALUE),
-        ("", ReasonCode.OTHER),
-    ],
+    ("code_of", "table"),
+    [(reasons.skip_code, SKIPPED), (reasons.recompile_code, RECOMPILED)],
+    ids=["skipped", "recompiled"],
 )
-def test_a_recompilation_has_the_code_of_its_guard(text, code):
-    assert reasons.recompile_code(text) is code
+def test_a_text_of_pytorch_has_the_code_of_its_reason(code_of, table):
+    for line in table.strip("\n").splitlines():
+        text, _, code = line.rpartition(" | ")
+        assert code_of(text) is ReasonCode[code], line
 
 
 def unsupported() -> BaseException:

@@ -20,6 +20,7 @@ from funcppo.runtime.env_kernel.rollout import (
 )
 from funcppo.runtime.env_kernel.writer import UnsupportedError
 from tests.runtime.env_kernel import numpy_triton
+from tests.runtime.test_capture import on_gpu
 
 N_STEPS = 5
 CLASSIC = (
@@ -180,8 +181,7 @@ def assert_equals_the_loop(
 def test_the_code_computes_what_the_loop_does(name: str) -> None:
     learner, state = make_learner(name, 3, 16)
     args = rollout_arguments(learner, state)
-    kernel = on_numpy(learner, args)
-    assert_equals_the_loop(kernel, learner, args)
+    assert_equals_the_loop(on_numpy(learner, args), learner, args)
 
 
 @pytest.mark.parametrize(
@@ -200,8 +200,7 @@ def test_layers_of_any_width_and_blocks_that_are_not_full(
     monkeypatch.setattr(rollout_kernel, "MIN_ROWS_TO_SHARE", 19)
     learner, state = make_learner("CartPole-v1", 19, *hidden, **options)
     args = rollout_arguments(learner, state)
-    kernel = on_numpy(learner, args)
-    assert_equals_the_loop(kernel, learner, args)
+    assert_equals_the_loop(on_numpy(learner, args), learner, args)
 
 
 def test_products_in_bfloat16_are_rounded_as_the_loop_rounds_them() -> None:
@@ -300,17 +299,16 @@ def test_a_game_of_many_lines_is_refused() -> None:
         on_numpy(learner, rollout_arguments(learner, state))
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@on_gpu
 @pytest.mark.parametrize("name", CLASSIC)
 @pytest.mark.parametrize("n_envs", [4, 300])
 def test_the_kernel_equals_the_loop_on_a_gpu(name: str, n_envs: int) -> None:
     learner, state = make_learner(name, n_envs, 64, 64, device="cuda")
     args = rollout_arguments(learner, state)
-    kernel = compile_kernel(learner, args)
-    assert_equals_the_loop(kernel, learner, args)
+    assert_equals_the_loop(compile_kernel(learner, args), learner, args)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@on_gpu
 @pytest.mark.parametrize(
     ("name", "hidden"),
     [(GAMES[0], (128, 100)), *((name, (64, 64)) for name in GAMES)],
@@ -328,7 +326,7 @@ def test_games_on_a_gpu(
     assert_equals_the_loop(kernel, learner, args, tolerance, tolerance)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@on_gpu
 @pytest.mark.parametrize("name", CLASSIC)
 @pytest.mark.parametrize(("n_learners", "n_envs"), [(3, 4), (100, 4), (20, 40)])
 def test_learners_side_by_side_equal_the_loop_on_a_gpu(
@@ -336,8 +334,7 @@ def test_learners_side_by_side_equal_the_loop_on_a_gpu(
 ) -> None:
     learner, _ = make_learner(name, n_envs, 64, 64)
     args = arguments_of_many(learner, n_learners, "cuda")
-    kernel = compile_kernel(learner, args)
-    assert_equals_the_loop(kernel, learner, args)
+    assert_equals_the_loop(compile_kernel(learner, args), learner, args)
 
 
 def grid_world(n_envs: int, device: str = "cpu") -> tuple[Learner, Any]:
@@ -366,9 +363,8 @@ def test_a_world_that_is_read_by_indices() -> None:
     assert_equals_the_loop(kernel, learner, args)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@on_gpu
 @pytest.mark.parametrize("n_envs", [3, 300])
 def test_a_world_that_is_read_by_indices_on_a_gpu(n_envs: int) -> None:
     learner, args = grid_world(n_envs, "cuda")
-    kernel = compile_kernel(learner, args)
-    assert_equals_the_loop(kernel, learner, args)
+    assert_equals_the_loop(compile_kernel(learner, args), learner, args)

@@ -16,13 +16,6 @@ from funcppo.runtime.inductor.operators import (
 from tests.runtime.test_capture import devices
 
 
-def test_the_product_of_one_row_by_hand():
-    """(1, 2) by ((1, 10), (100, 1000)) is (201, 2010), on a CPU for any dimensions."""
-    a = torch.tensor([[[1.0, 2.0]]])
-    b = torch.tensor([[[1.0, 10.0], [100.0, 1000.0]]])
-    assert skinny_bmm(a, b).tolist() == [[[201.0, 2010.0]]]
-
-
 @devices
 @given(
     batch=st.sampled_from([1, 2, 128]),
