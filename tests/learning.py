@@ -22,6 +22,12 @@ DATA = Path(
     os.environ.get("FUNCPPO_DATA", Path(__file__).parents[1] / "../shared/data")
 )
 WORLD = NoWorld()
+on_gpu = pytest.mark.skipif(
+    not torch.cuda.is_available(), reason="no CUDA device"
+)
+devices = pytest.mark.parametrize(
+    "device", ["cpu", pytest.param("cuda", marks=on_gpu)]
+)
 # Of a learner of 4 environments.
 SMALL: dict[str, Any] = {
     "n_envs": 4,

@@ -10,66 +10,30 @@ from funcppo.core.types import TensorSpec
 
 
 def check_shapes_and_dtypes(
-    tree: tuple[Any, ...],
-    axis_sizes: dict[str, int] | None = None,
-    path: str = "",
+    record: tuple[Any, ...], sizes: dict[str, int] | None = None
 ) -> dict[str, int]:
-    """Check every annotated leaf of a NamedTuple, and of the NamedTuples in it, against its dtype and axes.
-
-    An axis name has one size in the whole tree. F32 admits float64, so that parity tests may run in it.
-
-    Args:
-      axis_sizes: sizes that are already fixed; extended in place.
-      path: name of the tree in error texts; by default its class.
-
-    Returns:
-      The size of each named axis, e.g. {"B": 128}.
-
-    Raises:
-      TypeError: names the field, its expected dtype and axes, and the dtype and shape that it has.
-    """
-    axis_sizes = {} if axis_sizes is None else axis_sizes
-    path = path or type(tree).__name__
-    for name, hint in get_type_hints(type(tree), include_extras=True).items():
-        value = getattr(tree, name)
-        field_path = f"{path}.{name}"
-        spec = _tensor_spec(hint)
-        if spec is not None and isinstance(value, torch.Tensor):
-            _check_leaf(value, spec, axis_sizes, field_path)
+    """Check each tensor of a NamedTuple, and of those in it; an axis name has one size in all. Return these sizes."""
+    sizes = {} if sizes is None else sizes
+    for name, hint in get_type_hints(type(record), include_extras=True).items():
+        value, where = getattr(record, name), f"{type(record).__name__}.{name}"
+        notes = [
+            note
+            for member in (hint, *get_args(hint))
+            for note in getattr(member, "__metadata__", ())
+            if isinstance(note, TensorSpec)
+        ]
+        if notes and isinstance(value, torch.Tensor):
+            axes, shape = notes[0].axes, tuple(value.shape)
+            if axes[:1] == ("...",):
+                axes = axes[1:]
+                shape = shape[len(shape) - len(axes) :]
+            assert value.dtype == notes[0].dtype, (where, value.dtype)
+            # The first tensor that has an axis fixes its size for all others.
+            expected = tuple(
+                int(axis) if axis.isdigit() else sizes.setdefault(axis, size)
+                for axis, size in zip(axes, shape, strict=True)
+            )
+            assert shape == expected, (where, axes, shape, expected)
         elif hasattr(value, "_fields"):
-            check_shapes_and_dtypes(value, axis_sizes, field_path)
-    return axis_sizes
-
-
-def _tensor_spec(hint: Any) -> TensorSpec | None:
-    """The spec that an annotation, or a member of a union, carries; None if it carries none."""
-    for member in (hint, *get_args(hint)):
-        for metadata in getattr(member, "__metadata__", ()):
-            if isinstance(metadata, TensorSpec):
-                return metadata
-    return None
-
-
-def _check_leaf(
-    value: torch.Tensor, spec: TensorSpec, axis_sizes: dict[str, int], path: str
-) -> None:
-    axes = spec.axes
-    shape = tuple(value.shape)
-    if axes and axes[0] == "...":
-        axes = axes[1:]
-        shape = shape[max(len(shape) - len(axes), 0) :]
-
-    # The first tensor that has an axis fixes its size for all others.
-    expected_shape = tuple(
-        int(axis) if axis.isdigit() else axis_sizes.setdefault(axis, size)
-        for axis, size in zip(axes, shape)
-    )
-    is_float64_for_float32 = (
-        spec.dtype == torch.float32 and value.dtype == torch.float64
-    )
-    dtype_fits = value.dtype == spec.dtype or is_float64_for_float32
-    if not dtype_fits or len(shape) != len(axes) or shape != expected_shape:
-        raise TypeError(
-            f"{path}: expected {spec.dtype} [{' '.join(spec.axes)}] with {axis_sizes}, "
-            f"got {value.dtype} {list(value.shape)}"
-        )
+            check_shapes_and_dtypes(value, sizes)
+    return sizes

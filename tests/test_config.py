@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import fields, replace
 from functools import partial, wraps
 
@@ -55,26 +54,14 @@ from tests.learning import (
         (lambda: PPOConfig(value_loss="bogus"), "value_loss: expected one of"),
         (lambda: PPOConfig(kl_stop="never"), "kl_stop: expected one of"),
         (lambda: PPOConfig(advantage_ddof=2), "advantage_ddof: expected one"),
-        (lambda: PPOConfig(advantage_ddof=True), "advantage_ddof: expected"),
         (lambda: PPOConfig(learning_rate=-1.0), "learning_rate: expected 0"),
-        (lambda: PPOConfig(learning_rate=math.nan), "learning_rate: expected"),
-        (lambda: PPOConfig(learning_rate="1"), "learning_rate: expected a num"),
         (lambda: PPOConfig(gamma=1.5), "gamma: expected 0 to 1, got 1.5"),
-        (lambda: PPOConfig(gae_lambda=math.nan), "gae_lambda: expected 0 to 1"),
         (lambda: PPOConfig(clip_eps=-0.1), "clip_eps: expected 0 or more"),
         (lambda: PPOConfig(max_grad_norm=0.0), "max_grad_norm: expected more"),
         (lambda: PPOConfig(target_kl=-1.0), "target_kl: expected more than 0"),
-        (lambda: PPOConfig(n_envs=2.0), "n_envs: expected an integer, got 2.0"),
-        (lambda: PPOConfig(n_steps=True), "n_steps: expected an integer"),
-        (
-            lambda: PPOConfig(half_value_loss=1),
-            "half_value_loss: expected true",
-        ),
-        (lambda: PPOConfig(adam=None), "adam: expected an AdamConfig"),
         (lambda: AdamConfig(b1=1.0), "b1: expected 0 to below 1, got 1.0"),
         (lambda: AdamConfig(eps=-1e-5), "eps: expected 0 or more"),
         (lambda: Schedule(kind="bogus"), "kind: expected one of"),
-        (lambda: Schedule(warmup_updates=1.5), "warmup_updates: expected an"),
         (lambda: Schedule(end_factor=-1), "end_factor: expected 0 or more"),
     ],
 )

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from tests.cli.runner import SMALL, funcppo
-from tests.runtime.test_capture import on_gpu
+from tests.learning import on_gpu
 
 pytestmark = on_gpu
 FAMILY = "family_tree:40:0"

@@ -15,8 +15,7 @@ from funcppo import train_step
 from funcppo.envs import wrappers
 from funcppo.envs.gymnasium_bridge import check_environment
 from funcppo.runtime.reasons import ReasonCode
-from tests.learning import assert_trees_equal, one_thread
-from tests.runtime.test_capture import on_gpu
+from tests.learning import assert_trees_equal, on_gpu, one_thread
 
 pytestmark = pytest.mark.usefixtures(one_thread.__name__)
 
@@ -567,11 +566,6 @@ def test_what_breaks_the_interface_is_named_in_one_line(name):
     ) as error:
         check_environment("it", make_env)
     assert "\n" not in str(error.value)
-
-
-def test_gymnasiums_own_environments_keep_it():
-    for name in ("FrozenLake-v1", "CartPole-v1", "Pendulum-v1"):
-        check_environment(name, lambda name=name: gym.make(name))
 
 
 # Through the bridge

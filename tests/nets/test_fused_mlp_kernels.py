@@ -27,35 +27,15 @@ SIZES = [
 ]
 
 
-class NumpyKernel:
-    """Launches a kernel's code on numpy, as Triton launches it on a GPU."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def __getitem__(self, grid: tuple[int, ...]) -> Any:
-        """The function that launches so many programs."""
-
-        def launch(*args: Any, **constants: Any) -> None:
-            values = [
-                numpy_triton.pointer(x) if isinstance(x, torch.Tensor) else x
-                for x in args
-            ]
-            for name in ("num_warps", "num_stages", "maxnreg"):
-                constants.pop(name, None)
-            source = SOURCE.read_text()
-            numpy_triton.run(source, self.name, grid, *values, **constants)
-
-        return launch
-
-
 @pytest.fixture
 def on_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernels run on numpy."""
+    source = SOURCE.read_text()
     kernels = SimpleNamespace(
-        forward_kernel=NumpyKernel("forward_kernel"),
-        backward_kernel=NumpyKernel("backward_kernel"),
-        value_kernel=NumpyKernel("value_kernel"),
+        **{
+            name: numpy_triton.Kernel(source, name)
+            for name in ("forward_kernel", "backward_kernel", "value_kernel")
+        }
     )
     monkeypatch.setattr(nets, "fused_mlp_kernels", kernels, raising=False)
     monkeypatch.setattr(

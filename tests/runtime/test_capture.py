@@ -41,19 +41,16 @@ from funcppo.runtime.compile import (
 )
 from funcppo.runtime.monitor import Monitor
 from funcppo.train_step import EAGER_PARTS, collect, init, train_step
-from tests.learning import SMALL, WORLD, assert_trees_equal, cartpole_config
+from tests.learning import (
+    SMALL,
+    WORLD,
+    assert_trees_equal,
+    cartpole_config,
+    devices,
+    on_gpu,
+)
 
 HAS_GPU = torch.cuda.is_available()
-GPU = pytest.param(
-    "cuda",
-    marks=pytest.mark.skipif(
-        not HAS_GPU, reason="no GPU: a CUDA graph cannot be recorded"
-    ),
-)
-on_gpu = pytest.mark.skipif(
-    not HAS_GPU, reason="no GPU: a CUDA graph cannot be recorded"
-)
-devices = pytest.mark.parametrize("device", ["cpu", GPU])
 
 
 class Pair(NamedTuple):

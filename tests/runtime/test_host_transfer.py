@@ -17,7 +17,7 @@ from funcppo.runtime.memory import (
     to_device,
     to_host,
 )
-from tests.runtime.test_capture import devices, on_gpu
+from tests.learning import devices, on_gpu
 
 
 @devices

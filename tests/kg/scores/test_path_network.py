@@ -15,7 +15,7 @@ from funcppo.kg.logic.derive import make_label
 from funcppo.kg.logic.kb import HEAD, TAIL
 from funcppo.kg.scores import evidence, path_network
 from funcppo.kg.scores.path_network import NetworkConfig, Questions
-from tests.runtime.test_capture import on_gpu
+from tests.learning import on_gpu
 
 PARENT, GRANDPARENT = 1, 2
 CFG = NetworkConfig(n_entities=9, n_labels=6, width=8, n_layers=3)

@@ -19,7 +19,7 @@ from tests.kg.search.small_tasks import (
     small_problem,
     small_task,
 )
-from tests.runtime.test_capture import on_gpu
+from tests.learning import on_gpu
 
 
 def test_the_entropy_bonus_is_the_negative_kl_to_the_prior():

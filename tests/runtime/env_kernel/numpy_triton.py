@@ -189,3 +189,23 @@ def run(
     with np.errstate(all="ignore"):
         for program in np.ndindex(*grid):  # noqa: B007  (read by program_id)
             names[kernel](*args, **kwargs)
+
+
+class Kernel:
+    """Launches a kernel's code on numpy, as Triton launches it on a GPU."""
+
+    def __init__(self, source: str, name: str) -> None:
+        self.source, self.name = source, name
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
+        """The function that launches so many programs."""
+
+        def launch(*args: Any, **constants: Any) -> None:
+            values = [
+                pointer(x) if isinstance(x, torch.Tensor) else x for x in args
+            ]
+            for name in ("num_warps", "num_stages", "maxnreg"):
+                constants.pop(name, None)
+            run(self.source, self.name, grid, *values, **constants)
+
+        return launch

@@ -19,8 +19,8 @@ from funcppo.runtime.env_kernel.rollout import (
     StepArguments,
 )
 from funcppo.runtime.env_kernel.writer import UnsupportedError
+from tests.learning import on_gpu
 from tests.runtime.env_kernel import numpy_triton
-from tests.runtime.test_capture import on_gpu
 
 N_STEPS = 5
 CLASSIC = (
@@ -39,25 +39,6 @@ GAMES = (
     "MinAtar/Asterix-v1",
     "MinAtar/Freeway-v1",
 )
-
-
-class NumpyKernel:
-    """Launches a kernel's code on numpy, as Triton launches it on a GPU."""
-
-    def __init__(self, source: str) -> None:
-        self.source = source
-
-    def __getitem__(self, grid: tuple[int, ...]) -> Any:
-        """The function that launches so many blocks."""
-
-        def launch(*args: Any, R: int, **_: Any) -> None:
-            values = [
-                numpy_triton.pointer(x) if isinstance(x, torch.Tensor) else x
-                for x in args
-            ]
-            numpy_triton.run(self.source, "rollout_kernel", grid, *values, R=R)
-
-        return launch
 
 
 def make_learner(
@@ -142,7 +123,7 @@ def on_numpy(
         step, learner.cfg, first_step(args)
     )
     kernel._values = values
-    kernel._kernel = NumpyKernel(kernel.code.source)
+    kernel._kernel = numpy_triton.Kernel(kernel.code.source, "rollout_kernel")
     return kernel
 
 

@@ -13,7 +13,7 @@ from funcppo.runtime.inductor.operators import (
     stable_argsort,
     supports_skinny_bmm,
 )
-from tests.runtime.test_capture import devices
+from tests.learning import devices
 
 
 @devices

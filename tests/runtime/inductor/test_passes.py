@@ -20,7 +20,7 @@ from funcppo.runtime.inductor.passes import (
     MatmulPass,
     RewriteThresholds,
 )
-from tests.runtime.test_capture import devices
+from tests.learning import devices
 
 THRESHOLDS = RewriteThresholds(
     mul_sum_max_macs=100,
