@@ -38,15 +38,6 @@ SMALL: dict[str, Any] = {
 }
 
 
-@pytest.fixture
-def one_thread() -> Any:
-    """Small tensors: a second thread costs more than it brings."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def oracle(name: str) -> dict[str, np.ndarray]:
     """A file of recorded numbers; skips the test where it is absent."""
     path = DATA / "oracles" / name

@@ -21,11 +21,8 @@ from tests.learning import (
     assert_trees_equal,
     cartpole_config,
     double,
-    one_thread,
     pendulum_config,
 )
-
-pytestmark = pytest.mark.usefixtures(one_thread.__name__)
 
 # Each example is a whole update.
 few = settings(max_examples=20, suppress_health_check=[HealthCheck.too_slow])

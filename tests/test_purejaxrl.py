@@ -19,9 +19,7 @@ from funcppo.nets import networks
 from funcppo.nets.networks import Dense
 from funcppo.rollout import sample_random_inputs
 from funcppo.train_step import EAGER_PARTS, UpdateRandomness, init, train_step
-from tests.learning import WORLD, cartpole_config, one_thread, oracle
-
-pytestmark = pytest.mark.usefixtures(one_thread.__name__)
+from tests.learning import WORLD, cartpole_config, oracle
 
 PARTS = ("sample_randomness", "rollout_step", "build_batch", "minibatch_step")
 

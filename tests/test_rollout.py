@@ -21,11 +21,8 @@ from tests.learning import (
     WORLD,
     assert_trees_equal,
     cartpole_config,
-    one_thread,
     pendulum_config,
 )
-
-pytestmark = pytest.mark.usefixtures(one_thread.__name__)
 
 CONFIGS = {
     "cartpole": cartpole_config(max_steps=9),

@@ -7,7 +7,6 @@ import textwrap
 from pathlib import Path
 
 import numpy as np
-import pytest
 import torch
 
 import funcppo as fp
@@ -16,9 +15,7 @@ from funcppo.core import tree
 from funcppo.envs import wrappers
 from funcppo.runtime import distributed
 from tests.cli.processes import run_processes
-from tests.learning import assert_trees_equal, one_thread
-
-pytestmark = pytest.mark.usefixtures(one_thread.__name__)
+from tests.learning import assert_trees_equal
 
 DOCS = Path(__file__).parents[1] / "docs"
 ENV = wrappers.normalize_reward(

@@ -23,15 +23,12 @@ from tests.learning import (
     assert_trees_equal,
     cartpole_config,
     double,
-    one_thread,
     pendulum_config,
 )
 
 SMALL = learning.SMALL | {"n_envs": 8, "learning_rate": 1e-2}
 # episodes short enough that some end in a rollout
 sharded = partial(cartpole_config, max_steps=5, **SMALL)
-
-pytestmark = pytest.mark.usefixtures(one_thread.__name__)
 
 
 def moments(values):

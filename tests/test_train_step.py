@@ -28,14 +28,10 @@ from tests.learning import (
     assert_trees_equal,
     cartpole_config,
     double,
-    one_thread,
     pendulum_config,
 )
 
 SMALL = learning.SMALL | {"n_epochs": 3, "learning_rate": 1e-2}
-
-
-pytestmark = pytest.mark.usefixtures(one_thread.__name__)
 
 
 def acted(cfg, state):

@@ -19,9 +19,7 @@ from funcppo.trainer import (
     init_many,
     saved_update,
 )
-from tests.learning import assert_trees_equal, one_thread
-
-pytestmark = pytest.mark.usefixtures(one_thread.__name__)
+from tests.learning import assert_trees_equal
 
 ENV = wrappers.normalize_reward(
     wrappers.normalize_observation(fp.envs.cartpole(max_steps=20))

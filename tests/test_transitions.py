@@ -32,12 +32,9 @@ from tests.learning import (
     assert_trees_equal,
     cartpole_config,
     compiled,
-    one_thread,
     pendulum_config,
 )
 from tests.shapes import check_shapes_and_dtypes
-
-pytestmark = pytest.mark.usefixtures(one_thread.__name__)
 
 CARTPOLE, PENDULUM = (
     cartpole_config(max_steps=5, **SMALL),

@@ -9,9 +9,6 @@ import torch
 
 import funcppo as fp
 from funcppo.envs import ENVIRONMENTS, wrappers
-from tests.learning import one_thread
-
-pytestmark = pytest.mark.usefixtures(one_thread.__name__)
 
 
 class State(NamedTuple):

@@ -22,9 +22,7 @@ from funcppo.envs.classic import (
     ReacherState,
 )
 from funcppo.envs.wrappers import restart, sample_reset, step_with_autoreset
-from tests.learning import WORLD, assert_trees_equal, one_thread
-
-pytestmark = pytest.mark.usefixtures(one_thread.__name__)
+from tests.learning import WORLD, assert_trees_equal
 
 BY_GYMNASIUM = {
     "CartPole-v1": classic.cartpole,

@@ -15,9 +15,7 @@ from funcppo import train_step
 from funcppo.envs import wrappers
 from funcppo.envs.gymnasium_bridge import check_environment
 from funcppo.runtime.reasons import ReasonCode
-from tests.learning import assert_trees_equal, on_gpu, one_thread
-
-pytestmark = pytest.mark.usefixtures(one_thread.__name__)
+from tests.learning import assert_trees_equal, on_gpu
 
 SMALL = {"n_steps": 8, "n_epochs": 2, "n_minibatches": 2, "n_updates": 4}
 NETWORK = fp.nets.mlp(8)

@@ -18,7 +18,6 @@ from funcppo.envs.minatar import (
 )
 from funcppo.envs.minatar import SeaquestState as EnvState
 from funcppo.envs.minatar import SeaquestTimers as Timers
-from tests.learning import one_thread
 
 LETTERS = "nlurdf"
 
@@ -411,8 +410,6 @@ def test_the_next_wave_is_faster_as_in_the_reference():
     )  # fmt: skip
     assert reward > 1  # shots at the second wave hit
 
-
-pytestmark = pytest.mark.usefixtures(one_thread.__name__)
 
 SEAQUEST = minatar.seaquest(sticky_probability=0.0)
 NOTHING, LEFT, UP, RIGHT, DOWN, FIRE = range(6)

@@ -15,9 +15,7 @@ import funcppo as fp
 from funcppo import rollout, train_step
 from funcppo.core import random, tree
 from funcppo.envs import wrappers
-from tests.learning import WORLD, one_thread
-
-pytestmark = pytest.mark.usefixtures(one_thread.__name__)
+from tests.learning import WORLD
 
 CARTPOLE = fp.envs.cartpole(max_steps=12)
 
