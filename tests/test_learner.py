@@ -54,24 +54,6 @@ def test_a_learner_is_the_full_form(env, cfg):
     )
 
 
-def test_an_agent_may_be_handed_in_and_so_may_a_world():
-    class Gain(NamedTuple):
-        gain: Tensor
-
-    seen = []
-    env = fp.envs.cartpole()
-    observe = lambda cfg, world, state: (
-        seen.append(world) or world.gain * state.motion
-    )
-    learner = small(
-        replace(env, observe=observe),
-        cartpole_config().agent,
-        world=Gain(torch.tensor(0.0)),
-    )
-    learner.step(learner.init(KEY))
-    assert seen and all(isinstance(world, Gain) for world in seen)
-
-
 @pytest.mark.parametrize(
     ("arguments", "error", "text"),
     [

@@ -80,6 +80,14 @@ def assert_plays_alike(
     return t, rewards
 
 
+def scalar(value):
+    return torch.tensor([value])
+
+
+def number(value):
+    return torch.tensor([int(value)])
+
+
 def whole(state):
     return state
 
@@ -186,9 +194,6 @@ def place_asterix(env, draws):
 
 
 def asterix_state(env):
-    def scalar(value):
-        return torch.tensor([value])
-
     rows = [
         (x is not None, *((x[0], x[2], x[3]) if x else (0, False, False)))
         for x in env.entities
@@ -243,9 +248,6 @@ def place_breakout(env, draws):
 
 
 def breakout_state(env):
-    def scalar(value):
-        return torch.tensor([value])
-
     return minatar.BreakoutState(
         ball_y=scalar(env.ball_y),
         ball_x=scalar(env.ball_x),
@@ -286,20 +288,17 @@ def place_freeway(env, draws):
 
 
 def freeway_state(env):
-    def scalar(value):
-        return torch.tensor([int(value)])
-
     x, _, timer, speed = (
         torch.tensor([[int(value) for value in column]])
         for column in zip(*env.cars)
     )
     return minatar.FreewayState(
-        position=scalar(env.pos),
+        position=number(env.pos),
         car_x=x,
         car_timer=timer,
         car_speed=speed,
-        move_timer=scalar(env.move_timer),
-        time_left=scalar(env.terminate_timer),
+        move_timer=number(env.move_timer),
+        time_left=number(env.terminate_timer),
         terminal=torch.tensor([env.terminal]),
     )
 
@@ -332,22 +331,19 @@ def place_invaders(env, draws):
 
 
 def invaders_state(env):
-    def scalar(value):
-        return torch.tensor([int(value)])
-
     def cells(values):
         return torch.from_numpy(values == 1).unsqueeze(0)
 
     return minatar.SpaceInvadersState(
-        position=scalar(env.pos),
+        position=number(env.pos),
         bullets=cells(env.f_bullet_map),
         alien_bullets=cells(env.e_bullet_map),
         aliens=cells(env.alien_map),
-        direction=scalar(env.alien_dir),
-        move_interval=scalar(env.enemy_move_interval),
-        move_timer=scalar(env.alien_move_timer),
-        alien_shot_timer=scalar(env.alien_shot_timer),
-        shot_timer=scalar(env.shot_timer),
+        direction=number(env.alien_dir),
+        move_interval=number(env.enemy_move_interval),
+        move_timer=number(env.alien_move_timer),
+        alien_shot_timer=number(env.alien_shot_timer),
+        shot_timer=number(env.shot_timer),
         terminal=torch.tensor([env.terminal]),
     )
 
@@ -447,9 +443,6 @@ def swimmers(rows, n):
 def sea_of(env):
     """The state of the reference."""
 
-    def scalar(value):
-        return torch.tensor([int(value)])
-
     enemies = [*env.e_fish, *env.e_subs]
     n_fish = len(env.e_fish)
     index = torch.arange(minatar.N_ENEMIES).unsqueeze(0)
@@ -465,13 +458,13 @@ def sea_of(env):
     left_and_right = torch.from_numpy(flying).unsqueeze(1)
     return EnvState(
         player=Player(
-            x=scalar(env.sub_x),
-            y=scalar(env.sub_y),
-            faces_right=scalar(env.sub_or) == 1,
-            oxygen=scalar(env.oxygen),
-            n_divers=scalar(env.diver_count),
-            is_up=scalar(env.surface) == 1,
-            shot_timer=scalar(env.shot_timer),
+            x=number(env.sub_x),
+            y=number(env.sub_y),
+            faces_right=number(env.sub_or) == 1,
+            oxygen=number(env.oxygen),
+            n_divers=number(env.diver_count),
+            is_up=number(env.surface) == 1,
+            shot_timer=number(env.shot_timer),
         ),
         bullets=Bullets(exists, x, y, right == 1),
         enemies=Enemies(
@@ -482,13 +475,13 @@ def sea_of(env):
         divers=swimmers(env.divers, minatar.N_DIVERS),
         timers=Timers(
             time=torch.tensor([1000]),
-            enemy_spawn_speed=scalar(env.e_spawn_speed),
-            enemy_spawn=scalar(env.e_spawn_timer),
-            diver_spawn=scalar(env.d_spawn_timer),
-            move_speed=scalar(env.move_speed),
-            n_ramps=scalar(env.ramp_index),
+            enemy_spawn_speed=number(env.e_spawn_speed),
+            enemy_spawn=number(env.e_spawn_timer),
+            diver_spawn=number(env.d_spawn_timer),
+            move_speed=number(env.move_speed),
+            n_ramps=number(env.ramp_index),
         ),
-        terminal=scalar(env.terminal) == 1,
+        terminal=number(env.terminal) == 1,
     )
 
 

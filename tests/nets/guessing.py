@@ -22,6 +22,8 @@ def reset(cfg: Any, world: Any, key: Any) -> State:
 
 def observe(cfg: Any, world: Any, state: State) -> Any:
     features = state.sign.unsqueeze(-1)
+    if cfg == "image":
+        return features[:, None, None].expand(-1, 2, 3, 1)
     if cfg != "masked":
         return features
     first = state.sign > 0
@@ -58,6 +60,12 @@ SPECS = {
     ),
     "several": fp.EnvironmentSpec(
         observation_size=1, action_size=6, action_sizes=(4, 2)
+    ),
+    "image": fp.EnvironmentSpec(
+        observation_size=6,
+        observation_shape=(2, 3, 1),
+        action_size=6,
+        action_sizes=(4, 2),
     ),
     "masked": fp.EnvironmentSpec(
         observation_size=1, action_size=6, action_sizes=(4, 2)

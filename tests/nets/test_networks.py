@@ -26,7 +26,6 @@ from funcppo.nets.networks import (
 from funcppo.rollout import rollout_keys
 from funcppo.train_step import EAGER_PARTS, collect, train_step, vmap_parts
 from tests.learning import WORLD, assert_trees_equal, compiled, double
-from tests.nets.bars import BARS
 from tests.nets.guessing import SPECS, guessing, mean_reward
 
 MLP_CFG = networks.MLPConfig(n_obs=3, n_actions=2, hidden=(8, 5))
@@ -432,7 +431,10 @@ LEARNERS = {
         guessing("continuous"),
         fp.nets.gsde(4, noise_steps=2, orthogonal=False),
     ),
-    "images and gru": (BARS, fp.nets.cnn((2, 2, 1), then=fp.nets.gru(4))),
+    "images and gru": (
+        guessing("image"),
+        fp.nets.cnn((2, 2, 1), then=fp.nets.gru(4)),
+    ),
 }
 
 
