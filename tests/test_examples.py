@@ -113,36 +113,20 @@ def test_your_own_mask_keeps_actions_from_the_wall():
     assert isinstance(output, fp.PolicyValue)
 
 
+def blocks_of(name):
+    """The code of a page."""
+    page = (FOLDER.parent / "docs" / name).read_text()
+    blocks = re.findall(r"(?:^ {4}.*\n|^\n(?= {4}))+", page, re.MULTILINE)
+    return [textwrap.dedent(block) for block in blocks]
+
+
 def test_the_code_of_the_guide_runs_and_a_state_that_it_saves_is_the_one_it_loads(
     tmp_path, monkeypatch
 ):
     """Every block of docs/rl.md, in order; compiled by the backend that compiles nothing."""
     monkeypatch.chdir(tmp_path)
-    page = (FOLDER.parent / "docs" / "rl.md").read_text()
-    blocks = re.findall(r"(?:^ {4}.*\n|^\n(?= {4}))+", page, re.MULTILINE)
-    code = [textwrap.dedent(block) for block in blocks]
-    assert [
-        next(
-            name
-            for name, sign in (
-                ("wrap", "wrappers ="),
-                ("networks", "fp.nets.cnn("),
-                ("exploration", "fp.nets.gsde("),
-                ("memory", "fp.envs.recall(n_steps"),
-                ("train", "fp.train("),
-                ("save", "np.savez"),
-                ("export", "torch.export.save"),
-                ("gymnasium", "fp.envs.gymnasium"),
-                ("ppo", "fp.compile"),
-            )
-            if sign in block
-        )
-        for block in code
-    ] == [
-        *("ppo", "gymnasium", "wrap", "networks", "exploration"),
-        *("memory", "train", "save", "export"),
-    ]
-    *first, saving, exporting = code
+    *first, saving, exporting = blocks_of("rl.md")
+    assert len(first) == 7 and "np.savez" in saving
     names = {}
     for block in first:
         block = re.sub(
@@ -162,11 +146,7 @@ def test_the_code_of_the_guide_runs_and_a_state_that_it_saves_is_the_one_it_load
 
 def run_page(name):
     """The names that the blocks of a page define, in its order and without the signatures."""
-    page = (FOLDER.parent / "docs" / name).read_text()
-    blocks = re.findall(r"(?:^ {4}.*\n|^\n(?= {4}))+", page, re.MULTILINE)
-    code = "\n".join(
-        textwrap.dedent(block) for block in blocks if "  ->" not in block
-    )
+    code = "\n".join(x for x in blocks_of(name) if "  ->" not in x)
     names = {"__name__": "docs"}
     exec(compile(code, name, "exec", dont_inherit=True), names)
     return names
