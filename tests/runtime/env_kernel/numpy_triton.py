@@ -204,7 +204,7 @@ class Kernel:
             values = [
                 pointer(x) if isinstance(x, torch.Tensor) else x for x in args
             ]
-            for name in ("num_warps", "num_stages", "maxnreg"):
+            for name in ("num_warps", "num_stages", "maxnreg", "debug"):
                 constants.pop(name, None)
             run(self.source, self.name, grid, *values, **constants)
 
