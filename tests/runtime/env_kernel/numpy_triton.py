@@ -191,6 +191,10 @@ def run(
             names[kernel](*args, **kwargs)
 
 
+# options of a launch that say nothing to numpy
+OF_TRITON = ("num_warps", "num_stages", "maxnreg", "debug", "sanitize_overflow")
+
+
 class Kernel:
     """Launches a kernel's code on numpy, as Triton launches it on a GPU."""
 
@@ -204,7 +208,7 @@ class Kernel:
             values = [
                 pointer(x) if isinstance(x, torch.Tensor) else x for x in args
             ]
-            for name in ("num_warps", "num_stages", "maxnreg", "debug"):
+            for name in OF_TRITON:
                 constants.pop(name, None)
             run(self.source, self.name, grid, *values, **constants)
 
