@@ -24,7 +24,7 @@ leading axis B, one row for each environment. Shapes and dtypes stay the same fr
 
 An environment's `key` is `I64[Tensor, "B 2"]`, one key for each row, so that a row depends on its own key alone. Rows
 are independent. A row that has finished stays as it is: reward 0, the same state, the same flags. Nothing resets
-itself; rollouts do that (`envs.base.step_with_autoreset`).
+itself; rollouts do that (`envs.wrappers.step_with_autoreset`).
 
 All parameters of these functions are positional, so that an implementation names them freely.
 

@@ -283,7 +283,7 @@ class RandomInputs(NamedTuple, Generic[ResetSample]):
 
     action_key: I64[Tensor, "... 2"]
     step_key: I64[Tensor, "... B 2"]
-    # what each row resets from, if it does: of `envs.base.sample_reset`
+    # what each row resets from, if it does: of `envs.wrappers.sample_reset`
     reset_sample: ResetSample
 
 

@@ -88,7 +88,7 @@ def _int_constant(value: int) -> int:
 
 
 # The rounds are one operator: their 150 operations would be most of what a compiler has to read.
-# `runtime/inductor/passes.py` writes them out. The operator is declared by hand because
+# `runtime/inductor.py` writes them out. The operator is declared by hand because
 # `torch.library.custom_op` imports Dynamo at the first draw: seconds that an eager run can spare.
 _LIBRARY = torch.library.Library("funcppo", "DEF")
 _LIBRARY.define(

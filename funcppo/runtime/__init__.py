@@ -6,16 +6,16 @@ The runtime receives the functions of a training step as arguments. From this pa
     compile.py           `select_strategy` compiles a training step, `compile_function` one function; both compare
     cache.py             compiled functions on disk, found again by later processes
     capture.py           a step over static buffers, or a function that is called again and again, as a CUDA graph
-    host_transfer.py     copies between host and GPU that overlap with computation
     monitor.py           counts of compilations and recordings, times, and one warning when they repeat
-    memory.py            memory in use on a device
+    memory.py            memory in use on a device; copies between host and GPU that overlap with computation
     distributed.py       the processes that torchrun started: agreement, tasks, results in order, collectives
     reasons.py           codes of why something is not as fast as it may be
-    inductor/            operators, graph rewrites and lowerings that Inductor uses
+    operators.py         operators of this package in graphs of PyTorch, and triton_kernels.py their kernels
+    inductor.py          graph rewrites and lowerings that Inductor uses
     env_kernel/          the rollout of an environment and a network as one Triton kernel
 
 Tensors are overwritten in this folder only, and in five places of it. `capture.py` copies the new state of a step over
-its buffers, and writes the outputs of a loop body into their rows of the stacked result. `host_transfer.py`
+its buffers, and writes the outputs of a loop body into their rows of the stacked result. `memory.py`
 fills staging buffers and pinned memory. `compile.fused_adam` updates copies of its arguments, and `distributed.py`
 receives into copies. All other functions return new tensors, and no function writes to a tensor that a caller passes
 in.

@@ -30,7 +30,10 @@ from torch.optim.adam import adam
 
 from funcppo.core import tree
 from funcppo.core.settings import FieldError
-from funcppo.runtime import cache
+from funcppo.runtime import (
+    cache,
+    operators,  # noqa: F401  # registers them
+)
 from funcppo.runtime.cache import CompiledFunction
 from funcppo.runtime.capture import (
     CapturedStep,
@@ -44,7 +47,6 @@ from funcppo.runtime.distributed import (
     attempt_together,
     backend_options,
 )
-from funcppo.runtime.inductor import operators  # noqa: F401  # registers them
 from funcppo.runtime.reasons import ReasonCode, error_line, failure_code
 
 # from the fastest to the most robust
@@ -148,7 +150,7 @@ def compile_function(
 
     Args:
       fn: a pure function of trees of tensors and frozen settings, called with positional arguments only.
-      backend: a backend of `torch.compile`; only Inductor rewrites matrix products (`inductor/passes.py`), only its
+      backend: a backend of `torch.compile`; only Inductor rewrites matrix products (`inductor.py`), only its
         code is saved for later processes, and only it records CUDA graphs where `cudagraph_trees_only` asks for them.
       **inductor_options: further options of Inductor.
     """
@@ -177,7 +179,7 @@ def load_passes() -> dict[str, Any]:
 
     The import takes seconds and 75 MB, which a process that compiles nothing does without.
     """
-    from funcppo.runtime.inductor.passes import MatmulPass
+    from funcppo.runtime.inductor import MatmulPass
 
     return {"post_grad_custom_pre_pass": MatmulPass()}
 

@@ -703,7 +703,7 @@ def _sum_parts_on_gpu(
     """Sum the products of each part, or its consecutive rows of `left` if `right` is None."""
     import triton.language as tl  # pyright: ignore[reportMissingImports]
 
-    from funcppo.kg.scores.message_kernel import sum_products_kernel
+    from funcppo.runtime.triton_kernels import sum_products_kernel
 
     is_double = left.dtype == torch.float64
     n_parts, width = len(offsets) - 1, left.shape[1]

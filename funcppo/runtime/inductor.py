@@ -45,7 +45,7 @@ from torch._inductor.lowering import register_lowering
 from torch._inductor.virtualized import ops
 
 from funcppo.core import random
-from funcppo.runtime.inductor import operators
+from funcppo.runtime import operators
 
 aten = torch.ops.aten
 

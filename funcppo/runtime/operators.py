@@ -46,7 +46,7 @@ def _skinny_bmm(a: Tensor, b: Tensor) -> Tensor:
     if not a.is_cuda:
         return torch.bmm(a, b)
     # Triton comes with CUDA builds only.
-    from funcppo.runtime.inductor.triton_kernels import skinny_bmm_kernel
+    from funcppo.runtime.triton_kernels import skinny_bmm_kernel
 
     batch_size, m, _ = a.shape
     _, k, n = b.shape

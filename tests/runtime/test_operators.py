@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from funcppo.core import random
-from funcppo.runtime.inductor.operators import (
+from funcppo.runtime.operators import (
     skinny_bmm,
     stable_argsort,
     supports_skinny_bmm,

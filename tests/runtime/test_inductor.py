@@ -13,9 +13,9 @@ from torch._inductor.utils import run_and_get_code
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from funcppo.core import random
+from funcppo.runtime import inductor
 from funcppo.runtime.compile import compile_function
-from funcppo.runtime.inductor import passes
-from funcppo.runtime.inductor.passes import (
+from funcppo.runtime.inductor import (
     MIN_WORDS_TO_REALIZE,
     MatmulPass,
     RewriteThresholds,
@@ -210,7 +210,7 @@ def test_a_product_that_cannot_be_rewritten_stays(monkeypatch):
     def refuses(*_):
         raise KeyError("val")
 
-    monkeypatch.setattr(passes, "_mul_sum", refuses)
+    monkeypatch.setattr(inductor, "_mul_sum", refuses)
     a, b = normal(0, 2, 4), normal(1, 4, 5)
     with pytest.warns(UserWarning, match="is not rewritten"):
         graph = rewritten(a, b)

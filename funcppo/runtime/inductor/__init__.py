@@ -1,1 +1,0 @@
-"""Extensions of Inductor: a graph pass on matrix products, Triton kernels, and the lowering of the random bits."""
