@@ -307,7 +307,7 @@ def _print_summary(
 ) -> None:
     """Print the number of rules of each kind, and the first rules with support, body pairs and confidence."""
     from funcppo.kg.graph.rules import format_rule
-    from funcppo.kg.ranking import calibration
+    from funcppo.kg.ranking import evaluate
 
     rules, counts, result = mined
     if not len(rules.rules):
@@ -336,7 +336,7 @@ def _print_summary(
         support = counts.support[i]
         body_pairs = counts.body_pairs[i]
         confidence = support / max(body_pairs, 1)
-        low, high = calibration.wilson(support, body_pairs)
+        low, high = evaluate.wilson(support, body_pairs)
         rule = format_rule(rules, rules.rules[i])
         console.print(
             f"{support:8.0f} of {body_pairs:8.0f}  {confidence:.3f} ({low:.2f} to {high:.2f})  {rule}"

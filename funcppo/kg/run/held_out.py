@@ -18,8 +18,8 @@ from funcppo.core.host import NO_DEADLINE, Deadline
 from funcppo.core.settings import is_cuda
 from funcppo.core.types import F64
 from funcppo.kg.logic import kb as kbase
-from funcppo.kg.ranking import calibration, rank_metrics, ranking, scoring
-from funcppo.kg.ranking.calibration import Bins
+from funcppo.kg.ranking import evaluate, rank_metrics, ranking, scoring
+from funcppo.kg.ranking.evaluate import Bins
 from funcppo.kg.ranking.ranking import (
     RankedRows,
     Ranking,
@@ -371,7 +371,7 @@ def metrics_within(
             for name, of_name in parts.items()
         },
         start,
-        {state: calibration.add_bins(of) for state, of in bins.items()},
+        {state: evaluate.add_bins(of) for state, of in bins.items()},
     )
 
 
@@ -427,7 +427,7 @@ def _summarise_sample(
     n = len(rank)
     if 1 < n < n_all:
         error = float(rank.std()) * ((1 - n / n_all) / n) ** 0.5
-        half, mean = calibration.NORMAL_95 * error, float(rank.mean())
+        half, mean = evaluate.NORMAL_95 * error, float(rank.mean())
         metrics["mrr_interval"] = [mean - half, mean + half]
     return metrics
 
@@ -478,7 +478,7 @@ def policy_bins(
       temperature: of the trained policy; None for none.
     """
     among = run.score == EVIDENCE_SCORE
-    count = partial(calibration.bin_ranking, ranked, among_candidates=among)
+    count = partial(evaluate.bin_ranking, ranked, among_candidates=among)
     first, *_, last = policies(run)
     if name == first:
         return {UNTRAINED: count()}
@@ -504,7 +504,7 @@ def calibrate(
         trained = rank_valid(run, best, report)
     except TimeOver:
         return None, {}
-    temperature = calibration.choose_temperature(
+    temperature = evaluate.choose_temperature(
         trained, among_candidates=run.score == EVIDENCE_SCORE
     )
     before = policy_bins(run, first, untrained, None)

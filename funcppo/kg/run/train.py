@@ -54,7 +54,7 @@ from funcppo.kg.config import (
 from funcppo.kg.graph import loaders
 from funcppo.kg.graph.dataset import Dataset
 from funcppo.kg.logic.joins import RowBudgetExceeded
-from funcppo.kg.ranking import calibration, ranking
+from funcppo.kg.ranking import evaluate, ranking
 from funcppo.kg.run import budget, choices, fit, held_out, rule_files
 from funcppo.kg.run.budget import Choice, RunTime
 from funcppo.kg.run.choices import (
@@ -1147,9 +1147,9 @@ def _note_end(run: Run, run_time: RunTime, temperature: float | None) -> None:
         )
 
 
-def _bins_to_json(bins: Mapping[str, calibration.Bins]) -> Json:
+def _bins_to_json(bins: Mapping[str, evaluate.Bins]) -> Json:
     """Return each policy state's bins of candidates by probability as JSON values."""
-    return {state: calibration.to_json(of) for state, of in bins.items()}
+    return {state: evaluate.bins_to_json(of) for state, of in bins.items()}
 
 
 def default_row(run: Run) -> str:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from funcppo.core.types import F64
-from funcppo.kg.ranking import calibration
+from funcppo.kg.ranking import evaluate
 from funcppo.kg.run.held_out import TEMPERED, TRAINED, UNTRAINED
 from funcppo.kg.show import names as show_names
 from funcppo.kg.show.measure import (
@@ -262,11 +262,11 @@ def _reliability_of(runs: Runs, state: str) -> Table:
         frequency, probability = n_right / n, sums / n
     if len(runs) == 1:
         # an interval of 95 %
-        low, high = calibration.wilson(n_right[0], n[0])
+        low, high = evaluate.wilson(n_right[0], n[0])
     else:
         mean, spread = band(frequency)
         low, high = mean - spread, mean + spread
-    error = [calibration.calibration_error(of_run) for of_run in bins]
+    error = [evaluate.calibration_error(of_run) for of_run in bins]
     return {
         "edges": np.linspace(0.0, 1.0, n.shape[1] + 1),
         "n": n,
@@ -274,7 +274,7 @@ def _reliability_of(runs: Runs, state: str) -> Table:
         "frequency": frequency,
         "low": low,
         "high": high,
-        "log_loss": np.array([calibration.log_loss(b) for b in bins]),
+        "log_loss": np.array([evaluate.log_loss(b) for b in bins]),
         "calibration_error": np.array(error),
     }
 

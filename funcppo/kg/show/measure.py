@@ -44,14 +44,8 @@ from funcppo.kg.logic.fixpoint import Verdict
 from funcppo.kg.logic.joins import RowBudgetExceeded
 from funcppo.kg.logic.kb import HEAD, SIDE_NAMES, TAIL
 from funcppo.kg.logic.proof import Proof
-from funcppo.kg.ranking import (
-    calibration,
-    explain,
-    rank_metrics,
-    ranking,
-    scoring,
-)
-from funcppo.kg.ranking.calibration import Bins
+from funcppo.kg.ranking import evaluate, explain, rank_metrics, ranking, scoring
+from funcppo.kg.ranking.evaluate import Bins
 from funcppo.kg.ranking.explain import (
     MAX_FACT_PROOF_ROWS,
     prove_from_other_facts,
@@ -489,7 +483,7 @@ def rank_test(
             )
             for name, of_score in parts.items()
         },
-        bins={state: calibration.add_bins(of) for state, of in bins.items()},
+        bins={state: evaluate.add_bins(of) for state, of in bins.items()},
     )
 
 

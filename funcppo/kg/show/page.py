@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from funcppo.core.files import Json
-from funcppo.kg.ranking import calibration
+from funcppo.kg.ranking import evaluate
 from funcppo.kg.show import figures
 from funcppo.kg.show.figures import Runs, Table, band
 from funcppo.kg.show.names import display, make_templates
@@ -128,7 +128,7 @@ def _gain_texts(table: Table) -> list[str]:
 def _confidence_texts(table: Table) -> list[str]:
     """Format confidences of rules with their 95 % intervals."""
     support, pairs = table["support"], table["body_pairs"]
-    columns = (table["confidence"], *calibration.wilson(support, pairs))
+    columns = (table["confidence"], *evaluate.wilson(support, pairs))
     return [
         f"{x:.3f} ({low:.2f} to {high:.2f})" for x, low, high in zip(*columns)
     ]

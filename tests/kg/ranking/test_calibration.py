@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from funcppo.kg.ranking import calibration, rank_metrics
+from funcppo.kg.ranking import evaluate, rank_metrics
 
 
 def ranking_of(log_odds, row, is_answer):
@@ -23,7 +23,7 @@ def ranking_of(log_odds, row, is_answer):
 
 def test_wilson_of_published_values():
     """Newcombe 1998, table I: 81 of 263 is .2553 to .3662; 0 of 20 is 0 to .1611; 15 of 148 is .0624 to .1605."""
-    low, high = calibration.wilson(
+    low, high = evaluate.wilson(
         np.array([81, 0, 15, 0]), np.array([263, 20, 148, 0])
     )
     np.testing.assert_allclose(low[:3], [0.2553, 0.0, 0.0624], atol=5e-5)
@@ -32,7 +32,7 @@ def test_wilson_of_published_values():
 
 
 def test_candidates_are_counted_in_the_bin_of_their_probability():
-    bins = calibration.bin_probabilities(
+    bins = evaluate.bin_probabilities(
         np.array([0.0, 0.05, 0.1, 0.99, 1.0]),
         np.array([False, True, False, True, True]),
     )
@@ -43,33 +43,33 @@ def test_candidates_are_counted_in_the_bin_of_their_probability():
     )
     losses = -np.log([0.05, 0.9, 0.99])
     np.testing.assert_allclose(bins.log_loss_sum[[0, 1, 9]], losses)
-    assert calibration.log_loss(bins) == pytest.approx(losses.sum() / 5)
+    assert evaluate.log_loss(bins) == pytest.approx(losses.sum() / 5)
     # |1 - .05| + |0 - .1| + |2 - 1.99| over five candidates
-    assert calibration.calibration_error(bins) == pytest.approx(1.06 / 5)
+    assert evaluate.calibration_error(bins) == pytest.approx(1.06 / 5)
 
 
 def test_bins_of_parts_add_up():
     p = np.array([0.2, 0.9, 0.4])
     right = np.array([True, False, False])
     parts = [
-        calibration.bin_probabilities(p[:1], right[:1]),
-        calibration.bin_probabilities(p[1:], right[1:]),
+        evaluate.bin_probabilities(p[:1], right[:1]),
+        evaluate.bin_probabilities(p[1:], right[1:]),
     ]
     for both, whole in zip(
-        calibration.add_bins(parts), calibration.bin_probabilities(p, right)
+        evaluate.add_bins(parts), evaluate.bin_probabilities(p, right)
     ):
         np.testing.assert_allclose(both, whole)
 
 
 def test_a_temperature_divides_log_odds():
     ranked = ranking_of([1.0, 3.0, -2.0], [0, 0, 1], [True, False, True])
-    alone = calibration.probabilities(
+    alone = evaluate.probabilities(
         ranked, among_candidates=False, temperature=2.0
     )
     np.testing.assert_allclose(
         alone, 1 / (1 + np.exp([-0.5, -1.5, 1.0])), rtol=1e-9
     )
-    among = calibration.probabilities(
+    among = evaluate.probabilities(
         ranked, among_candidates=True, temperature=2.0
     )
     weight = np.exp([0.5, 1.5])
@@ -89,7 +89,7 @@ def test_the_temperature_of_the_scores_is_found(temperature, among_candidates):
         answer = generator.random(true.shape) < 1 / (1 + np.exp(-true))
     row = np.repeat(np.arange(len(true)), 5)
     ranked = ranking_of((temperature * true).ravel(), row, answer.ravel())
-    found = calibration.choose_temperature(
+    found = evaluate.choose_temperature(
         ranked, among_candidates=among_candidates
     )
     # Sampling moves it by a few per cent, and the grid by half a step.
@@ -98,20 +98,20 @@ def test_the_temperature_of_the_scores_is_found(temperature, among_candidates):
 
 def test_without_candidates_the_temperature_is_1():
     none = ranking_of([], np.zeros(0, dtype=np.int64), np.zeros(0, dtype=bool))
-    found = calibration.choose_temperature(none, among_candidates=False)
+    found = evaluate.choose_temperature(none, among_candidates=False)
     assert found == 1.0
-    bins = calibration.bin_ranking(none, among_candidates=False)
-    assert calibration.to_json(bins) == {
+    bins = evaluate.bin_ranking(none, among_candidates=False)
+    assert evaluate.bins_to_json(bins) == {
         "log_loss": None, "calibration_error": None, "bins": [],
     }  # fmt: skip
 
 
 def test_json_has_the_bins_that_hold_candidates():
-    bins = calibration.bin_probabilities(
+    bins = evaluate.bin_probabilities(
         np.array([0.62, 0.68]), np.array([True, False])
     )
-    (row,) = calibration.to_json(bins)["bins"]
-    low, high = calibration.wilson(np.array([1]), np.array([2]))
+    (row,) = evaluate.bins_to_json(bins)["bins"]
+    low, high = evaluate.wilson(np.array([1]), np.array([2]))
     assert row == {
         "from": 0.6, "to": 0.7, "n_candidates": 2, "mean_probability": 0.65,
         "share_right": 0.5, "low": low[0], "high": high[0],

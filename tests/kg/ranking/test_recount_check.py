@@ -11,12 +11,7 @@ import torch
 from funcppo.core import files
 from funcppo.kg.config import ProverTaskConfig
 from funcppo.kg.graph import loaders
-from funcppo.kg.ranking import (
-    evaluate,
-    explain,
-    ranking,
-    recount_check,
-)
+from funcppo.kg.ranking import evaluate, explain, ranking, recount_check
 from funcppo.kg.ranking.evaluate import Evaluator
 from funcppo.kg.ranking.ranking import RankingProtocol, ranked_sides
 from funcppo.kg.ranking.recount_check import RecountCheck, read_details

@@ -9,7 +9,7 @@ import torch
 
 from funcppo.core.host import NO_DEADLINE, Deadline
 from funcppo.kg.logic.kb import HEAD, TAIL
-from funcppo.kg.ranking import calibration, ranking
+from funcppo.kg.ranking import evaluate, ranking
 from funcppo.kg.ranking.ranking import RankingProtocol
 from funcppo.kg.run import fit, held_out
 from funcppo.kg.run import run as run_module
@@ -149,16 +149,14 @@ def test_calibration_ranks_valid_before_and_after_training(run):
         ("trained", run.state.best_params, 1.0),
         ("trained_at_temperature", run.state.best_params, temperature),
     ):
-        expected = calibration.bin_ranking(
+        expected = evaluate.bin_ranking(
             held_out.rank_valid(run, params),
             among_candidates=False,
             temperature=at,
         )
         for values, by_hand in zip(found[state], expected):
             np.testing.assert_array_equal(values, by_hand)
-    losses = {
-        state: calibration.log_loss(bins) for state, bins in found.items()
-    }
+    losses = {state: evaluate.log_loss(bins) for state, bins in found.items()}
     assert losses["trained_at_temperature"] <= losses["trained"]
 
     # Test is counted without the temperature and with it.

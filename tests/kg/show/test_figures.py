@@ -10,8 +10,8 @@ import matplotlib.legend
 import numpy as np
 import pytest
 
-from funcppo.kg.ranking import calibration
-from funcppo.kg.ranking.calibration import Bins
+from funcppo.kg.ranking import evaluate
+from funcppo.kg.ranking.evaluate import Bins
 from funcppo.kg.show import figures
 from funcppo.kg.show.measure import (
     LearntWeights,
@@ -145,7 +145,7 @@ def test_reliability_of_one_run_is_wilsons_and_of_several_a_deviation(pair):
     ]
     one = figures.reliability(runs[:1])["trained"]
     both = figures.reliability(runs)["trained_at_temperature"]
-    low, high = calibration.wilson(np.array([1]), np.array([4]))
+    low, high = evaluate.wilson(np.array([1]), np.array([4]))
     assert (one["low"][0], one["high"][0]) == (low[0], high[0])
     assert one["probability"][0, 0] == 0.25
     assert np.isnan(one["frequency"][0, 1])

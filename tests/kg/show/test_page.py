@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from funcppo.kg.ranking import calibration
+from funcppo.kg.ranking import evaluate
 from funcppo.kg.show import figures, page
 from funcppo.kg.show.measure import LearntWeights, MovedWeight
 from tests.kg.show.html_page import Page
@@ -69,7 +69,7 @@ def test_a_page_says_what_learning_moved_and_what_it_did_to_probabilities(
         assert f"<td>{cell}</td>" in text
     assert f"<td>trained, temperature {run.temperature:.3g}</td>" in text
     for state in ("untrained", "trained", "trained_at_temperature"):
-        loss = calibration.log_loss(run.bins[state])
+        loss = evaluate.log_loss(run.bins[state])
         assert f"<td>{loss:.4f}</td>" in text
     gain = figures.gains([run])["gain"]
     assert f"<td>{gain[0, 0]:+.4f}" in text
