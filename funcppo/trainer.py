@@ -39,7 +39,6 @@ from torch import Tensor
 
 from funcppo import checkpoint as checkpoints
 from funcppo import logs
-from funcppo.compiled_step import CHECKPOINT_SECONDS, prepare_step
 from funcppo.config import PPOConfig
 from funcppo.core import random, tree
 from funcppo.core.settings import METRICS_FILE
@@ -48,6 +47,7 @@ from funcppo.envs import wrappers
 from funcppo.envs.wrappers import evaluation_env
 from funcppo.interfaces import AnyEnvironment
 from funcppo.learner import (
+    CHECKPOINT_SECONDS,
     AnyLearner,
     AnyState,
     Learner,
@@ -55,6 +55,7 @@ from funcppo.learner import (
     check_vectorised,
     compile,
     own_state,
+    prepare_step,
     settings_text,
 )
 from funcppo.logs import LoggerName

@@ -194,7 +194,7 @@ def _prepare_environment(name: str, device: str) -> PreparedStep:
     """The training step of `funcppo rl`, of a run or of an environment at its published settings, from its start."""
     from funcppo import trainer
     from funcppo.cli.rl import published_config
-    from funcppo.compiled_step import prepare_step
+    from funcppo.learner import prepare_step
     from funcppo.rl import run
     from funcppo.rl.settings import read_config, settings_of
     from funcppo.train_step import EAGER_PARTS, vmap_parts

@@ -339,7 +339,7 @@ class _Display:
 
     def __call__(self, progress: Progress[Evaluations]) -> bool:
         """Whether to stop."""
-        from funcppo.compiled_step import describe_strategy
+        from funcppo.learner import describe_strategy
 
         if self.record is None and progress.record is not None:
             record = describe_strategy(progress.record)

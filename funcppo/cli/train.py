@@ -380,7 +380,7 @@ class Train:
         Returns:
           The step, how it is computed, and the processes that share it.
         """
-        from funcppo import compiled_step, logs
+        from funcppo import learner, logs
         from funcppo.kg.run import train
         from funcppo.kg.run.run import last_logged_update
 
@@ -396,7 +396,7 @@ class Train:
                 run, logs.read_header(path).get("strategy"), peers, deadline
             )
         monitor.record_capture(captured)
-        screen.add([Note("detail", compiled_step.describe_strategy(record))])
+        screen.add([Note("detail", learner.describe_strategy(record))])
         header = {**logs.run_header(record), "graphs": self.cuda_graphs}
         logs.truncate(path, last_logged_update(run), header)
         return captured, record, peers

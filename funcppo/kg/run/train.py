@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor
 
-from funcppo import compiled_step, logs, train_step
+from funcppo import learner, logs, train_step
 from funcppo.config import Config
 from funcppo.core import files, tree
 from funcppo.core.files import Json
@@ -357,7 +357,7 @@ def prepare_train_step(
     is_rounded = run_config.precision == "bfloat16"
     earlier = earlier or {}
     prepare = partial(
-        compiled_step.prepare_step,
+        learner.prepare_step,
         cfg,
         world,
         state,
@@ -450,7 +450,7 @@ def train(
     should_stop: Callable[[], bool],
     monitor: Monitor,
     on_validation: ProgressCallback = ignore_progress,
-    checkpoint_seconds: float = compiled_step.CHECKPOINT_SECONDS,
+    checkpoint_seconds: float = learner.CHECKPOINT_SECONDS,
     observer: Telemetry | None = None,
     loggers: Sequence[LogFn] = (),
     peers: Peers | None = None,

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from funcppo import (
-    compiled_step,
+    learner,
     logs,
     train_step,
 )
@@ -404,8 +404,8 @@ def test_a_run_on_a_gpu_is_compiled_if_its_updates_take_long_enough(
         return 1.0 * update_seconds
 
     monkeypatch.setattr(compilation, "select_strategy", select_strategy)
-    monkeypatch.setattr(compiled_step, "_time_call", time_call)
-    monkeypatch.setattr(compiled_step, "COMPILE_MIN_SECONDS", {"cpu": 36.0})
+    monkeypatch.setattr(learner, "_time_call", time_call)
+    monkeypatch.setattr(learner, "COMPILE_MIN_SECONDS", {"cpu": 36.0})
     run = replace(run, run_config=replace(CONFIG, strategy="auto"))
     if deadline is not NO_DEADLINE:
         deadline = Deadline(at=deadline, clock=lambda: 0.0)
