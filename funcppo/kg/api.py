@@ -82,7 +82,7 @@ _IN_MEMORY = DataConfig(columns="head,relation,tail")
 
 
 class Graph(Table):
-    """Knowledge graph: triples, and rules if it has some.
+    """Knowledge graph: triples and, optionally, rules.
 
     Attributes:
       dataset: its facts, held-out triples and rules as tables of ids.
@@ -539,7 +539,7 @@ def load(
     rules: str | Path | None = None,
     split_ratios: str | None = None,
 ) -> Graph:
-    """Load a knowledge graph.
+    """Load a knowledge graph by name, from files or from triples in memory.
 
         graph = fp.load("countries_s1")
         graph = fp.load([("ann", "parent", "bob"), ("bob", "parent", "eve")])
@@ -594,7 +594,7 @@ def load(
 
 
 def mine(graph: Graph | object, **options: Any) -> Graph:
-    """Mine the rules that the facts of a graph support.
+    """Mine the rules that the facts of a graph support; return the graph with these rules.
 
         graph = fp.mine("countries_s1", seconds=10)
 
@@ -621,7 +621,7 @@ def fit(
     memory: int | None = None,
     **options: Any,
 ) -> Knowledge:
-    """Train a prover on a graph; rules are mined first if there are none.
+    """Train a prover on a graph and return the trained run; rules are mined first if the graph has none.
 
         run = fp.fit(graph, steps=2000)
 

@@ -53,9 +53,9 @@ def _sum_products_kernel(
     has_mask: tl.constexpr,
     dtype: tl.constexpr,
 ):
-    """out[p] = sum over i of part p of left[left_row[i]] * right[right_row[i]]; without a right, of left[i].
+    """Sum products of rows by part: out[p] = sum over i of part p of left[left_row[i]] * right[right_row[i]].
 
-    With a mask, products of edges that are not kept are left out.
+    Without a right, out[p] is the sum of left[i]. With a mask, products of edges that are not kept are left out.
 
     A program has some columns of a part. Programs that run together have the same columns, so that what they read
     of the rows stays in the cache.

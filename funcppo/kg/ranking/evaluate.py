@@ -88,7 +88,7 @@ class Evaluator:
 def evaluate_queries(
     evaluator: Evaluator, split: np.ndarray, rows: np.ndarray
 ) -> Iterator[list[Record]]:
-    """Rank queries of a split and yield the records of one query at a time, a record for each side.
+    """Rank queries of a split; yield the records of one query at a time, one record for each side.
 
     Records do not depend on what is ranked together: corruptions are sampled by the query's row, scores depend on the
     atom and the side alone.
@@ -120,7 +120,7 @@ def evaluate_queries(
 def plan_windows(
     evaluator: Evaluator, split: np.ndarray, rows: np.ndarray
 ) -> list[np.ndarray]:
-    """Cut queries of a split into windows that are ranked together, whoever ranks them.
+    """Cut queries of a split into windows to be ranked together; the cut is the same for any number of processes.
 
     The windows depend on the queries and their candidates alone, not on the number of processes or their speed.
 
@@ -159,7 +159,7 @@ def rank_window(
 
 
 def _rank(evaluator: Evaluator, split: np.ndarray, rows: np.ndarray) -> Ranking:
-    """Rank queries of a split together."""
+    """Rank queries of a split together in one batch."""
     queries, protocol = split[rows], evaluator.protocol
     return ranking.rank_split(
         evaluator.task, queries, evaluator.score, protocol, rows
@@ -347,7 +347,7 @@ def read_settings(path: Path) -> Settings:
 def summarise_records(
     records: Sequence[Record], predicates: Sequence[str], *, with_auc: bool
 ) -> Metrics:
-    """Summarise records, in any order, as `ranking.summarise_ranking` does, with some more counts.
+    """Summarise records as `ranking.summarise_ranking` does, with counts of missed and near-boundary answers.
 
     Args:
       predicates: names of predicates 1, 2, ... in order.
@@ -407,7 +407,7 @@ def _auc_pr(records: Sequence[Record], n_candidates: int) -> float:
 
 
 def _select_complete(records: list[Record], n_sides: int) -> list[Record]:
-    """Return the records of those queries that have a record for each side."""
+    """Return the records of every query that has one for each side."""
     n_records = Counter(record["query_row"] for record in records)
     return [x for x in records if n_records[x["query_row"]] == n_sides]
 

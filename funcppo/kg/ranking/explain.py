@@ -413,7 +413,7 @@ def explain_answer(
 def explain_atoms(
     task: ProverTask, score: Score, atoms: I64[Tensor, "n W"], side: int
 ) -> list[list[Term]]:
-    """Return the terms that a score by rules adds to those of the rules, for each atom as an answer on a side.
+    """Return, for each atom as an answer on a side, the terms of its score besides those of the rules.
 
     Args:
       task: with the counts that the score reads.

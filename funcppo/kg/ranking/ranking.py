@@ -132,7 +132,7 @@ def rank_split(
     query_id: np.ndarray | None = None,
     on_progress: ProgressCallback = ignore_progress,
 ) -> Ranking:
-    """Rank queries of a task's split, filtered by the triples of all splits and of facts.txt.
+    """Rank queries of a task's split; candidates that are triples of any split or of facts.txt are filtered out.
 
     Args:
       split: the queries, atoms [Q, W]; see `check_split` for those that can be ranked.
@@ -287,7 +287,7 @@ def list_queries(
 
 
 def rank_listed(listed: ListedQueries, score_atoms: ScoreAtoms) -> Ranking:
-    """Rank queries whose candidates are listed by one score.
+    """Rank the listed queries by one score; return the rank counts and the scores behind them.
 
     Args:
       score_atoms: gives the log-odds of distinct atoms, in lexicographic order, as answers about a side; 0 for all.
@@ -708,7 +708,7 @@ def sample_corruptions(
 
 
 def _check_each(is_valid: Tensor, queries: Tensor, expected: str) -> None:
-    """Check that all queries are valid.
+    """Check that every query is marked valid; the error names the first that is not.
 
     Raises:
       ValueError: one is not, which the message names.
@@ -739,7 +739,7 @@ def _replace_argument(atoms: Tensor, side: int, entity: Tensor) -> Tensor:
 def _sample_subset(
     key: I64[Tensor, "Q 2"], size: I64[Tensor, "Q"], n: int
 ) -> tuple[I64[Tensor, "Q G"], Bool[Tensor, "Q G"]]:
-    """Sample a uniform subset of 0 .. size - 1 for each row, of n members or of all where there are fewer.
+    """Sample for each row a uniform subset of 0 .. size - 1 with n members, or with all if there are fewer.
 
     Returns the members and which slots hold one, the first ones of a row.
 

@@ -27,7 +27,7 @@ _LARGE_EXPONENT = 500.0
 
 
 class RecountLimitError(Exception):
-    """The recount reached its deadline, or more atoms than it may hold."""
+    """Raised where the recount reaches its deadline or more atoms than it may hold."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -70,7 +70,7 @@ class Comparison(NamedTuple):
 
 
 class _Row(NamedTuple):
-    """A query on a side with the engine's rank counts."""
+    """Query on a side with the engine's rank counts."""
 
     position: int  # of the query among those that are ranked
     query: Atom

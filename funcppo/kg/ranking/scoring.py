@@ -91,7 +91,7 @@ class TaskCandidates(Candidates):
     def __init__(
         self, task: ProverTask, atoms: I32[Tensor, "L W"], side: int
     ) -> None:
-        """Take the task, distinct atoms in lexicographic order, and the side that they answer."""
+        """Set the task, distinct atoms in lexicographic order, and the side that they answer."""
         self.kb, self.atoms, self.index = (
             task.kb,
             atoms,
@@ -140,7 +140,7 @@ class QuestionCandidates(Candidates):
     """Candidates of questions with their collected evidence; a fact that no question leaves out may derive itself."""
 
     def __init__(self, task: ProverTask, evidence: Evidence) -> None:
-        """Take the evidence, collected from the facts of a task."""
+        """Set the evidence, which was collected from the facts of the task."""
         self.kb, self.evidence = task.kb, evidence
         self._task = task
 
@@ -496,7 +496,7 @@ ScoredCallback = Callable[[SearchResult | None, int, int], object]
 def make_search_step(
     device: torch.device | str, *, compiled: bool = False
 ) -> SearchStep:
-    """Return `evaluate_step` in the form that runs fastest on a device.
+    """Return `evaluate_step` for a device: compiled if asked for, and replayed as a CUDA graph on a GPU.
 
     On a GPU, where launching kernels takes longer than running them, it replays a CUDA graph.
 
@@ -619,7 +619,7 @@ class PolicyScore(Score):
         on_scored: ScoredCallback = lambda *_: None,
         on_halved: Callable[[SearchConfig], object] = lambda _: None,
     ) -> None:
-        """Make the score of a policy.
+        """Set the policy, its search and the callbacks.
 
         Args:
           cfg: its `score` says which score of the policy.

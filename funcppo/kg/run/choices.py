@@ -159,7 +159,7 @@ def choose(
     *,
     stops_at_loss: bool = False,
 ) -> Candidate[T]:
-    """Run stages one after the other, each from the best way so far.
+    """Run stages one after the other, each from the best way so far; return the best way.
 
     Args:
       run_time: gets the time of each stage and a row for what valid decided.
@@ -703,7 +703,7 @@ def start_run(
     run_time: RunTime | None = None,
     memory_limit: int | None = None,
 ) -> Run:
-    """Start a run with the settings and the score by which the untrained policy ranks valid best.
+    """Start a run with the settings and the score by which the untrained policy ranks valid best; return the run.
 
     Rule confidences choose smoothing and object identity. Of the heights that they rank, the policy chooses: a greater
     one must rank better, and none is tried after one that does not. At height 1 a run learns from questions, above it
@@ -989,7 +989,7 @@ def _start_from_questions(
 
 
 def _plan_ppo(stages: _QuestionStages, fitted: Fitted) -> Run:
-    """Return the run before its first update, with as many updates of PPO as there is time for."""
+    """Return the run before its first update, with as many PPO updates as the time allows."""
     run, run_time = stages.run, stages.run_time
     config, policy = run.run_config, fitted.setup.policy
     weighed = policy.aggregation
@@ -1234,7 +1234,7 @@ class _QuestionStages:
         )
 
     def _walks(self, best: Candidate[Fitted]) -> Iterator[Candidate[Fitted]]:
-        """Yield the fit with walks in place of the share of groundings."""
+        """Yield the fit that weighs random-walk probabilities instead of the share of groundings."""
         setup, _, valid, n_epochs = best.value
         degrees = (setup.policy.aggregation.uses_degrees,)
         setup = fit.with_weights_of(setup, uses_walks=True)
@@ -1296,7 +1296,7 @@ class _QuestionStages:
     def _embeddings(
         self, best: Candidate[Fitted]
     ) -> Iterator[Candidate[Fitted]]:
-        """Yield the fit with link embeddings; nothing where there is no time to train them, or no valid split."""
+        """Yield the fit with link embeddings; nothing without a valid split or without time to train them."""
         setup, _, valid, _ = best.value
         embedded = self._embed(setup, valid) if valid else None
         if embedded is None:

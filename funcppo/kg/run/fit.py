@@ -101,7 +101,7 @@ class Quality(NamedTuple):
 
 
 class FitState(NamedTuple):
-    """Weights in the middle of a listwise fit."""
+    """Weights, moments of Adam and number of steps in the middle of a listwise fit."""
 
     params: QuestionParams
     adam: AdamState[QuestionParams]
@@ -160,7 +160,7 @@ def untrained_params(setup: QuestionSetup) -> QuestionParams:
 def with_weights_of(
     setup: QuestionSetup, **settings: bool | float
 ) -> QuestionSetup:
-    """Return the setup with some aggregation settings of its policy changed, such as uses_walks or odds_power."""
+    """Return the setup with changed aggregation settings of its policy, such as uses_walks or odds_power."""
     weighed = replace(setup.policy.aggregation, **settings)
     return replace(setup, policy=replace(setup.policy, aggregation=weighed))
 

@@ -73,7 +73,7 @@ def mine_dataset(
     device: str = "cpu",
     progress: ProgressCallback = ignore_progress,
 ) -> MinedDataset:
-    """Mine the rules that the known facts of a data set support.
+    """Mine the rules that the known facts of a data set support; return the data set with these rules.
 
     Args:
       device: where to count; the rules are the same on every device.
@@ -173,7 +173,7 @@ def write_rule_file(
     counts: RuleStatistics,
     file_format: RuleTableFormat,
 ) -> None:
-    """Write the rules of a data set atomically.
+    """Write the rules of a data set with their counts to a file, atomically.
 
     Raises:
       OSError: the file cannot be written; a former file of that name stays.
@@ -314,7 +314,7 @@ def cache_rules(
 
 
 def _write_with_notes(path: Path, mined: MinedDataset) -> None:
-    """Write a rule file of the cache after its notes, so that a rule file is never without them."""
+    """Write the notes of a cached rule file, then the file, so that a rule file is never without its notes."""
     text = json.dumps(mined.result.notes)
     write_atomically(_notes_path(path), lambda file: file.write(text.encode()))
     write_rule_file(path, mined.dataset, mined.statistics, "tsv")

@@ -508,7 +508,7 @@ def resume_run(
 
 
 def load_dataset_of(run_config: RunConfig, folder: Path) -> Dataset:
-    """Load the data set of a trained run, whose folder an error names.
+    """Load the data set of a trained run; an error names the run's folder.
 
     Raises:
       ValueError: it is not where it was in training, or cannot be read.
@@ -601,7 +601,7 @@ def saved_update(folder: Path) -> int:
 
 
 def find_checkpoint(folder: Path) -> tuple[Path, list[str]]:
-    """Return the latest checkpoint of a run that can be read, and a note if it is not the last one written."""
+    """Return the latest readable checkpoint of a run, and a note if it is not the last one written."""
     return checkpoint.find_readable(
         folder / CHECKPOINT_FILE, PREVIOUS_CHECKPOINT_FILE
     )

@@ -186,11 +186,11 @@ class Telemetry:
             self.set(f"{name}_timestamp_seconds", time.time())
 
     def set(self, name: str, value: float, label: str = "") -> None:
-        """Set a gauge, by its name in the table."""
+        """Set the gauge of a name in `GAUGES`."""
         self._series(name, label).set(value)
 
     def add(self, name: str, value: float, label: str = "") -> None:
-        """Add to a counter, by its name in the table."""
+        """Add to the counter of a name in `COUNTERS`."""
         self._series(name, label).inc(value)
 
     def raise_to(
@@ -202,7 +202,7 @@ class Telemetry:
         self.add(name, max(0.0, total - before), label)
 
     def observe(self, name: str, seconds: float) -> None:
-        """Add a time to a histogram, by its name in the table."""
+        """Add a time to the histogram of a name in `HISTOGRAMS`."""
         self._metrics[name].observe(seconds)
 
     def _series(self, name: str, label: str) -> Any:
@@ -211,7 +211,7 @@ class Telemetry:
         return metric.labels(label) if label else metric
 
     def describe(self, kind: Literal["build", "run"], **labels: str) -> None:
-        """Set the labels of the build or the run."""
+        """Set the labels of the info metric `build` or `run`."""
         self._metrics[kind].info(labels)
 
     def finish(self) -> None:
@@ -247,7 +247,7 @@ class Telemetry:
     def record_update(
         self, row: Mapping[str, object], n_env_steps: int
     ) -> None:
-        """Record one update.
+        """Record the metrics and the environment steps of one update.
 
         Args:
           row: its line of metrics.jsonl.
@@ -290,7 +290,7 @@ class Telemetry:
     def record_checkpoint(
         self, seconds: float = 0.0, path: Path | None = None
     ) -> None:
-        """Record that a checkpoint was written; without a path, by rank 0."""
+        """Record that a checkpoint was written, by this process or, if `path` is None, by rank 0."""
         self.set("checkpoint_timestamp_seconds", time.time())
         if path is not None:
             self.observe("checkpoint", seconds)
@@ -395,7 +395,7 @@ class Exporter:
         file: Path | None,
         on_unwritten: Callable[[str], None],
     ) -> None:
-        """Write nothing yet; see `export`."""
+        """Set the outputs without writing anything; see `export`."""
         self.telemetry = telemetry
         self.monitor: Monitor | None = None
         self._file = file
@@ -405,7 +405,7 @@ class Exporter:
         self._refreshed_at = float("-inf")
 
     def refresh(self, *, at_once: bool = False) -> None:
-        """Once a second: record the monitor, memory and copies, and write the file, which readers see whole.
+        """Update the monitor, memory and copy metrics and write the file, at most once a second unless `at_once`.
 
         Raises:
           OSError: the file cannot be written for the first time. Later it is tried again, and the program goes on.

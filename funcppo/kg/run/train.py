@@ -270,7 +270,7 @@ class Peers:
 
 
 def connect(processes: Processes, run: Run) -> Peers:
-    """Connect the processes, all of which have opened the same run.
+    """Connect the processes, all of which have opened the same run; return this process's `Peers`.
 
     Raises:
       ValueError: data, settings, threads or kinds of GPU differ; the message names the rank.
@@ -311,7 +311,7 @@ def assist(
 
 
 def set_matmul_precision(config: RunConfig) -> None:
-    """Set the precision of matrix products."""
+    """Set PyTorch's precision of float32 matrix products to that of the settings."""
     torch.set_float32_matmul_precision(
         "high" if config.precision == "high" else "highest"
     )
@@ -548,7 +548,7 @@ class _Loop:
         return self.peers.decide(decision) if self.peers else decision
 
     def gather(self) -> None:
-        """Gather the whole state from all processes."""
+        """Gather the whole state from all processes; nothing to do for one process."""
         if self.peers:
             self.whole_state = self.peers.gather(self.captured.state)
 
@@ -790,7 +790,7 @@ def _mine(
 def resume(
     given: RunConfig, out: Path, on_phase: PhaseCallback = ignore_phase
 ) -> Run:
-    """Return the run in a folder, where its checkpoint left it.
+    """Open the run in a folder at its checkpoint, to continue it with the given steps and time.
 
     Args:
       given: the settings, of which the steps may be more and the time other than in the folder.
@@ -916,7 +916,7 @@ def train_run(
     log: Sequence[LoggerName] = (),
     memory_limit: int | None = None,
 ) -> Run:
-    """Train a new run to its last update.
+    """Train a new run to its last update; return it.
 
     An interrupt ends it with a checkpoint, which `funcppo train --resume` continues from.
 

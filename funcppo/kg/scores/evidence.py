@@ -139,7 +139,7 @@ FIRING_FIELDS = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EvidenceConfig:
-    """What is listed as evidence."""
+    """Settings of which candidates and facts are listed as evidence."""
 
     left_out: LeftOut = "fact"
     """What is unknown while a question is answered: its own fact, or all facts between its two entities."""
@@ -303,7 +303,7 @@ def collect_evidence(
     true_triples: TripleIndex | None,
     cfg: EvidenceConfig,
 ) -> Evidence:
-    """Collect the evidence of all candidates of some questions, or of a selection of them, at once.
+    """Collect the evidence of the questions' candidates, all or a selection, at once.
 
     Args:
       kb: its supports and body pairs are those that confidences are computed from.
@@ -569,7 +569,7 @@ def _links_of(
     left_out: LeftOut,
     base: int,
 ) -> tuple[I64[Tensor, "L"], I64[Tensor, "K"]]:
-    """Return the number of links between each candidate and its question's entity, and the labels of these links."""
+    """Return the number of links between each candidate and its question's entity, and the labels of all links."""
     given = questions.entity[candidates.question]
     key = given * base + candidates.entity
     start = torch.searchsorted(facts.link_key, key)

@@ -85,7 +85,7 @@ MIN_SUM = 1e-6
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AggregationConfig:
-    """Which evidence is weighed."""
+    """Settings of which evidence the score weighs."""
 
     sizes: KBSizes
     """Sizes of the knowledge base."""
@@ -721,7 +721,7 @@ class QuestionParams(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PolicyConfig:
-    """Settings of the policy."""
+    """Settings of the policy: which evidence is weighed, and the largest size of a question."""
 
     aggregation: AggregationConfig
     """Which evidence is weighed."""

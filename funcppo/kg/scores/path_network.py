@@ -70,7 +70,7 @@ class NetworkConfig:
 
 
 class Params(NamedTuple):
-    """Weights of the network; those of layers have the layer as first axis."""
+    """Weights of the network; the first axis of a layer's weight is the layer."""
 
     asked: F32[Tensor, "B D"]
     weight: F32[Tensor, "T B D"]

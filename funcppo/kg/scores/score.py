@@ -127,7 +127,7 @@ class Score:
 
     @property
     def is_by_side(self) -> bool:
-        """Return whether an atom's score as an answer on its head differs from its score on its tail."""
+        """Return whether an atom's score as an answer on its head may differ from its score on its tail."""
         return bool(self.needs & {"other-facts", "questions"})
 
 
@@ -149,7 +149,7 @@ class _Sum(Score):
         self.left_out = first.left_out
 
     def log_odds(self, found: Candidates) -> Tensor:
-        """Return the sum of the log-odds."""
+        """Return the sum of both scores' log-odds."""
         first, second = (part.log_odds(found) for part in self._parts)
         return first + second.to(first.device)
 
@@ -198,7 +198,7 @@ class Exists(Score):
     takes_other_facts = False
 
     def __init__(self, name: str, height: int) -> None:
-        """Set the height."""
+        """Set the height up to which T_P is asked."""
         super().__init__(name)
         self.min_height = height
 
@@ -215,7 +215,7 @@ class OtherFacts(Score):
     needs: frozenset[Need] = frozenset({"other-facts"})
 
     def log_odds(self, found: Candidates) -> F64[Tensor, "L"]:
-        """Return the logarithm of the ratio."""
+        """Compute the logarithm of the likelihood ratio of each candidate."""
         counts = found.other_fact_counts()
         shares = rules.other_fact_shares(found.kb, counts)
         table = rules.log_likelihood_ratios(shares)

@@ -373,8 +373,7 @@ class Explorer:
         )
 
     def rule(self, query: values.RuleQuery) -> values.RuleDetail:
-        """Return a rule with the atoms that it derives in one step from facts, and the sampled queries that it
-        decides."""
+        """Return a rule, the atoms that it derives in one step from facts, and the sampled queries that it decides."""
         rule, n_rules = query.rule, len(self.dataset.rules)
         if rule >= n_rules:
             raise RequestError(
@@ -425,8 +424,7 @@ class Explorer:
         )
 
     def _derive(self, rule: int) -> Json:
-        """Return the atoms that a rule derives from facts in one step, unknown ones first; a note if it takes too
-        long."""
+        """Return the atoms that a rule derives from facts in one step, unknown ones first; a note if too many."""
         task = self.answerer.subject.task
         try:
             (derived,) = iter_consequences(
@@ -454,7 +452,7 @@ class Explorer:
     def _prove_sample(
         self, relation: int
     ) -> tuple[str, Tensor, list[Proof | None], dict[int, RuleUse]]:
-        """Prove a sample of a relation's queries, of test if it has any, for as long as there is time.
+        """Prove a sample of a relation's queries, of test if it has any, within the time for a sample.
 
         Returns:
           The split, the atoms, their proofs, and by rule what a trained run makes of it.

@@ -327,7 +327,7 @@ def _measure_data(task: ProverTask) -> Json:
 
 
 def check_same_data(folders: Sequence[Path]) -> None:
-    """Check that runs are on the same data, whatever their rules.
+    """Check that runs are on the same data; their rules may differ.
 
     Raises:
       ValueError: two are not, or a folder holds no run.

@@ -75,7 +75,7 @@ class Guard:
         host: str,
         problem: Callable[[int, str, bool], Response],
     ) -> None:
-        """Guard an application.
+        """Set the application to guard.
 
         Args:
           host: the name or address that is listened on.
@@ -105,7 +105,7 @@ class Guard:
 
 
 async def _send_guarded(send: Send, path: str, message: Message) -> None:
-    """Send a part of the response of a path, with the headers of safety."""
+    """Send a part of the response of a path, with security headers."""
     if message["type"] == "http.response.start":
         headers = MutableHeaders(scope=message)
         headers.update(HEADERS)
@@ -231,7 +231,7 @@ Job: TypeAlias = tuple[Future[Any], Callable[[], Any], float]
 
 
 class _Interrupted(BaseException):
-    """Raised in the thread; no handler of `Exception` in the work catches it."""
+    """Raised in the worker's thread to end its work; no handler of `Exception` catches it."""
 
 
 class Worker:
@@ -248,7 +248,7 @@ class Worker:
         max_waiting: int = 16,
         clock: Clock = time.monotonic,
     ) -> None:
-        """Start the thread.
+        """Start the worker's thread.
 
         Args:
           max_waiting: requests that wait while one is worked on; more are refused.
@@ -402,12 +402,12 @@ def url(listener: socket.socket, host: str) -> str:
 
 
 class Connection(H11Protocol):
-    """A connection that gives way to later ones, so that idle ones lock nobody out."""
+    """Connection that is closed in favour of newer ones, so that idle connections lock nobody out."""
 
     opened: ClassVar[dict[Connection, None]] = {}  # the oldest first
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """End the oldest connection that waits for a request, or else the oldest, if this is one too many."""
+        """Add the connection; beyond `MAX_CONNECTIONS` end the oldest that waits for a request, or else the oldest."""
         super().connection_made(transport)
         if len(self.opened) >= MAX_CONNECTIONS:
             waiting = filter(Connection.is_waiting, self.opened)
@@ -417,7 +417,7 @@ class Connection(H11Protocol):
         self.opened[self] = None
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forget the connection."""
+        """Forget the connection that was lost."""
         self.opened.pop(self, None)
         super().connection_lost(exc)
 
@@ -427,7 +427,7 @@ class Connection(H11Protocol):
 
 
 class Server(uvicorn.Server):
-    """A server whose `run` answers until Ctrl-C or SIGTERM, whose signal it raises again at the end."""
+    """Server whose `run` answers until Ctrl-C or SIGTERM, whose signal it raises again at the end."""
 
     def __init__(self, app: ASGIApp, workers: Sequence[Worker]) -> None:
         """Configure a server of an application.
