@@ -498,7 +498,7 @@ def log_losses(
 def bin_probabilities(
     probability: F64[np.ndarray, "n"], is_right: Bool[np.ndarray, "n"]
 ) -> Bins:
-    """Count candidates by their probability, in bins of equal width."""
+    """Count candidates and right answers in bins of equal width by the candidates' probability."""
     place = (probability * N_PROBABILITY_BINS).astype(np.int64)
     place = place.clip(0, N_PROBABILITY_BINS - 1)
 
