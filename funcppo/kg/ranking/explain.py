@@ -224,7 +224,7 @@ def facts_on_host(task: ProverTask) -> KnowledgeBase:
 
 
 def _check_proof(task: ProverTask, built: Proof, program: Program) -> None:
-    """Check a proof against the program.
+    """Check that a proof holds in the program.
 
     Raises:
       AssertionError: the proof does not hold, which no input may cause.

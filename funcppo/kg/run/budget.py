@@ -272,7 +272,7 @@ def _fill(cfg: Group, **values: object) -> Group:
 
 
 def memory_share(limit: int, n_triples: int, device: str) -> float:
-    """Return the share of the largest parts that fits into the memory limit in bytes, at most 1.
+    """Return the share of their largest size at which a run's parts fit into a memory limit in bytes, at most 1.
 
     Raises:
       ValueError: the memory does not suffice.

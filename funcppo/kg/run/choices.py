@@ -114,7 +114,7 @@ class Accept(NamedTuple):
     takes_simplest: bool = False
 
     def pick(self, tried: Sequence[Candidate[T]]) -> Candidate[T]:
-        """Return the way to take; the last way where valid does not tell, because a quality is unknown."""
+        """Return the way to take by its quality on valid; the last way if a quality is unknown."""
         qualities = [one.quality for one in tried]
         if None in qualities or len(tried) == 1:
             return tried[-1]
@@ -143,7 +143,7 @@ ALWAYS = Accept(min_gain=-math.inf)
 
 
 class Stage(NamedTuple, Generic[T]):
-    """Alternatives to a simpler way of a run, and how they are judged."""
+    """Stage of a choice: alternatives to a simpler way of a run, and the gain on valid by which one is accepted."""
 
     name: str
     simpler: str  # the label of the way so far

@@ -514,7 +514,7 @@ def rule_confidence(
 def _count_by_rule(
     firings: Groundings, is_answer: Bool[Tensor, "n"], n_rules: int
 ) -> tuple[Bool[Tensor, "n"], I64[Tensor, "n"], I64[Tensor, "n"]]:
-    """Count, for each firing, what its rule derives for its question.
+    """Count, for each firing, the candidates and groundings that its rule derives for its question.
 
     Returns:
       Whether it derives the answer that is left out, its candidates, and its groundings for all of these.

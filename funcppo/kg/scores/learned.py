@@ -733,7 +733,7 @@ class PolicyConfig:
 
 
 def blank_world(world: AggregationWorld) -> QuestionWorld:
-    """Return a world of one question without evidence, which has the shapes that do not depend on the questions."""
+    """Return a world of one question without evidence; its training state has the shapes of any other world's."""
     none = world.shape.new_zeros(0)
     one, two = world.shape.new_zeros(1), world.shape.new_zeros(2)
     score = world.support.new_zeros(1)

@@ -244,7 +244,7 @@ _FORMS: dict[str, tuple[re.Pattern[str], Callable[[re.Match[str]], Score]]] = {}
 def register(
     form: str, pattern: str, make: Callable[[re.Match[str]], Score]
 ) -> None:
-    """Register a form of names that `parse` turns into scores.
+    """Register names, matched by a pattern, from which `parse` makes scores.
 
     Args:
       form: such as "noisy-or@P"; a form of the same text is replaced.

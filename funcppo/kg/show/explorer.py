@@ -102,7 +102,7 @@ class KnownFacts:
     def find(
         self, relation: int | None, arguments: Mapping[int, int]
     ) -> I64[np.ndarray, "n"]:
-        """Return the rows of the facts of a relation that have the given entities as arguments.
+        """Return the rows of the facts of a relation, or of any for None, that have the given entities as arguments.
 
         Args:
           relation: None for any.

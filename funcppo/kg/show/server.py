@@ -330,7 +330,7 @@ class Worker:
         timer.cancel()
 
     def _finish(self, future: Future[Any]) -> None:
-        """End the period in which a deadline may interrupt the thread, even one that has passed unnoticed."""
+        """Keep deadlines from interrupting the thread from now on, even one that has passed unnoticed."""
         with self._lock:
             # Taking an error back where none stands slows CPython 3.11 down for good, and hangs it when traced.
             if self._running is not future:
