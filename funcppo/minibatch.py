@@ -201,7 +201,7 @@ def sequence_gradient(
 ) -> tuple[Params, LossMetrics]:
     """As `loss_gradient`, of a network with memory over a batch of whole environments, by two loops over the steps.
 
-    The loss is differentiated in the memory before every step, as if each were given. `recurrence.backpropagate` adds
+    The loss is differentiated in the memory before every step, as if each were given. `rollout.backpropagate` adds
     what goes through the steps before. Automatic differentiation in place of the second loop would need the first one
     unrolled.
 

@@ -246,7 +246,7 @@ def _split_k(
 def _skinny_bmm(
     graph: fx.Graph, node: fx.Node, thresholds: RewriteThresholds
 ) -> fx.Node:
-    """The kernel of `batched_gemm.py`."""
+    """Call the Triton kernel of tall products with few columns."""
     return _call(graph, torch.ops.funcppo.skinny_bmm.default, *node.args)
 
 

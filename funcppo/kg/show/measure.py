@@ -121,7 +121,7 @@ class RankedSplit:
     ranked: dict[str, ScoreRanks]
     """By name of the score, the trained policy last; empty without queries."""
     bins: dict[str, Bins]
-    """Candidates by their probability, see `evaluate.policy_bins`; empty without queries."""
+    """Candidates by their probability, see `held_out.policy_bins`; empty without queries."""
 
     @property
     def queries(self) -> I64[Tensor, "Q0 W"]:
@@ -204,7 +204,7 @@ class RunMeasurements:
     ranked: dict[str, ScoreRanks]
     """By name of the score: rule confidences, the policy untrained and trained; empty without test queries."""
     bins: dict[str, Bins]
-    """Candidates by the probability that a policy gives them, see `evaluate.policy_bins`."""
+    """Candidates by the probability that a policy gives them, see `held_out.policy_bins`."""
     rules: tuple[RuleUse, ...]
     """The rules that were used."""
     learnt: LearntWeights | None
