@@ -188,7 +188,7 @@ _SOURCES = {
 
 
 def __getattr__(name: str) -> object:
-    """Import a name of the table when it is first used (PEP 562)."""
+    """Import a public name of the package when it is first used (PEP 562), and return its value."""
     if name in _MODULES:
         return importlib.import_module(_MODULES[name])
     if name in _SOURCES:

@@ -18,7 +18,7 @@ def gae(
     gamma: F32[Tensor, ""] | float,
     gae_lambda: F32[Tensor, ""] | float,
 ) -> tuple[F32[Tensor, "T B"], F32[Tensor, "T B"]]:
-    """Generalised advantage estimates and value targets, both detached.
+    """Compute generalised advantage estimates and value targets, both [T, B] and detached.
 
         delta_t = r_t + gamma (1 - terminated_t) V(s_{t+1}) - V(s_t)
         A_t     = delta_t + gamma lambda (1 - terminated_t) (1 - truncated_t) A_{t+1},    A_T = 0
@@ -51,7 +51,7 @@ def next_values(
     last_value: F32[Tensor, "B"],
     truncated: Bool[Tensor, "T B"],
 ) -> F32[Tensor, "T B"]:
-    """V(s_{t+1}) of the state before any reset: the next row's value, or `final_value` where an episode was cut.
+    """Return V(s_{t+1}) of each step [T, B]: the next row's value, or `final_value` where an episode was truncated.
 
     Where an episode terminated, the next row is of another episode; `gae` takes 0 there.
 

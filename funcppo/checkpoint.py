@@ -27,13 +27,13 @@ _BFLOAT16_KEY = "bfloat16"  # of the meta data: names of leaves stored as bits
 
 
 class DamagedCheckpointError(ValueError):
-    """There is no checkpoint at a path, or it cannot be read whole."""
+    """Error for a path with no checkpoint, or with one that cannot be read whole."""
 
 
 def save(
     path: Path | str, state: object, meta: Meta, previous: str | None = None
 ) -> None:
-    """Write a tree of tensors and its meta data. A crash or a full disk leaves the old file as it was.
+    """Write a tree of tensors and its metadata to a file; a crash or a full disk leaves the old file as it was.
 
     Args:
       path: the file to write.
@@ -75,7 +75,7 @@ def save(
 
 
 def _to_array(name: str, leaf: Tensor) -> np.ndarray:
-    """The numbers of a leaf; of bfloat16 the bits."""
+    """Return a tensor as a NumPy array on the host; bfloat16 becomes int16 with the same bits."""
     leaf = leaf.detach().cpu()
     if leaf.dtype == torch.bfloat16:
         leaf = leaf.view(torch.int16)
@@ -92,7 +92,7 @@ def restore(
     like: Tree,
     fingerprint: str | None = None,
 ) -> tuple[Tree, Meta]:
-    """Read a tree that `save` wrote.
+    """Load a tree that `save` wrote; return it with its metadata.
 
     Args:
       path: the file to read.
@@ -134,7 +134,7 @@ def restore(
 def _to_tensor(
     path: Path, name: str, array: np.ndarray, is_bfloat16: bool, like: Tensor
 ) -> Tensor:
-    """The inverse of `_to_array`, on the device of `like`.
+    """Return an array of a checkpoint as a tensor on the device of `like`; the inverse of `_to_array`.
 
     Raises:
       ValueError: shape or dtype are not those of `like`.
@@ -153,7 +153,7 @@ def _to_tensor(
 
 
 def read(path: Path) -> tuple[dict[str, np.ndarray], Meta]:
-    """Read the arrays of a checkpoint, by path of fields such as params.term_embedding, and its meta data.
+    """Read a checkpoint; return {path of a field, such as params.term_embedding: its array}, and the metadata.
 
     Raises:
       DamagedCheckpointError: there is no such file, or it is not a checkpoint.
@@ -183,7 +183,7 @@ def read(path: Path) -> tuple[dict[str, np.ndarray], Meta]:
 
 
 def find_readable(path: Path, previous: str) -> tuple[Path, list[str]]:
-    """Return a checkpoint, or the one before it where the latest is missing or damaged.
+    """Return the path of the checkpoint, or of the previous one if the latest is missing or damaged, and notes on it.
 
     Args:
       previous: name of the one before it.
@@ -207,13 +207,13 @@ def find_readable(path: Path, previous: str) -> tuple[Path, list[str]]:
 
 
 def _describe(tensor: Tensor) -> str:
-    """Dtype and shape."""
+    """Format the dtype and the shape of a tensor, for an error."""
     dtype = str(tensor.dtype).removeprefix("torch.")
     return f"{dtype} {list(tensor.shape)}"
 
 
 def _describe_array(array: object) -> str:
-    """Dtype and shape of what an archive holds; a damaged one may hold bytes in place of an array."""
+    """Format the dtype and the shape of an array of a checkpoint; for anything else, which means damage, its type."""
     if not isinstance(array, np.ndarray):
         return type(array).__name__
     return f"{array.dtype} {list(array.shape)}"

@@ -44,7 +44,7 @@ SCALAR_FIELDS = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Schedule:
-    """How a scalar changes over the updates, as a factor of its initial value."""
+    """Schedule of a scalar over the updates, as a factor of its initial value."""
 
     kind: Literal["constant", "linear", "cosine"] = "constant"
     """Shape of the schedule, as a factor of the initial value."""
@@ -58,7 +58,7 @@ class Schedule:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AdamConfig:
-    """Settings of Adam; with a decoupled weight decay, of AdamW."""
+    """Settings of Adam, or of AdamW if the weight decay is decoupled."""
 
     b1: DecayRate = 0.9
     """Decay rate of the first-moment estimate."""
@@ -138,7 +138,7 @@ class PPOConfig:
     """Bootstrap with V(s_T) when an episode is truncated; if off, truncation counts as termination. Default: on."""
 
     def __post_init__(self) -> None:
-        """Check the ranges, and that batches can be divided.
+        """Check the ranges of all fields, and that batches divide evenly into minibatches, microbatches and shards.
 
         Raises:
           ValueError: names the field.
@@ -173,13 +173,13 @@ class PPOConfig:
 
     @property
     def n_envs_per_shard(self) -> int:
-        """Number of environments of one shard."""
+        """Return the number of environments of one shard."""
         return self.n_envs // self.n_shards
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Config:
-    """A learning problem: the algorithm, the environment, the agent."""
+    """Complete settings of a learning problem: PPO, the environment and the agent."""
 
     ppo: PPOConfig
     """The algorithm's settings."""
@@ -193,7 +193,7 @@ class Config:
     """Gathers the shards of all processes. None: this process holds them all."""
 
     def __post_init__(self) -> None:
-        """Check what the environment and the network ask of the sizes.
+        """Check that the sizes suit the environment and the network: one shard with memory or host environments.
 
         Raises:
           ValueError: names the field.
@@ -212,7 +212,7 @@ class Config:
             self._check_whole_environments()
 
     def _check_whole_environments(self) -> None:
-        """Check that minibatches and microbatches are of whole environments, as a network with memory needs."""
+        """Check that each minibatch and microbatch can hold whole environments, as a network with memory needs."""
         n_envs = self.ppo.n_envs
         for name in ("n_minibatches", "n_microbatches"):
             n = getattr(self.ppo, name)
@@ -224,7 +224,7 @@ class Config:
             n_envs //= n
 
     def without_scalars(self) -> Config:
-        """The same with the defaults of `SCALAR_FIELDS`."""
+        """Return the config with every field of `SCALAR_FIELDS` at its default."""
         defaults = PPOConfig()
         scalars = {name: getattr(defaults, name) for name in SCALAR_FIELDS}
         ppo = dataclasses.replace(self.ppo, **scalars)

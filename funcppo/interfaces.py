@@ -69,7 +69,7 @@ QUADRATURE = tuple(zip(_NODES.tolist(), (_WEIGHTS / _WEIGHTS.sum()).tolist()))
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Distribution(Generic[ActionParams]):
-    """How a network's output is read as a distribution over actions.
+    """Functions that read a network's output as a distribution over actions.
 
     Functions that their modules have by their names let later processes find the compiled training step on disk.
     """
@@ -85,14 +85,14 @@ class Distribution(Generic[ActionParams]):
 
 
 class HasLogits(Protocol):
-    """An output that stands for a categorical distribution, or for several."""
+    """Output that describes one categorical distribution or several by its `logits`."""
 
     @property
     def logits(self) -> F32[Tensor, "B S"] | F32[Tensor, "B D S"]: ...
 
 
 class HasMeanAndStd(Protocol):
-    """An output that stands for a normal distribution with independent components."""
+    """Output that describes a normal distribution with independent components by mean and log standard deviation."""
 
     @property
     def mean(self) -> F32[Tensor, "B U"]: ...
@@ -156,7 +156,7 @@ MULTI_CATEGORICAL: Distribution[HasLogits] = Distribution(
 
 
 def negative_kl_to_prior(out: Any) -> F32[Tensor, "B"]:
-    """-KL(policy, prior) in nats, the entropy relative to the prior.
+    """Compute -KL(policy, prior) in nats for each row [B]: the entropy relative to the prior.
 
     As a bonus it draws the policy to the prior and not to uniform choices: with weight tau the best policy is
     proportional to prior * exp(Q / tau), where Q is the return of each action.
@@ -220,12 +220,12 @@ def _squashed_sample(
 
 
 def _squashed_mode(output: HasMeanAndStd) -> F32[Tensor, "B U"]:
-    """The squashed mean, which is the median: the density itself may have two peaks, at the ends."""
+    """Return the squashed mean [B, U], which is the median; the density itself may have two modes, at the ends."""
     return _squash(output.mean)
 
 
 def _squash(u: F32[Tensor, "B U"]) -> F32[Tensor, "B U"]:
-    """tanh(u); at most the largest number below 1, whose inverse is finite."""
+    """Compute tanh(u), clamped to the largest number below 1 so that its inverse is finite."""
     largest = 1.0 - torch.finfo(u.dtype).eps / 2
     return torch.tanh(u).clamp(-largest, largest)
 
@@ -233,7 +233,7 @@ def _squash(u: F32[Tensor, "B U"]) -> F32[Tensor, "B U"]:
 def _squashed_log_prob(
     output: HasMeanAndStd, action: F32[Tensor, "B U"]
 ) -> F32[Tensor, "B"]:
-    """log N(u) - sum log(1 - tanh(u)^2), u = artanh(action).
+    """Compute log N(u) - sum log(1 - tanh(u)^2), u = artanh(action), for each row [B].
 
     It is exact for the action that was executed: 1 - action has no rounding error where it is small.
     """
@@ -242,7 +242,7 @@ def _squashed_log_prob(
 
 
 def _squashed_entropy(output: HasMeanAndStd) -> F32[Tensor, "B"]:
-    """H(N) + sum E[log(1 - tanh(u)^2)], the mean by Gauss-Hermite quadrature.
+    """Compute H(N) + sum E[log(1 - tanh(u)^2)] for each row [B], the mean by Gauss-Hermite quadrature.
 
     There is no closed form. The error is below 0.001 nats a component for deviations up to 1, and 0.1 up to e.
     """
@@ -255,7 +255,7 @@ def _squashed_entropy(output: HasMeanAndStd) -> F32[Tensor, "B"]:
 
 
 def _log_tanh_slope(u: F32[Tensor, "B U"]) -> F32[Tensor, "B U"]:
-    """log(1 - tanh(u)^2) = 2 (log 2 - |u| - log(1 + exp(-2 |u|)))."""
+    """Compute log(1 - tanh(u)^2) stably, as 2 (log 2 - |u| - log(1 + exp(-2 |u|)))."""
     size = u.abs()
     return 2.0 * (math.log(2.0) - size - torch.log1p(torch.exp(-2.0 * size)))
 
@@ -274,7 +274,7 @@ Settings: TypeAlias = Any
 
 
 def check_settings(settings: object, name: str) -> None:
-    """Check that settings hold no tensor, however deep.
+    """Check that settings contain no tensor at any depth.
 
     Args:
       name: of the settings, for an error.
@@ -292,7 +292,7 @@ def check_settings(settings: object, name: str) -> None:
 
 
 def _parts(settings: object) -> list[tuple[str, object]]:
-    """The parts of a record or of a container, and how Python writes each."""
+    """List the fields of a record or the items of a container, each with its access text such as `.name` or `[0]`."""
     # of a NamedTuple
     names: Iterable[str] = getattr(settings, "_fields", ())
     if is_dataclass(settings) and not isinstance(settings, type):
@@ -310,7 +310,7 @@ def _parts(settings: object) -> list[tuple[str, object]]:
 
 
 class ActorCriticOutput(Protocol):
-    """The output of a network, as far as the learner reads it; the rest is for the agent's `Distribution`."""
+    """Output of a network as far as the learner reads it; the agent's `Distribution` reads further fields."""
 
     @property
     def value(self) -> F32[Tensor, "B"]: ...
@@ -322,7 +322,7 @@ Memory: TypeAlias = Any
 
 
 class Timestep(NamedTuple):
-    """The transition just made. The observation that it leads to is `observe(state)`, before any reset."""
+    """Reward and end flags of the transition just made; `observe(state)` is its next observation, before any reset."""
 
     reward: F32[Tensor, "B"]
     terminated: Bool[Tensor, "B"]  # the task is over: no reward can follow
@@ -332,7 +332,7 @@ class Timestep(NamedTuple):
 
 
 class MaskedObservation(NamedTuple):
-    """An observation that says which actions are legal; `nets.mlp` reads it, and so may a network of your own."""
+    """Observation with a mask of legal actions; `nets.mlp` reads it, and any other network may."""
 
     features: F32[Tensor, "B F"]
     # The action is legal; some action of each row is. Of several actions at once: side by side, some of each.
@@ -340,12 +340,12 @@ class MaskedObservation(NamedTuple):
 
 
 class NoWorld(NamedTuple):
-    """The world of an environment that needs none."""
+    """Empty world, for an environment that reads no tensors beside its state."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EnvironmentSpec:
-    """The sizes that a network is built for."""
+    """Sizes and dtypes of observations and actions, from which a network is built."""
 
     observation_size: NonNegativeInt
     """Number of numbers in an observation of one row."""
@@ -359,7 +359,7 @@ class EnvironmentSpec:
     """Sizes of several discrete actions that are taken at once; an action is then I64 [B, D]."""
 
     def __post_init__(self) -> None:
-        """Raise ValueError naming a field that is out of range, or sizes of actions that contradict the others."""
+        """Raise ValueError naming a field that is out of range, or action sizes that contradict the other fields."""
         check_fields(self)
         if self.action_sizes is None:
             return
@@ -374,13 +374,13 @@ class EnvironmentSpec:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of one row's observation."""
+        """Return the shape of one row's observation."""
         return self.observation_shape or (self.observation_size,)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Environment(Generic[World, State, Obs, ResetSample]):
-    """An environment: its functions, their settings, and what is static about it."""
+    """Environment: its pure functions, their settings, and static facts about it."""
 
     cfg: Settings
     """Settings: the first argument of each function."""
@@ -428,7 +428,7 @@ class Environment(Generic[World, State, Obs, ResetSample]):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HostEnvironment:
-    """What stands for an environment that steps on the host, where its steps would have to be pure.
+    """Pure stand-in for an environment that steps on the host, used where its steps would have to be pure.
 
     Such an environment goes on from the last state that it returned, and refuses any other. A rollout calls it step by
     step; nothing compiles, captures or vectorises it.
@@ -446,7 +446,7 @@ class HostEnvironment:
 def _apply_without_memory(
     cfg: Settings, world: object, params: object, obs: object, /
 ) -> Any:
-    """The `apply` of a network with memory."""
+    """Raise TypeError: the default `apply` of a network with memory; `rollout.apply_agent` applies such a network."""
     raise TypeError(
         "apply: expected a network without memory, got one with: use funcppo.rollout.apply_agent"
     )
@@ -457,7 +457,7 @@ _DEFAULT_DISTRIBUTION: Distribution[Any] = CATEGORICAL
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Agent(Generic[World, Params, Obs, Output]):
-    """A network and how it acts: its functions, their settings, and the distribution that its output stands for."""
+    """Network and its way to act: its functions, their settings, and the action distribution that reads its output."""
 
     cfg: Settings
     """Settings: the first argument of each function."""
@@ -488,7 +488,7 @@ class Agent(Generic[World, Params, Obs, Output]):
     `apply_recurrent` receives its result in place of the observations. None: there is no such part."""
 
     def __post_init__(self) -> None:
-        """Check what the functions and settings of an agent must be together.
+        """Check that an agent has `apply`, or `initial_memory` and `apply_recurrent`, and a valid `action_key_steps`.
 
         Raises:
           TypeError: there is not either `apply`, or what a network with memory needs.

@@ -95,7 +95,7 @@ if TYPE_CHECKING:  # it imports the compiler, which an eager run does without
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Learner(Generic[Params, State]):
-    """Proximal policy optimisation of one network in one environment: two pure functions, `init` and `step`."""
+    """Proximal policy optimisation of one network in one environment, as two pure functions: `init` and `step`."""
 
     cfg: Config
     world: object  # tensors of the environment that no step changes
@@ -103,7 +103,7 @@ class Learner(Generic[Params, State]):
     group: Processes | None = None
 
     def init(self, key: I64[Tensor, "2"]) -> TrainState[Params, State]:
-        """The state before the first update, on the device of the key. Of several processes the key of rank 0 counts.
+        """Build the state before the first update, on the key's device. Among several processes, rank 0's key is used.
 
         Raises:
           TypeError: params, or the state of the environment, are no tree of tensors.
@@ -112,7 +112,7 @@ class Learner(Generic[Params, State]):
         return self.scatter(self.init_whole(key))
 
     def init_whole(self, key: I64[Tensor, "2"]) -> TrainState[Params, State]:
-        """The state before the first update with all its shards.
+        """Build the state before the first update, with all shards.
 
         Raises:
           TypeError: params, or the state of the environment, are no tree of tensors.
@@ -124,7 +124,7 @@ class Learner(Generic[Params, State]):
     def scatter(
         self, state: TrainState[Params, State]
     ) -> TrainState[Params, State]:
-        """The part of a whole state that this process works on; all of it in a single process.
+        """Return this process's share of a whole state; in a single process, the whole state.
 
         Of several processes each must call it; the state of rank 0 counts.
         """
@@ -138,7 +138,7 @@ class Learner(Generic[Params, State]):
     def gather(
         self, state: TrainState[Params, State]
     ) -> TrainState[Params, State]:
-        """The whole state, to be saved or evaluated, from the part that this process works on.
+        """Return the whole state, to be saved or evaluated, given this process's share of it.
 
         Of several processes each must call it, and each receives the whole.
         """
@@ -151,7 +151,8 @@ class Learner(Generic[Params, State]):
     def step(
         self, state: TrainState[Params, State]
     ) -> tuple[TrainState[Params, State], Metrics]:
-        """Make one update: a rollout of n_steps, then n_epochs over it. The state handed in stays as it is.
+        """Make one update, a rollout of n_steps and n_epochs over it; return the next state and the metrics.
+        The given state is left unchanged.
 
         Returns:
           The state after the update, and its metrics.
@@ -169,7 +170,7 @@ class Learner(Generic[Params, State]):
 
 
 def _with_named_errors(cfg: Config) -> Config:
-    """The settings with functions whose errors name them: not for a step, which is looked up by its functions."""
+    """Return the config with functions whose errors name them, not for steps, which are cached by their functions."""
     agent = cfg.agent
     named = {"init": partial(call_named, "init of the network", agent.init)}
     if agent.initial_memory is not None:
@@ -182,7 +183,7 @@ def _with_named_errors(cfg: Config) -> Config:
 
 
 class _Learnt(NamedTuple):
-    """What an update changes by gradients: all of one dtype."""
+    """Tensors that gradients change in an update; all share one dtype."""
 
     params: object
     mu: object
@@ -190,7 +191,7 @@ class _Learnt(NamedTuple):
 
 
 def _check_state(state: Any) -> None:
-    """Check a state that is handed in, whose parts may have been replaced.
+    """Check a state that a user hands in and may have modified: its type, and one dtype for parameters and moments.
 
     Raises:
       TypeError: it is no state, or its params and moments differ in dtype.
@@ -214,7 +215,7 @@ AnyState: TypeAlias = TrainState[Any, Any]
 def own_state(
     learner: AnyLearner, state: AnyState, name: str
 ) -> Generator[None]:
-    """Check the state that a function receives, and say why the function fails with it.
+    """Check the state that a function receives, and explain an error that the state causes in the block.
 
     Args:
       name: of the function.
@@ -242,7 +243,7 @@ def own_state(
 def _describe_difference(
     learner: AnyLearner, state: AnyState, name: str
 ) -> str:
-    """Where a state differs from those of a learner; empty if it does not, or if the learner can make none."""
+    """Describe where a state differs from the learner's own; empty if nowhere, or if the learner cannot make one."""
     try:
         key = random.key(0, state.key.device)
         own = train_step.init(learner.cfg, learner.world, key)
@@ -257,7 +258,7 @@ def _describe_difference(
 
 
 def _describe_failure(learner: AnyLearner, state: AnyState) -> str:
-    """Which function of the environment fails in a step, as it is made again; empty if it is none of them."""
+    """Repeat a step to name the function of environment or network that fails; empty if none of them does."""
     try:
         train_step.train_step(
             _with_named_errors(learner.cfg), learner.world, state
@@ -271,7 +272,7 @@ def _describe_failure(learner: AnyLearner, state: AnyState) -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class CompiledLearner(Generic[Params, State]):
-    """A learner whose step is compiled and, on a GPU, replayed as a CUDA graph."""
+    """Learner whose step is compiled and, on a GPU, replayed as a CUDA graph."""
 
     # which strategy is in use, how it is replayed, and why no faster one is
     record: StrategyRecord
@@ -283,7 +284,7 @@ class CompiledLearner(Generic[Params, State]):
     def step(
         self, state: TrainState[Params, State]
     ) -> tuple[TrainState[Params, State], Metrics]:
-        """Make one update, as `Learner.step`.
+        """Make one update like `Learner.step`; return the next state and the metrics.
 
         The state that is returned lives in buffers that the next call overwrites. So call `state, metrics =
         fast.step(state)` in a loop, and copy a state that must outlive the next call: `fp.tree.map(torch.clone,
@@ -323,7 +324,7 @@ def ppo(
 def ppo(
     *, env: object, network: object, world: object = None, **options: Any
 ) -> AnyLearner:
-    """Proximal policy optimisation of a network in an environment.
+    """Build a learner: proximal policy optimisation of a network in an environment.
 
     Args:
       env: the environment, e.g. `fp.envs.cartpole()` or one of your own (`funcppo.interfaces`).
@@ -384,7 +385,7 @@ def _build_agent(network: object, env: AnyEnvironment) -> AnyAgent:
 
 
 def distribute(learner: Learner[Params, State]) -> Learner[Params, State]:
-    """Share the shards of a learner among the processes that torchrun started: each works on as many.
+    """Share the shards of a learner equally among the processes that torchrun started; return this process's learner.
 
         torchrun --nproc-per-node 2 learn.py
 
@@ -429,7 +430,7 @@ def distribute(learner: Learner[Params, State]) -> Learner[Params, State]:
 
 
 def settings_text(cfg: Config) -> dict[str, str]:
-    """The settings of a learning problem as text, equal in every process: what a checkpoint and its learner share."""
+    """Return {setting: its text}, equal in every process, to compare a checkpoint with its learner."""
     ppo = {
         field.name: repr(getattr(cfg.ppo, field.name))
         for field in fields(cfg.ppo)
@@ -442,7 +443,7 @@ def settings_text(cfg: Config) -> dict[str, str]:
 
 
 def _text(value: object) -> str:
-    """A setting as text: a function by its name, not by its address."""
+    """Format a setting as text that is equal in every process: a function by its name, not by its address."""
     if is_dataclass(value) and not isinstance(value, type):
         parts = [
             f"{field.name}={_text(getattr(value, field.name))}"
@@ -463,7 +464,7 @@ def compile(
     tolerance: float | None = None,
     graphs: Literal["auto", "off", "trees"] = "auto",
 ) -> CompiledLearner[Params, State]:
-    """Compile the step of a learner by the fastest strategy that works here, and capture it as a CUDA graph on a GPU.
+    """Compile a learner's step by the fastest strategy that works here, and capture it as a CUDA graph on a GPU.
 
     A strategy is used only if its results equal those of the eager step. Compiling takes a minute or two the first
     time; results are cached on disk.
@@ -514,7 +515,7 @@ def compile(
 
 
 def check_functions(learner: AnyLearner, state: AnyState) -> None:
-    """Check that network and environment are pure, on one step; an environment that steps on the host is left out.
+    """Check on one step that network and environment are pure; an environment on the host is skipped.
 
     Raises:
       TypeError: one of them returns another structure, shape or dtype than it should: see `rollout.rollout_step`.
@@ -544,7 +545,7 @@ def check_functions(learner: AnyLearner, state: AnyState) -> None:
 
 
 def check_vectorised(learner: AnyLearner, states: AnyState) -> None:
-    """Check that `torch.vmap` maps network and environment, on one step of several learners.
+    """Check on one step of several learners that `torch.vmap` maps network and environment.
 
     Args:
       states: of the learners, stacked.
@@ -571,7 +572,7 @@ def _try_functions(
     call: Callable[..., Any],
     sample: Callable[..., Tensor],
 ) -> I64[Tensor, "... B 2"]:
-    """Call each function of environment and network once by `call`; the keys of its rows."""
+    """Call each function of environment and network once through `call`; return the keys of the rows."""
     env = cfg.env
     settings = (env.cfg, world)
     n_rows = tree.leaves(state.env_state)[0].shape[key.ndim - 1]
@@ -598,7 +599,7 @@ def _apply_network(
     obs: Any,
     call: Callable[..., Any],
 ) -> Any:
-    """The output of the network, which is called by `call`."""
+    """Apply the network through `call`, which runs the function under a name, and return its output."""
 
     def apply(params: Any, observation: Any, memory: Any) -> dict[str, Any]:
         output, memory = apply_agent(
@@ -623,7 +624,7 @@ def _compile(
     backend: str,
     tolerance: float,
 ) -> CompiledLearner[Params, State]:
-    """The compiled learner; of several processes each tries what the others try."""
+    """Compile and capture the learner's step; several processes try the same strategies together."""
     from funcppo.runtime.capture import capture
     from funcppo.runtime.compile import (
         ROLLOUT_PARTS,
@@ -680,7 +681,7 @@ def _roll_out(
     parts: StepFunctions,
     state: AnyState,
 ) -> Rollout:
-    """A rollout of environments on the host; random numbers are those of the compiled part.
+    """Roll out host environments, with the random numbers that the compiled functions sample.
 
     Args:
       cfg: with the stand-in of the environment.
@@ -701,7 +702,7 @@ def _learn(
     parts: StepFunctions,
     state_and_rollout: tuple[AnyState, Rollout],
 ) -> tuple[tuple[AnyState, Rollout], Metrics]:
-    """The state after learning from a rollout, beside that rollout."""
+    """Learn from a rollout; return (next state, the same rollout) and the metrics."""
     state, rollout = state_and_rollout
     next_state, metrics = train_step.learn(cfg, world, state, rollout, parts)
     return (next_state, rollout), metrics
@@ -728,7 +729,7 @@ def prepare_step(
     uncompiled_seconds: float | None = None,
     decide: Callable[[bool], bool] = bool,
 ) -> tuple[CapturedStep[TrainState[Any, Any], Metrics], StrategyRecord]:
-    """Compile or capture a training step; with strategy auto, one of a run too short to repay that is not compiled.
+    """Compile or capture a training step; strategy auto compiles only if the run is long enough to repay it.
 
     Args:
       state: the first state; it is copied.
@@ -806,7 +807,9 @@ def _measure_updates(
     decide: Callable[[bool], bool],
     capture_bodies: Callable[[], CapturedStep[Any, Any]],
 ) -> tuple[CapturedStep[Any, Any] | None, float]:
-    """The step that was timed, and the seconds of all updates within the deadline; None where that is too near."""
+    """Time one update; return the captured step and the estimated seconds of all updates, at most until the deadline.
+    The step is None if `decide` rules out compiling by the time left alone, before any timing.
+    """
     seconds = deadline.seconds_left if deadline else 0.0
     if not decide(seconds >= min_seconds):
         return None, seconds
@@ -816,7 +819,7 @@ def _measure_updates(
 
 
 def _time_call(fn: Callable[..., object], *args: object) -> float:
-    """Seconds of a call, up to the end of what it starts on a GPU."""
+    """Measure the seconds of a call, including the work that it starts on a GPU."""
     _wait_for_gpu()
     start = time.perf_counter()
     fn(*args)
@@ -832,7 +835,7 @@ def _wait_for_gpu() -> None:
 def decide_to_compile(
     ppo: PPOConfig, device_type: str, uncompiled_seconds: float | None
 ) -> tuple[bool, str]:
-    """Whether compiling repays in a run, and the numbers by which it does or does not.
+    """Decide whether compiling repays in a run; return the decision and its numbers as text.
 
     Args:
       uncompiled_seconds: the time of all updates, by which a GPU decides; None if it was not measured.
@@ -847,7 +850,7 @@ def decide_to_compile(
 
 
 def n_calls(ppo: PPOConfig) -> int:
-    """Number of rollout steps and microbatches in a whole run."""
+    """Count the rollout steps and microbatches of a whole run."""
     microbatches_per_update = (
         ppo.n_epochs * ppo.n_minibatches * ppo.n_microbatches
     )
@@ -855,7 +858,7 @@ def n_calls(ppo: PPOConfig) -> int:
 
 
 def describe_strategy(record: StrategyRecord) -> str:
-    """Return a line that says which strategy is used, and why not another."""
+    """Format on one line which strategy is used, and why others are not."""
     line = f"strategy {record.strategy} on {record.device}, replayed by: {record.replay_mode}"
     if record.skip_reason:
         line += f"; others not tried: {record.skip_reason}"

@@ -43,7 +43,7 @@ _WANDB_ACCOUNT = "an account of W&B (`wandb login`), or WANDB_MODE=offline"
 
 
 def to_scalars(metrics: Metrics) -> dict[str, float]:
-    """The metrics of one update as Python numbers, with one wait for the device.
+    """Return the metrics of one update as Python numbers by name, with one wait for the device.
 
     Returns:
       n_episodes, episode_return, episode_length: number of episodes that ended, and the means over them.
@@ -83,7 +83,7 @@ def to_scalars(metrics: Metrics) -> dict[str, float]:
 
 
 def append(path: Path, *rows: Row) -> None:
-    """Add the line of one update, or its lines.
+    """Append the rows of one update to a log file, one line each.
 
     Raises:
       OSError: names the file, which may hold a part of the line: `truncate` removes it.
@@ -93,7 +93,8 @@ def append(path: Path, *rows: Row) -> None:
 
 
 def mean_over_seeds(rows: Sequence[Row]) -> list[Row]:
-    """One row an update, with the means of its rows of several seeds; other rows stay as they are.
+    """Average the rows of several seeds update by update; return one row for each update.
+    Rows without a seed stay as they are.
 
     Numbers that are not finite, and those that a row lacks, are left out of a mean.
     """
@@ -104,7 +105,7 @@ def mean_over_seeds(rows: Sequence[Row]) -> list[Row]:
 
 
 def _mean_row(rows: list[Row]) -> Row:
-    """The mean of the rows of an update."""
+    """Average the rows of one update over seeds; a metric without a finite value becomes NaN."""
     if "seed" not in rows[0]:
         return rows[0]
     mean: Row = {}
@@ -117,7 +118,7 @@ def _mean_row(rows: list[Row]) -> Row:
 
 
 def is_row(value: object) -> bool:
-    """Whether a value of JSON is the row of an update."""
+    """Check whether a JSON value is the row of an update: an object with an integer `update`."""
     return isinstance(value, dict) and isinstance(value.get("update"), int)
 
 
@@ -147,7 +148,7 @@ def read(path: Path) -> list[Row]:
 
 
 def read_header(path: Path) -> Json:
-    """Read what the first line of a log says beside its format; nothing where there is no log or no such line."""
+    """Read the fields of a log's first line, without its format version; empty if there is no log or no header."""
     if not path.exists():
         return {}
     first, *others = path.read_bytes().split(b"\n")
@@ -160,7 +161,7 @@ def read_header(path: Path) -> Json:
 
 
 def package_versions() -> Json:
-    """The versions that the last bits of a result depend on."""
+    """Return the versions of Python, PyTorch and funcppo, on which the last bits of a result depend."""
     import torch
 
     return {
@@ -171,7 +172,7 @@ def package_versions() -> Json:
 
 
 def run_header(record: StrategyRecord | None) -> Json:
-    """What the first line of a log says of the updates after it: how they are made, and the versions.
+    """Return the header that a log starts with: the strategy of the updates, and the package versions.
 
     Args:
       record: how the step is run; None where it is eager, and no strategy was chosen.
@@ -185,7 +186,7 @@ def run_header(record: StrategyRecord | None) -> Json:
 def truncate(
     path: Path, last_update: int, header: Json | None = None
 ) -> list[str]:
-    """Make a log ready for the updates after a checkpoint: drop later rows.
+    """Drop the rows of a log after update `last_update`, so that a run continues from its checkpoint; return notes.
 
     Args:
       path: the log; it is created if it is missing.
@@ -218,7 +219,7 @@ def truncate(
 
 
 def _to_line(row: Row) -> bytes:
-    """A row as JSON, which has no NaN: null stands for a number that is not finite."""
+    """Format a row as one line of JSON, with null for every number that is not finite."""
     finite_row = {
         name: None
         if isinstance(value, float) and not math.isfinite(value)
@@ -232,7 +233,7 @@ def _to_line(row: Row) -> bytes:
 
 
 def check_loggers(names: Sequence[LoggerName]) -> None:
-    """Check that the packages of some loggers are there, and W&B's account where it is online.
+    """Check that the packages of the named loggers are installed and, for W&B online, that an account is configured.
 
     Raises:
       FieldError: a name is unknown, a package is missing, or W&B has no account.
@@ -253,7 +254,7 @@ def check_loggers(names: Sequence[LoggerName]) -> None:
 
 
 def _has_wandb_account() -> bool:
-    """Whether W&B is offline, by a variable or by `wandb offline`, or finds a key, valid or not."""
+    """Return whether W&B is set to offline or finds an API key, valid or not."""
     import wandb
 
     mode = os.environ.get("WANDB_MODE") or wandb.setup().settings.mode
@@ -268,7 +269,7 @@ def open_loggers(
     rows: Sequence[Row],
     settings: Mapping[str, Any],
 ) -> Generator[list[LogFn], None, None]:
-    """Open loggers for the rest of a run, and close them at its end.
+    """Open the named loggers for the rest of a run, yield them, and close them at the end.
 
     Args:
       names: which; jsonl is metrics.jsonl itself and adds nothing.
@@ -298,7 +299,7 @@ def open_loggers(
 
 
 def _open_csv(path: Path, rows: Sequence[Row], stack: ExitStack) -> LogFn:
-    """A line an update, written when the log is closed; a number that is not finite is empty, as it is null there."""
+    """Return a function that collects rows; they are written as CSV when the log is closed, with null left empty."""
     lines = list(rows)
 
     def write() -> None:
@@ -320,7 +321,7 @@ def _open_csv(path: Path, rows: Sequence[Row], stack: ExitStack) -> LogFn:
 def _open_tensorboard(
     folder: Path, rows: Sequence[Row], stack: ExitStack
 ) -> LogFn:
-    """Scalars of TensorBoard, under their names in metrics.jsonl."""
+    """Return a function that logs a row to TensorBoard, under the names of metrics.jsonl."""
     from torch.utils.tensorboard.writer import SummaryWriter
 
     # Event files cannot be cut at an update, so all of them are written again.
@@ -345,7 +346,7 @@ def _open_wandb(
     settings: Mapping[str, Any],
     stack: ExitStack,
 ) -> LogFn:
-    """A run of Weights & Biases, online or offline as its own variables say (WANDB_MODE, WANDB_PROJECT)."""
+    """Return a function that logs a row to Weights & Biases, online or offline as WANDB_MODE says."""
     import wandb
 
     id_file = folder / "wandb" / "funcppo-id.txt"
@@ -371,7 +372,7 @@ def _open_wandb(
 
 
 def _scalars(row: Row) -> dict[str, float]:
-    """The finite numbers of a line."""
+    """Return the finite numbers of a row by name, without `update`."""
     return {
         name: float(value)
         for name, value in row.items()

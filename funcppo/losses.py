@@ -19,7 +19,7 @@ Rows = TypeVar("Rows")  # a tree whose leaves have one leading axis
 
 
 class Scalars(NamedTuple):
-    """Hyperparameters that may change from update to update without a new graph; named as in `PPOConfig`."""
+    """Hyperparameters that may change between updates without a new graph; named as in `PPOConfig`."""
 
     learning_rate: F32[Tensor, ""]
     clip_eps: F32[Tensor, ""]
@@ -31,14 +31,14 @@ class Scalars(NamedTuple):
 
 
 class Sequence(NamedTuple):
-    """What a network with memory reads beside transitions, which are then T steps of B environments, time-major."""
+    """Episode ends and initial memory, which a network with memory needs beside time-major transitions [T * B]."""
 
     done: Bool[Tensor, "TB"]  # an episode ends with the transition
     memory: Memory  # [B, ...], before the first step
 
 
 class Batch(NamedTuple, Generic[Obs]):
-    """Transitions to learn from: those of a rollout, or of a minibatch."""
+    """Transitions to learn from, of a whole rollout or of one minibatch."""
 
     obs: Obs  # what the action was chosen on
     action: Tensor
@@ -51,7 +51,7 @@ class Batch(NamedTuple, Generic[Obs]):
 
 
 class LossMetrics(NamedTuple):
-    """The loss of one minibatch, its parts, and measures of how far the policy has moved."""
+    """Loss of one minibatch, its terms, and measures of how far the policy has moved."""
 
     loss: F32[Tensor, ""]
     policy_loss: F32[Tensor, ""]
@@ -76,7 +76,7 @@ def loss_fn(
     batch: Batch[Obs],
     scalars: Scalars,
 ) -> tuple[F32[Tensor, ""], LossMetrics]:
-    """The loss of PPO: policy loss - entropy_coef * entropy + value_coef * value loss.
+    """Compute the PPO loss, policy loss - entropy_coef * entropy + value_coef * value loss, and its metrics.
 
     Each part, and each metric, is a mean over the rows that are finite (`finite_rows`) and within the network's
     capacity. Advantages are normalised over all finite rows before: the capacity limits what the network computes, and
@@ -143,7 +143,7 @@ def loss_fn(
 
 
 def finite_rows(batch: Batch[Obs]) -> Bool[Tensor, "TB"]:
-    """Whether a row can be learnt from: an unknown reward, say, leaves it without an advantage.
+    """Return the mask [TB] of rows whose log probability, value, advantage and value target are all finite.
 
     An observation is judged by what the behaviour policy made of it.
     """
@@ -158,7 +158,7 @@ def finite_rows(batch: Batch[Obs]) -> Bool[Tensor, "TB"]:
 def _without_bad_rows(
     is_finite: Bool[Tensor, "TB"], batch: Batch[Obs]
 ) -> Batch[Obs]:
-    """The batch with 0 for every floating-point number of a row that is not finite.
+    """Zero the floating-point numbers of rows that are not finite; in sequences, zero each non-finite number.
 
     What a network with memory has seen and remembers stays, as later rows depend on it; only its own bad numbers are 0.
     """
@@ -183,7 +183,7 @@ def _apply_to_batch(
     params: object,
     batch: Batch[Obs],
 ) -> Any:
-    """The output of the network for every row; one with memory goes through the steps again, from the memory before.
+    """Apply the network to every row; a network with memory replays the steps from the initial memory.
 
     Gradients flow back through all steps of an episode that the rollout holds.
     """
@@ -198,7 +198,7 @@ def _apply_to_batch(
 
 
 def _zero_other_rows(mask: Bool[Tensor, "TB"], rows: Rows) -> Rows:
-    """The rows of the mask; in others every floating-point number is 0."""
+    """Keep the rows of the mask; set every floating-point number of the remaining rows to 0."""
 
     def select(x: Tensor) -> Tensor:
         if not x.is_floating_point():
@@ -211,7 +211,7 @@ def _zero_other_rows(mask: Bool[Tensor, "TB"], rows: Rows) -> Rows:
 def masked_mean(
     mask: Bool[Tensor, "TB"], x: F32[Tensor, "TB"]
 ) -> F32[Tensor, ""]:
-    """The mean over the rows of the mask; 0 if there are none."""
+    """Compute the mean over the rows of the mask; 0 if the mask is empty."""
     return torch.where(mask, x, 0.0).sum() / mask.to(x.dtype).sum().clamp_min(
         1.0
     )
@@ -223,7 +223,7 @@ def policy_loss(
     clip_eps: F32[Tensor, ""],
     mean: MeanFn = torch.mean,
 ) -> F32[Tensor, ""]:
-    """The clipped surrogate loss, -E[min(r A, clip(r, 1 - eps, 1 + eps) A)].
+    """Compute the clipped surrogate loss, -E[min(r A, clip(r, 1 - eps, 1 + eps) A)].
 
     Args:
       ratio: r = pi(a|s) / pi_old(a|s).
@@ -245,7 +245,7 @@ def value_loss(
     clip_eps: F32[Tensor, ""],
     mean: MeanFn = torch.mean,
 ) -> F32[Tensor, ""]:
-    """Mean squared error of the value, or half of it; `cfg.value_loss` names the error.
+    """Compute the mean squared error of the value, or half of it; `cfg.value_loss` selects the kind of error.
 
     plain: of the value itself. clipped_only: of the value clipped to within a range of the old one. clipped_max: the
     larger of the two in each row.
@@ -274,7 +274,8 @@ def value_loss(
 def normalize_advantages(
     cfg: PPOConfig, advantage: F32[Tensor, "TB"]
 ) -> F32[Tensor, "TB"]:
-    """(A - mean) / (deviation + 1e-8) over all finite rows; unchanged if `advantage_ddof` is None.
+    """Compute (A - mean) / (deviation + 1e-8) over all finite rows.
+    Unchanged if `advantage_ddof` is None or there are several shards.
 
     The deviation of a single row is 0. Those of a shard are unchanged: `shards.minibatch_step` normalises them before,
     over the minibatch of all shards.

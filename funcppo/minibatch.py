@@ -40,7 +40,7 @@ from funcppo.rollout import backpropagate, step_memories
 
 
 class UpdateState(NamedTuple):
-    """The carry of an update's loop over minibatches. Parameters and moments are raveled to vectors."""
+    """Carry of the loop over an update's minibatches; parameters and moments are raveled to vectors."""
 
     flat_params: F32[Tensor, "NP"]
     opt_state: AdamState[Tensor]
@@ -51,14 +51,14 @@ class UpdateState(NamedTuple):
 
 
 class MinibatchIndices(NamedTuple):
-    """All minibatches of an update, of all its epochs; without the first axis, one of them."""
+    """Row indices of all minibatches of all epochs of an update; without the first axis, of one minibatch."""
 
     rows: I64[Tensor, "... MB"]  # indices into the batch
     ends_epoch: Bool[Tensor, "..."]  # the last minibatch of an epoch
 
 
 class MinibatchMetrics(NamedTuple):
-    """Measures of one minibatch."""
+    """Loss metrics, gradient norm and flags of one minibatch."""
 
     loss: LossMetrics
     grad_norm: F32[Tensor, ""]  # before clipping
@@ -75,7 +75,7 @@ GradientFn: TypeAlias = Callable[..., tuple[Any, LossMetrics]]
 def ravel_update_state(
     params: Params, opt_state: AdamState[Params]
 ) -> UpdateState:
-    """The state before the first minibatch of an update; of stacked learners, whose step is [L], vectors [L, NP]."""
+    """Build the loop's state before the first minibatch, with vectors [NP], or [L, NP] for L stacked learners."""
     step, *trees = opt_state
     ravel = partial(tree.ravel, n_axes=step.ndim)
     mu, nu = map(ravel, trees)
@@ -101,7 +101,7 @@ def _max_norm(x: Tensor) -> F32[Tensor, "..."]:
 def unravel_update_state(
     params_like: Params, update_state: UpdateState
 ) -> tuple[Params, AdamState[Params]]:
-    """The inverse of `ravel_update_state`.
+    """Return parameters and Adam state as trees; the inverse of `ravel_update_state`.
 
     Args:
       params_like: a tree with the structure and shapes of the parameters.
@@ -127,7 +127,7 @@ def minibatch_loss(
     rows: I64[Tensor, "MB"],
     scalars: Scalars,
 ) -> tuple[F32[Tensor, ""], LossMetrics]:
-    """The loss over some rows of the batch, and its metrics."""
+    """Compute the loss over the given rows of a batch, and its metrics."""
     minibatch = select_rows(cfg, batch, rows)
     return loss_fn(cfg, world, params, minibatch, scalars)
 
@@ -135,7 +135,7 @@ def minibatch_loss(
 def rows_of_environments(
     cfg: Config, environments: I64[Tensor, "... B"]
 ) -> I64[Tensor, "... TB"]:
-    """Rows of a batch that are of the given environments, time-major as the batch: row t * n_envs + b."""
+    """Return the batch rows t * n_envs + b of the given environments b, in time-major order."""
     step = torch.arange(cfg.ppo.n_steps, device=environments.device)
     rows = step[:, None] * cfg.ppo.n_envs + environments[..., None, :]
     return rows.flatten(-2)
@@ -144,7 +144,7 @@ def rows_of_environments(
 def select_rows(
     cfg: Config, batch: Batch[Obs], rows: I64[Tensor, "MB"]
 ) -> Batch[Obs]:
-    """Some rows of a batch; for a network with memory those of whole environments, by `rows_of_environments`."""
+    """Return the given rows of a batch; with memory, rows of whole environments (`rows_of_environments`)."""
     if not isinstance(batch.sequence, losses.Sequence):
         return tree.map(lambda x: x[rows], batch)
 
@@ -163,7 +163,7 @@ def select_rows(
 def split_rows(
     cfg: Config, rows: I64[Tensor, "MB"]
 ) -> I64[Tensor, "n_microbatches MB"]:
-    """The rows of each microbatch; for a network with memory, whole environments."""
+    """Split a minibatch's rows into microbatches [n_microbatches, MB]; with memory, each holds whole environments."""
     n_microbatches = cfg.ppo.n_microbatches
     if cfg.agent.initial_memory is None:
         return rows.view(n_microbatches, -1)
@@ -180,7 +180,7 @@ def loss_gradient(
     rows: I64[Tensor, "MB"],
     scalars: Scalars,
 ) -> tuple[Params, LossMetrics]:
-    """The gradient of the loss over some rows of the batch, and the metrics of the loss."""
+    """Compute the gradient of the loss over the given rows of a batch, and the loss metrics."""
     if isinstance(batch.sequence, losses.Sequence) and keeps_loops():
         sequences = select_rows(cfg, batch, rows)
         return sequence_gradient(cfg, world, params, sequences, scalars)
@@ -199,7 +199,7 @@ def sequence_gradient(
     scalars: Scalars,
     scan: Scan = graph_scan,
 ) -> tuple[Params, LossMetrics]:
-    """As `loss_gradient`, of a network with memory over a batch of whole environments, by two loops over the steps.
+    """Compute `loss_gradient` for a network with memory, over whole environments, by two loops over the steps.
 
     The loss is differentiated in the memory before every step, as if each were given. `rollout.backpropagate` adds
     what goes through the steps before. Automatic differentiation in place of the second loop would need the first one
@@ -239,7 +239,7 @@ def sequence_gradient(
 
 
 def _zero_nonfinite(x: Tensor) -> Tensor:
-    """The tensor with 0 for every NaN and infinity."""
+    """Replace every NaN and infinity of a tensor by 0."""
     if not x.is_floating_point():
         return x
     return torch.where(x.isfinite(), x, 0.0)
@@ -256,7 +256,7 @@ def accumulate_gradients(
     gradient_fn: GradientFn = loss_gradient,
     scan: Scan = scan,
 ) -> tuple[Params, LossMetrics]:
-    """The gradient of the loss over a minibatch, computed microbatch by microbatch.
+    """Compute the gradient of the loss over a minibatch, microbatch by microbatch, and the mean loss metrics.
 
     Args:
       gradient_fn: the gradient over the rows of one microbatch.
@@ -302,7 +302,7 @@ def apply_gradients(
     scalars: Scalars,
     adam_update: Callable[..., tuple[Any, AdamState[Any]]] = optim.update,
 ) -> tuple[UpdateState, MinibatchMetrics]:
-    """Make one step of Adam on clipped gradients.
+    """Make one step of Adam on clipped gradients; return the next loop state and the minibatch metrics.
 
     Nothing changes if the loss, the gradient, a moment or the learning rate is not finite, nor once the KL limit has
     stopped the update: a compiled update does the same work whatever happens, so the minibatches after the stop are
@@ -373,7 +373,7 @@ def apply_gradients(
 
 
 class Moments(NamedTuple):
-    """Count, mean and sum of squared differences from the mean, of some numbers."""
+    """Count, mean and sum of squared differences from the mean, of a set of numbers."""
 
     n: F32[Tensor, "..."]
     mean: F32[Tensor, "..."]
@@ -381,7 +381,7 @@ class Moments(NamedTuple):
 
 
 class ShardedIndices(NamedTuple):
-    """All minibatches of an update, of several shards; without the first axis, one of them."""
+    """Row indices of all minibatches of an update, for several shards; without the first axis, of one minibatch."""
 
     # indices into the batch of each shard that this process holds
     rows: I64[Tensor, "... K MB"]
@@ -395,7 +395,7 @@ ShardGradient = tuple[Tensor, LossMetrics, Tensor]
 
 
 def gather(cfg: Config, own: Sequence[Tree]) -> list[Tree]:
-    """The trees of all shards, in their order.
+    """Return the trees of all shards of all processes, in the order of shards.
 
     Args:
       own: the trees of the shards that this process holds, of floating-point tensors.
@@ -423,7 +423,7 @@ def gather(cfg: Config, own: Sequence[Tree]) -> list[Tree]:
 
 
 def sum_in_order(terms: Sequence[Tree]) -> Tree:
-    """((a + b) + c) + ... leaf by leaf: the same bits, however the terms came together."""
+    """Sum trees leaf by leaf as ((a + b) + c) + ..., so that the bits do not depend on the number of processes."""
     total = terms[0]
     for term in terms[1:]:
         total = tree.map(torch.add, total, term)
@@ -433,7 +433,7 @@ def sum_in_order(terms: Sequence[Tree]) -> Tree:
 def masked_moments(
     mask: Bool[Tensor, "... N"], x: F32[Tensor, "... N"]
 ) -> Moments:
-    """Moments along the last axis, of the numbers that the mask shows; mean 0 if there are none."""
+    """Compute the moments of the masked numbers along the last axis; mean 0 where the mask is empty."""
     n = mask.to(x.dtype).sum(-1)
     mean = torch.where(mask, x, 0.0).sum(-1) / n.clamp_min(1.0)
     squares = torch.where(mask, x - mean[..., None], 0.0) ** 2
@@ -441,7 +441,7 @@ def masked_moments(
 
 
 def merge_moments(shards: Sequence[Moments]) -> Moments:
-    """Moments of the numbers of all shards together.
+    """Merge the moments of all shards into the moments of all their numbers together.
 
     Source: Chan, Golub & LeVeque 1979, "Updating formulae and a pairwise algorithm for computing sample variances".
     """
@@ -467,7 +467,7 @@ def minibatch_step(
     gradient_fn: GradientFn = loss_gradient,
     adam_update: Callable[..., Any] = optim.update,
 ) -> tuple[UpdateState, MinibatchMetrics]:
-    """Forward, loss, backward, clipping and Adam on one minibatch.
+    """Train on one minibatch: forward, loss, backward, clipping and Adam; return the next loop state and metrics.
 
     Args:
       params_like: a tree with the structure and shapes of the parameters; its numbers are not read.
@@ -501,7 +501,7 @@ def minibatch_step(
 
 
 def _normalize(cfg: Config, moments: Moments, batch: Batch[Obs]) -> Batch[Obs]:
-    """A shard's batch with the advantages normalised as by `losses.normalize_advantages`, by given moments."""
+    """Normalise a shard's advantages like `losses.normalize_advantages`, by given moments over all shards."""
     if cfg.ppo.advantage_ddof is None:
         return batch
     degrees_of_freedom = (moments.n - cfg.ppo.advantage_ddof).clamp_min(1.0)
@@ -519,7 +519,7 @@ def _accumulate_over_shards(
     scalars: Scalars,
     gradient_fn: GradientFn,
 ) -> tuple[Tensor, LossMetrics]:
-    """The gradient over a minibatch of all shards, raveled, and its metrics."""
+    """Compute the raveled gradient of the loss over a minibatch of all shards, and its metrics."""
     own: list[ShardGradient] = []
     for batch, shard_rows in zip(batches, rows.unbind()):
         grads, metrics = accumulate_gradients(
@@ -533,7 +533,7 @@ def _accumulate_over_shards(
 def _count_rows(
     cfg: Config, batch: Batch[Obs], rows: I64[Tensor, "MB"]
 ) -> F32[Tensor, ""]:
-    """Number of rows that a loss is a mean over: see `losses.loss_fn`."""
+    """Count the rows of a shard that the loss averages over: see `losses.loss_fn`."""
     agent = cfg.update_agent or cfg.agent
     is_counted = finite_rows(batch)[rows]
     if agent.within_capacity is not None:
@@ -545,7 +545,7 @@ def _count_rows(
 def mean_over_shards(
     shards: Sequence[ShardGradient],
 ) -> tuple[F32[Tensor, "NP"], LossMetrics]:
-    """The gradient and the metrics of a minibatch of all shards.
+    """Average gradient and metrics of a minibatch over all shards, weighted by their numbers of counted rows.
 
     The loss is a mean over rows, so that its derivative is the mean of the shards', weighted by the rows that count.
     Fractions are of all rows, which are as many in each shard.

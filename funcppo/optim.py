@@ -14,7 +14,7 @@ from funcppo.core.types import F32, I64, Params
 
 
 class AdamState(NamedTuple, Generic[Params]):
-    """State of Adam; moments have the structure of the parameters."""
+    """State of Adam: the step count, and two moments with the structure of the parameters."""
 
     step: F32[Tensor, ""]  # optimizer steps so far: minibatches applied
     mu: Params  # running mean of the gradient
@@ -22,7 +22,7 @@ class AdamState(NamedTuple, Generic[Params]):
 
 
 def init(params: Params) -> AdamState[Params]:
-    """The state before the first update."""
+    """Build the Adam state before the first step, with zero moments."""
     like = tree.leaves(params)[0]
     step = torch.zeros((), dtype=like.dtype, device=like.device)
     return AdamState(
@@ -37,7 +37,7 @@ def update(
     params: Params,
     learning_rate: F32[Tensor, ""] | float,
 ) -> tuple[Params, AdamState[Params]]:
-    """Make one step of Adam, or of AdamW.
+    """Make one step of Adam or AdamW; return the new parameters and the new state.
 
         m = b1 m + (1 - b1) g,   v = b2 v + (1 - b2) g^2
         p = p - lr (m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + eps)
@@ -75,7 +75,7 @@ def update(
 
 
 def _bias_correction(decay: float, step: F32[Tensor, ""]) -> F32[Tensor, ""]:
-    """1 - decay^step. In float32 the plain difference loses 4 digits at 0.999 and step 1; expm1 does not."""
+    """Compute 1 - decay^step by expm1; in float32 the plain difference loses 4 digits at decay 0.999 and step 1."""
     if decay == 0:
         return torch.ones_like(step)
     return -torch.expm1(step * math.log(decay))
@@ -84,7 +84,7 @@ def _bias_correction(decay: float, step: F32[Tensor, ""]) -> F32[Tensor, ""]:
 def clip_by_global_norm(
     grads: Params, max_norm: F32[Tensor, ""] | float
 ) -> tuple[Params, F32[Tensor, ""]]:
-    """Scale gradients down so that their L2 norm over all leaves is at most `max_norm`.
+    """Scale gradients so that their L2 norm over all leaves is at most `max_norm`; return them and the norm before.
 
     Equal to `torch.nn.utils.clip_grad_norm_`, the 1e-6 in its denominator included.
 
@@ -99,7 +99,7 @@ def clip_by_global_norm(
 def schedule_factor(
     cfg: Schedule, update_index: I64[Tensor, ""], n_updates: int
 ) -> F32[Tensor, ""]:
-    """The factor of a scheduled scalar in update number `update_index`, counted from 0.
+    """Compute the factor of a scheduled scalar in update `update_index`, counted from 0.
 
     It rises as (update_index + 1) / (warmup_updates + 1) and is 1 from `warmup_updates` on. Then it falls to
     `end_factor` at `n_updates` along a line or half a cosine, or stays.

@@ -48,16 +48,16 @@ Tree = TypeVar("Tree")
 
 
 class StepMemories(NamedTuple):
-    """What a network remembers before each of some steps, not only before the first."""
+    """Memory of a network before each of several steps, not only before the first."""
 
     memory: Memory  # [T * B, ...]
 
     def floating_leaves(self) -> list[Tensor]:
-        """The tensors that have gradients."""
+        """Return the floating-point tensors of the memories, which have gradients."""
         return [x for x in tree.leaves(self.memory) if x.is_floating_point()]
 
     def with_floating_leaves(self, new: list[Tensor]) -> StepMemories:
-        """The memories with other tensors in place of those that have gradients."""
+        """Return the memories with their floating-point tensors replaced by `new`."""
         others = iter(new)
         leaves = [
             next(others) if x.is_floating_point() else x
@@ -69,7 +69,7 @@ class StepMemories(NamedTuple):
 def initial_memory(
     agent: AnyAgent, n_rows: int, device: torch.device
 ) -> Memory:
-    """The memory of `n_rows` rows at the start of an episode."""
+    """Build the memory of `n_rows` rows at the start of an episode; () for a network without memory."""
     if agent.initial_memory is None:
         return ()
     return agent.initial_memory(agent.cfg, n_rows, device)
@@ -78,7 +78,7 @@ def initial_memory(
 def reset_memory(
     agent: AnyAgent, done: Bool[Tensor, "B"], memory: Memory
 ) -> Memory:
-    """The memory with that of finished rows as at the start of an episode."""
+    """Reset the memory of finished rows to the start of an episode; keep the memory of all further rows."""
     if agent.initial_memory is None:
         return ()
     first = initial_memory(agent, done.shape[0], done.device)
@@ -92,7 +92,7 @@ def apply_agent(
     obs: Obs,
     memory: Memory,
 ) -> tuple[Output, Memory]:
-    """The network's output for the observations of one step, and the memory after them.
+    """Apply the network to the observations of one step; return its output and the memory after the step.
 
     Args:
       memory: before the observations.
@@ -104,7 +104,7 @@ def apply_agent(
 
 
 def encode(agent: AnyAgent, world: object, params: object, obs: Any) -> Any:
-    """What the network makes of the observations of any rows before its memory comes in."""
+    """Encode observations of any rows by the part of the network without memory; unchanged if it has no such part."""
     if agent.encode is None:
         return obs
     return agent.encode(agent.cfg, world, params, obs)
@@ -118,7 +118,7 @@ def apply_sequence(
     done: Bool[Tensor, "T B"],
     memory: Memory | StepMemories,
 ) -> Any:
-    """The output of a network with memory for T steps of B rows, flattened to T * B rows.
+    """Apply a network with memory to T steps of B rows; return its output flattened to T * B rows.
 
     Args:
       obs: a tree of tensors [T, B, ...].
@@ -140,7 +140,7 @@ def step_memories(
     memory: Memory,
     scan: Scan = scan,
 ) -> StepMemories:
-    """What a network remembers before each of T steps; arguments as those of `apply_sequence`.
+    """Compute the memory of a network before each of T steps; the arguments are those of `apply_sequence`.
 
     Args:
       scan: the loop over steps.
@@ -169,7 +169,7 @@ def backpropagate(
     memory_grads: list[Tensor],
     scan: Scan,
 ) -> Params:
-    """The gradient of a loss in the parameters, as far as it goes through what is remembered from step to step.
+    """Compute the part of a loss's parameter gradient that flows through the memory from step to step.
 
         d_t = g_t + (dm_{t+1} / dm_t)^T d_{t+1},    sum over t of (dm_{t+1} / dparams)^T d_{t+1}
 
@@ -231,7 +231,7 @@ def _encode_steps(
     obs: Any,
     done: Bool[Tensor, "T B"],
 ) -> Any:
-    """The observations of T steps, read at once."""
+    """Encode the observations of all T steps at once; return [T, B, ...]."""
     encoded = encode(agent, world, params, _rows(obs))
     return tree.map(
         lambda x: x.unflatten(0, done.shape),  # pyright: ignore[reportUnknownLambdaType]
@@ -247,14 +247,14 @@ def _advance(
     done: Bool[Tensor, "B"],
     memory: Memory,
 ) -> Memory:
-    """The memory before the next step."""
+    """Return the memory before the next step: updated by one step, and reset where an episode ended."""
     assert agent.apply_recurrent is not None
     _, after = agent.apply_recurrent(agent.cfg, world, params, encoded, memory)
     return reset_memory(agent, done, after)
 
 
 def _rows(steps: Tree) -> Tree:
-    """[T, B, ...] as [T * B, ...]."""
+    """Flatten the leaves from [T, B, ...] to [T * B, ...]."""
     return tree.map(lambda x: x.flatten(0, 1), steps)
 
 
@@ -263,14 +263,14 @@ def _reverse(x: Tensor) -> Tensor:
 
 
 class EpisodeStats(NamedTuple):
-    """Statistics of the episode that each row is in."""
+    """Return and length so far of the episode that each row is in."""
 
     total_reward: F32[Tensor, "... B"]  # undiscounted sum of rewards so far
     length: I64[Tensor, "... B"]  # steps so far
 
 
 class RolloutState(NamedTuple, Generic[State]):
-    """The carry of a rollout's loop."""
+    """Carry of a rollout's loop: environment state, episode statistics and memory."""
 
     env_state: State
     episode_stats: EpisodeStats
@@ -279,7 +279,7 @@ class RolloutState(NamedTuple, Generic[State]):
 
 
 class RandomInputs(NamedTuple, Generic[ResetSample]):
-    """Random inputs of one step (of T steps when batched); sampled before a rollout to save kernels."""
+    """Random inputs of one step (of T steps when batched), sampled before the rollout to save kernels."""
 
     action_key: I64[Tensor, "... 2"]
     step_key: I64[Tensor, "... B 2"]
@@ -288,7 +288,7 @@ class RandomInputs(NamedTuple, Generic[ResetSample]):
 
 
 class Transition(NamedTuple, Generic[Obs]):
-    """One step of every row; stacked over time it is the trajectory [T, B]."""
+    """One step of every row; stacked over time, the trajectory [T, B]."""
 
     obs: Obs  # what the action was chosen on
     action: Tensor
@@ -307,7 +307,7 @@ class Transition(NamedTuple, Generic[Obs]):
 def init_rollout_state(
     cfg: Config, world: object, key: I64[Tensor, "2"], n_envs: int
 ) -> RolloutState[Any]:
-    """First states of `n_envs` rows, with empty episodes and the initial memory.
+    """Build the first rollout state of `n_envs` rows: reset environments, empty episodes and the initial memory.
 
     Raises:
       TypeError: the environment's state, or the network's memory, is no tree of tensors.
@@ -331,7 +331,7 @@ def init_rollout_state(
 def check_spaces(
     cfg: Config, world: object, params: object, rollout_state: RolloutState[Any]
 ) -> None:
-    """Check that observations are tensors, and that they and the network's actions are those of `env.spec`.
+    """Check that observations are tensors, and that observations and the network's actions match `env.spec`.
 
     Without a spec the network is not looked at; with one it is applied once, to the rows of the state.
 
@@ -374,7 +374,7 @@ def check_spaces(
 
 
 def _check_output(agent: AnyAgent, spec: EnvironmentSpec, output: Any) -> None:
-    """Check that the distribution of an agent makes actions of the environment out of a network's output."""
+    """Check that the agent's distribution turns a network's output into actions of the environment."""
     logits = getattr(output, "logits", None)
     if not spec.continuous_actions and isinstance(logits, Tensor):
         sizes = spec.action_sizes
@@ -405,7 +405,7 @@ def _check_output(agent: AnyAgent, spec: EnvironmentSpec, output: Any) -> None:
 def check_output_dtypes(
     output: Any, params: object, dtype: torch.dtype
 ) -> None:
-    """Check that the numbers of a network's output have the dtype of its params, or of rewards.
+    """Check that each floating-point tensor of a network's output has the dtype of the parameters or of rewards.
 
     Args:
       dtype: of rewards.
@@ -421,7 +421,7 @@ def check_output_dtypes(
 
 
 def _shape_hint(spec: EnvironmentSpec) -> str:
-    """What fits observations that are no vectors, which a network may have been meant for; empty of vectors."""
+    """Return a hint on networks and wrappers for observations that are not vectors; empty for vectors."""
     if len(spec.shape) == 1:
         return ""
     flat = "fp.envs.wrappers.flatten_observation(env) observes vectors"
@@ -430,12 +430,12 @@ def _shape_hint(spec: EnvironmentSpec) -> str:
 
 
 def _describe(obs: Any) -> str:
-    """Dtypes and shapes of an observation."""
+    """Format the dtypes and shapes of an observation, for an error."""
     return ", ".join(f"{x.dtype} {list(x.shape)}" for x in tree.leaves(obs))
 
 
 def _check_rows(x: Tensor, shape: tuple[int, ...], name: str) -> None:
-    """Raise ValueError if the rows of a tensor do not have the shape that `env.spec` states."""
+    """Raise ValueError unless the rows of a tensor have the shape that `env.spec` states."""
     if tuple(x.shape[1:]) != shape:
         raise ValueError(
             f"{name}: expected rows of {list(shape)} by env.spec, got {list(x.shape[1:])}"
@@ -448,7 +448,7 @@ def rollout_keys(
     n_envs: int,
     action_key_steps: int | None = 1,
 ) -> tuple[I64[Tensor, "T 2"], I64[Tensor, "T B 2"], I64[Tensor, "T B 2"]]:
-    """Split one key into independent keys of every step of a rollout.
+    """Split one key into keys of actions [T, 2], of environment steps [T, B, 2] and of resets [T, B, 2] of a rollout.
 
     Args:
       action_key_steps: steps for which the key of actions stays the same; None: all of them.
@@ -472,7 +472,7 @@ def sample_random_inputs(
     step_key: I64[Tensor, "T B 2"],
     reset_key: I64[Tensor, "T B 2"],
 ) -> RandomInputs[ResetSample]:
-    """Sample the random inputs of all steps of a rollout from the keys of `rollout_keys`, with a leading axis T.
+    """Sample the random inputs of all T steps of a rollout from the keys of `rollout_keys`.
 
     Raises:
       ValueError: a reset returns a tensor that has not one row for each key.
@@ -503,7 +503,7 @@ def rollout_step(
     rollout_state: RolloutState[State],
     random_inputs: RandomInputs[Any],
 ) -> tuple[RolloutState[State], Transition[Any]]:
-    """Observe, act and step, then reset the rows that finished.
+    """Observe, act and step, then reset the rows that finished; return the next state and the transition.
 
     Returns:
       The state to continue from, and the transition.
@@ -579,7 +579,7 @@ def _check_memory(before: Memory, after: Memory) -> None:
 
 
 def uses_final_obs(cfg: Config) -> bool:
-    """Whether a truncated episode is worth the value of its last observation."""
+    """Return whether truncated episodes are bootstrapped with the value of their last observation."""
     return cfg.env.truncates and cfg.ppo.bootstrap_truncated
 
 
@@ -587,7 +587,7 @@ def uses_final_obs(cfg: Config) -> bool:
 def estimate_final_value(
     cfg: Config, world: object, params: object, trajectory: Transition[Any]
 ) -> F32[Tensor, "T B"]:
-    """V of the last observation of each truncated episode, at its last step; 0 elsewhere.
+    """Compute V of the last observation of each truncated episode, [T, B], at its last step; 0 elsewhere.
 
     Computed for the whole trajectory at once, so that rollouts call the network once a step.
     """
@@ -610,7 +610,7 @@ def estimate_value(
     env_state: object,
     memory: Memory = (),
 ) -> F32[Tensor, "B"]:
-    """V of a state of the environment, and of what the network remembers before it."""
+    """Compute V [B] of an environment state, given the network's memory before it."""
     obs = cfg.env.observe(cfg.env.cfg, world, env_state)
     output, _ = apply_agent(cfg.agent, world, params, obs, memory)
     return output.value
@@ -625,7 +625,7 @@ def unroll(
     scan: Scan,
     rollout_step: Callable[..., tuple[RolloutState[State], Transition[Any]]],
 ) -> tuple[RolloutState[State], Transition[Any]]:
-    """Make all steps of a rollout.
+    """Make all T steps of a rollout; return the last state and the trajectory [T, B].
 
     Args:
       random_inputs: of all steps, [T, ...].

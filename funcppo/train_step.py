@@ -45,7 +45,7 @@ from funcppo.rollout import (
 
 
 class TrainState(NamedTuple, Generic[Params, State]):
-    """The whole state of training: saved and restored, training continues bit for bit."""
+    """Whole state of training; a run that is saved and restored continues bit for bit."""
 
     params: Params
     opt_state: AdamState[Params]
@@ -60,7 +60,7 @@ class TrainState(NamedTuple, Generic[Params, State]):
 
 
 class RolloutMetrics(NamedTuple):
-    """Measures of one rollout."""
+    """Episode sums and explained variance of one rollout."""
 
     # Episodes that ended in it; often 0 if episodes are longer than a rollout.
     n_episodes: F32[Tensor, ""]
@@ -73,7 +73,7 @@ class RolloutMetrics(NamedTuple):
 
 
 class Metrics(NamedTuple):
-    """Measures of one update.
+    """Measures of one update: of its rollout, its loss and its optimiser steps.
 
     The loss, its parts and the gradient norm are means over the minibatches that were applied; NaN if none was.
     """
@@ -97,7 +97,7 @@ class UpdateRandomness(NamedTuple):
 
 
 class Rollout(NamedTuple):
-    """A rollout, and the random choices of the update that learns from it."""
+    """Trajectory of a rollout with its last state, and the random choices of the update that learns from it."""
 
     next_key: I64[Tensor, "2"]  # of the next update
     minibatches: MinibatchIndices
@@ -106,7 +106,7 @@ class Rollout(NamedTuple):
 
 
 class RolloutResult(NamedTuple):
-    """What one update learns from, and what it continues with."""
+    """Batch and loop state that one update learns from, and the key and rollout state for the next update."""
 
     key: I64[Tensor, "2"]  # of the next update
     rollout_state: RolloutState[Any]  # after the rollout
@@ -122,7 +122,7 @@ class RolloutResult(NamedTuple):
 def init(
     cfg: Config, world: object, key: I64[Tensor, "2"]
 ) -> TrainState[Any, Any]:
-    """The state before the first update.
+    """Build the training state before the first update.
 
     Raises:
       TypeError: the key is none of `random.key`; or params, or the state of the environment, are no tree of tensors, or
@@ -163,7 +163,7 @@ def init(
 def _init_rollout_state(
     cfg: Config, world: object, key: I64[Tensor, "2"]
 ) -> RolloutState[Any]:
-    """The first state of all rows; that of each shard by itself.
+    """Build the first rollout state of all rows, each shard from a key of its own.
 
     Raises:
       TypeError: the environment's state is no tree of tensors.
@@ -194,7 +194,7 @@ def _init_rollout_state(
 def apply_schedules(
     cfg: Config, update_index: I64[Tensor, ""], scalars: Scalars
 ) -> Scalars:
-    """The scalars of update number `update_index`, counted from 0."""
+    """Return the scalars of update `update_index`, counted from 0, with the factors of their schedules applied."""
     ppo = cfg.ppo
     factor = partial(
         optim.schedule_factor,
@@ -331,7 +331,7 @@ _minibatch_step_by_kernels: MinibatchStepFn = partial(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KernelFunctions:
-    """Functions with a network of kernels, which a runtime may put in the places of those of `StepFunctions`.
+    """Functions that run a network as kernels; a runtime may substitute them for those of `StepFunctions`.
 
     `actor_step` is a rollout step without the critic's values, and `values` computes those of a whole rollout.
     `reason_against` the settings says why their network cannot be computed by kernels; it is empty if it can.
@@ -347,7 +347,7 @@ class KernelFunctions:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepFunctions:
-    """The functions of `train_step`; a runtime may put compiled ones in their place.
+    """Functions that make up `train_step`; a runtime may replace them by compiled ones.
 
     `train_step` calls them in the order in which they stand, but for the loop `scan`, which runs `rollout_step`, by
     `unroll`, and later `minibatch_step`. It calls none of the last two: a runtime that cannot compile `minibatch_step`
@@ -375,7 +375,7 @@ def collect(
     state: TrainState[Params, State],
     parts: StepFunctions = EAGER_PARTS,
 ) -> RolloutResult:
-    """Sample what is random, roll out, and estimate advantages: the first half of `train_step`."""
+    """Sample the random choices, roll out and estimate advantages: the first half of `train_step`."""
     if cfg.ppo.n_shards == 1:
         return _collect_shard(cfg, world, state, parts)
 
@@ -404,7 +404,7 @@ def collect(
 def _shards(
     state: TrainState[Params, State],
 ) -> list[TrainState[Params, State]]:
-    """The state of each shard that a state holds.
+    """Split a state into the states of its shards, each with a single key.
 
     Raises:
       ValueError: the key is not one for each shard.
@@ -422,7 +422,7 @@ def _shards(
 def take_shards(
     state: TrainState[Params, State], index: int, n: int
 ) -> TrainState[Params, State]:
-    """The part of a state that holds share `index` of `n` equal shares of its shards: their rows and their keys."""
+    """Return share `index` of `n` equal shares of a state's shards: their rows and keys."""
     # Copied: at an address of its own a tensor is computed with alike, whatever lies beside it.
     return _map_rows(lambda x: x.chunk(n)[index].clone(), state)
 
@@ -430,7 +430,7 @@ def take_shards(
 def gather_shards(
     state: TrainState[Params, State], gather: GatherShards
 ) -> TrainState[Params, State]:
-    """The state that holds the shards of all processes, from the part that this process holds.
+    """Return the state with the shards of all processes, given the state with this process's shards.
 
     Args:
       gather: the rows of all processes from those of this one.
@@ -441,7 +441,7 @@ def gather_shards(
 def _map_rows(
     fn: Callable[[Tensor], Tensor], state: TrainState[Params, State]
 ) -> TrainState[Params, State]:
-    """The state with a function applied to what belongs to shards."""
+    """Apply a function to the leaves of a state that belong to shards: environments, statistics and keys."""
     rows = (state.env_state, state.episode_stats, state.key)
     env_state, episode_stats, key = tree.map(fn, rows)
     return state._replace(
@@ -455,7 +455,7 @@ _ShardMoments = tuple[RolloutMetrics, Moments, Moments, Moments]
 
 
 def _shard_moments(shard: RolloutResult) -> _ShardMoments:
-    """What all shards must know of one shard's rollout."""
+    """Compute the rollout metrics and moments of one shard that all shards must share."""
     batch = shard.batch
     residual = batch.value_target - batch.value
     is_row = torch.ones_like(residual, dtype=torch.bool)
@@ -471,7 +471,7 @@ def _shard_moments(shard: RolloutResult) -> _ShardMoments:
 def _merge_shards(
     all_shards: list[_ShardMoments],
 ) -> tuple[RolloutMetrics, Moments]:
-    """Measures of the rollouts of all shards, and the moments of the advantages of each minibatch."""
+    """Merge the rollout metrics of all shards, and the moments of the advantages of each minibatch."""
     metrics, *moments = zip(*all_shards)
     residual, target, advantage = map(minibatch.merge_moments, moments)
     sums = minibatch.sum_in_order(metrics)[:-1]
@@ -487,7 +487,7 @@ def _collect_shard(
     state: TrainState[Params, State],
     parts: StepFunctions,
 ) -> RolloutResult:
-    """What `collect` returns, of one shard."""
+    """Compute the result of `collect` for one shard."""
     rollout_data = roll_out(cfg, world, state, parts)
     return _prepare(cfg, world, state, rollout_data, parts)
 
@@ -498,7 +498,7 @@ def roll_out(
     state: TrainState[Params, State],
     parts: StepFunctions = EAGER_PARTS,
 ) -> Rollout:
-    """Sample what is random in an update, and roll out: all of `train_step` that steps environments."""
+    """Sample the random choices of an update and roll out: the part of `train_step` that steps environments."""
     randomness = parts.sample_randomness(cfg, world, state.key)
     first = RolloutState(state.env_state, state.episode_stats, state.memory)
     rollout_state, trajectory = parts.unroll(
@@ -522,7 +522,7 @@ def _prepare(
     rollout_data: Rollout,
     parts: StepFunctions,
 ) -> RolloutResult:
-    """Estimate the advantages of a rollout."""
+    """Build the batch of a rollout, with its advantages, and the state of the loop over minibatches."""
     scalars = apply_schedules(cfg, state.update, state.scalars)
     rollout_state = rollout_data.rollout_state
     batch, metrics = parts.build_batch(
@@ -554,7 +554,7 @@ def train_step(
     state: TrainState[Params, State],
     parts: StepFunctions = EAGER_PARTS,
 ) -> tuple[TrainState[Params, State], Metrics]:
-    """Make one update: collect a rollout, then learn from it. Writes to no argument.
+    """Make one update: collect a rollout, then learn from it. Return the next state and metrics; write to no argument.
 
     Args:
       world: tensors of the environment that no step changes; `NoWorld()` if there are none.
@@ -574,7 +574,7 @@ def learn(
     rollout_data: Rollout,
     parts: StepFunctions = EAGER_PARTS,
 ) -> tuple[TrainState[Params, State], Metrics]:
-    """Learn from a rollout: all of `train_step` that steps no environment.
+    """Learn from a rollout: the part of `train_step` that steps no environment. Returns the next state and metrics.
 
     Args:
       rollout_data: of `roll_out`, from the same state.
@@ -590,7 +590,7 @@ def _update(
     collected: RolloutResult,
     parts: StepFunctions,
 ) -> tuple[TrainState[Params, State], Metrics]:
-    """All minibatches of an update: the second half of `train_step`."""
+    """Train on all minibatches of an update, the second half of `train_step`; return the next state and metrics."""
     step = partial(
         parts.minibatch_step,
         cfg,
@@ -627,7 +627,7 @@ def _update_metrics(
     minibatch_metrics: MinibatchMetrics,
     scalars: Scalars,
 ) -> Metrics:
-    """Metrics of an update from those of its rollout and of all its minibatches."""
+    """Compute the metrics of an update from those of its rollout and of all its minibatches."""
     is_applied = minibatch_metrics.is_applied
     n_applied = is_applied.to(minibatch_metrics.grad_norm.dtype).sum(0)
 
@@ -653,7 +653,7 @@ def _vmap_part(
     in_dims: int | tuple[int, ...] = 0,
     out_dim: int = 0,
 ) -> Callable[..., Any]:
-    """`fn` under vmap, its first `n_static` arguments excepted; `inspect.unwrap` returns `fn`.
+    """Return `fn` under vmap over all but its first `n_static` arguments; `inspect.unwrap` of the result gives `fn`.
 
     No closure, because the compiled code of one is not found again by a later process.
     """
@@ -670,7 +670,7 @@ def _call_for_each(
     out_dim: int,
     *args: Any,
 ) -> Any:
-    """The value of `fn` under vmap."""
+    """Call `fn` under vmap over all but its first `n_static` arguments; return contiguous results."""
     vmapped = torch.vmap(partial(fn, *args[:n_static]), in_dims, out_dim)
     # One memory layout for all outputs, to avoid a recompilation.
     return tree.map(lambda x: x.contiguous(), vmapped(*args[n_static:]))
@@ -683,7 +683,7 @@ def _sample_for_each(
     world: object,
     key: I64[Tensor, "L 2"],
 ) -> UpdateRandomness:
-    """The random inputs of L learners, [T, L, ...] and [n, L, ...]."""
+    """Sample the random choices of L learners: inputs [T, L, ...] and minibatch indices [n, L, ...]."""
     randomness = sample_randomness(cfg, world, key)
     random_inputs, minibatches = tree.map(
         lambda x: x.transpose(0, 1).contiguous(),
@@ -693,7 +693,7 @@ def _sample_for_each(
 
 
 def vmap_parts(parts: StepFunctions) -> StepFunctions:
-    """The parts for L learners at once: every leaf of `TrainState` and of `Metrics` has a leading axis L.
+    """Return the step functions for L learners at once: each leaf of `TrainState` and `Metrics` has a leading axis L.
 
     `train_step(cfg, world, states, vmap_parts(parts))` equals `torch.vmap` of the whole step, and each of its parts can
     be compiled. Trajectories are [T, L, B] and minibatches [n, L, MB]: `scan` goes along the first axis.

@@ -74,7 +74,7 @@ EvaluationT = TypeVar("EvaluationT")
 
 
 class TrainingNote(UserWarning):
-    """What a run made do with, or did not learn from; `TrainResult.notes` holds it, too."""
+    """Warning about a fallback that a run took, or data that it did not learn from; also in `TrainResult.notes`."""
 
 
 class ReturnEstimate(NamedTuple):
@@ -96,7 +96,7 @@ class ReturnEstimate(NamedTuple):
 
 
 class PolicyEvaluation(NamedTuple):
-    """Returns of the policy that takes the most probable action, and of the one that samples."""
+    """Returns of the greedy policy and of the sampling policy in one evaluation."""
 
     update: int  # updates made before it
     greedy: ReturnEstimate
@@ -105,7 +105,7 @@ class PolicyEvaluation(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Progress(Generic[EvaluationT]):
-    """What a callback receives after each update."""
+    """State, metrics and timing that a callback receives after each update."""
 
     learner: AnyLearner
     # The seeds of `train_many`: state and metrics then have a first axis of them, and there are as many evaluations.
@@ -123,12 +123,12 @@ class Progress(Generic[EvaluationT]):
 
     @property
     def n_steps(self) -> int:
-        """Environment steps made so far, by each seed."""
+        """Return the number of environment steps so far, of each seed."""
         return self.update * batch_size(self.learner.cfg.ppo)
 
     @property
     def mean_return(self) -> float:
-        """Mean return of the episodes that ended in the update's rollout; NaN if none did."""
+        """Return the mean return of the episodes that ended in the update's rollout; NaN if no episode ended."""
         rollout = self.metrics.rollout
         total = rollout.episode_return_sum.sum()
         return float(total / rollout.n_episodes.sum())
@@ -139,7 +139,7 @@ Callback = Callable[[Progress[Any]], object]
 
 
 class TrainResult(NamedTuple, Generic[EvaluationT]):
-    """A run of `train` or `train_many`."""
+    """Result of `train` or `train_many`."""
 
     state: State
     evaluations: tuple[EvaluationT, ...]  # of this call
@@ -151,7 +151,7 @@ class TrainResult(NamedTuple, Generic[EvaluationT]):
 
 
 def print_progress(progress: Progress[PolicyEvaluation]) -> None:
-    """A callback of `train` that prints one line an update."""
+    """Print one line about an update; a callback for `train`."""
     line = (
         f"update {progress.update}/{progress.n_updates}  steps {progress.n_steps}  "
         f"{progress.steps_per_second:.0f} steps/s  mean return {progress.mean_return:.1f}"
@@ -162,7 +162,7 @@ def print_progress(progress: Progress[PolicyEvaluation]) -> None:
 
 
 class MetricsLog:
-    """A callback that writes the metrics of each update to FOLDER/metrics.jsonl and to other places.
+    """Callback that writes the metrics of each update to FOLDER/metrics.jsonl and to the named loggers.
 
     A run that continues from its checkpoint continues them: what they hold of later updates is dropped. Of several
     seeds each has a line of its own in metrics.jsonl; the other places get the means over seeds. The first line of
@@ -186,7 +186,7 @@ class MetricsLog:
         self._loggers: list[logs.LogFn] | None = None
 
     def __call__(self, progress: Progress[Any]) -> None:
-        """Log an update."""
+        """Write the metrics of an update to the log."""
         if self._loggers is None:
             self._loggers = self._start(progress)
         rows = _log_rows(progress)
@@ -196,15 +196,15 @@ class MetricsLog:
 
     @property
     def folder(self) -> Path:
-        """Where its files are."""
+        """Return the folder of the log's files."""
         return self._path.parent
 
     def close(self) -> None:
-        """Write what is held back."""
+        """Write buffered rows and close all loggers."""
         self._open.close()
 
     def _start(self, progress: Progress[Any]) -> list[logs.LogFn]:
-        """Open the files, which go on after the update before this one."""
+        """Open the loggers, keeping earlier rows up to the update before this one."""
         self._path.parent.mkdir(parents=True, exist_ok=True)
         logs.truncate(
             self._path,
@@ -221,7 +221,7 @@ class MetricsLog:
 
 
 def _log_rows(progress: Progress[Any]) -> list[logs.Row]:
-    """The metrics of an update, and the mean returns of the evaluation that followed: a row, or one for each seed."""
+    """Return the log rows of an update with its evaluation: one row, or one for each seed."""
     # One wait for the device.
     numbers = torch.stack(tree.leaves(progress.metrics)).cpu()
     metrics = tree.unflatten(progress.metrics, list(numbers))
@@ -243,7 +243,7 @@ def _log_row(
     metrics: Metrics,
     evaluation: PolicyEvaluation | None,
 ) -> logs.Row:
-    """The row of one state."""
+    """Return the log row of one training state."""
     row = {
         "update": progress.update,
         "steps": progress.n_steps,
@@ -262,7 +262,7 @@ def _log_row(
 def _read_options(
     options: dict[str, Any],
 ) -> tuple[list[Callback], int | None, int]:
-    """The log and the callbacks, updates between two evaluations, and the number of episodes of one.
+    """Check the options of `train`; return all callbacks, the updates between evaluations, and episodes an evaluation.
 
     The log comes first, so that what a callback raises loses no row. Its folder is created: an error comes before the
     first update.
@@ -378,7 +378,7 @@ def train(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loop:
-    """What makes the updates of a run, and what is done between them."""
+    """Functions and settings of a training run's loop over updates."""
 
     learner: AnyLearner
     seeds: tuple[int, ...] | None  # None: one state, not several
@@ -392,17 +392,19 @@ class Loop:
     checkpoint_seconds: float = math.inf  # after the last checkpoint
 
     def is_due(self, update: int, every: int | None) -> bool:
-        """Whether something is done after an update: every so often, and after the last one. None: never."""
+        """Return whether something is due after an update: every `every` updates and after the last one.
+        None means never.
+        """
         is_last = update == self.learner.cfg.ppo.n_updates
         return every is not None and (update % every == 0 or is_last)
 
     def is_save_due(self, update: int, seconds: float) -> bool:
-        """Whether the state after an update is saved, so many seconds after the last checkpoint."""
+        """Return whether to save the state after an update, `seconds` after the last checkpoint."""
         every = self.checkpoint_every or self.learner.cfg.ppo.n_updates
         return seconds > self.checkpoint_seconds or self.is_due(update, every)
 
     def save(self, state: State) -> None:
-        """Write a checkpoint, if there is to be one. Of several processes, which all call it, rank 0 writes it."""
+        """Write a checkpoint if the run has a path for it. All processes call it, and rank 0 writes."""
         if self.path is None:
             return
         state = self.learner.gather(state)
@@ -412,7 +414,7 @@ class Loop:
 
 
 def make_updates(loop: Loop, state: State) -> TrainResult[Any]:
-    """Update a state until the last update, or until a callback stops it; close the logs among the callbacks.
+    """Update a state until the last update or until a callback stops the run, then close the callbacks' logs.
 
     A state is saved after the callbacks have seen it, so that what they write is never behind a checkpoint. On a CPU a
     KeyboardInterrupt saves the last such state; on a GPU the update may have overwritten a part of it.
@@ -465,7 +467,7 @@ def _progress(
     seconds: float,
     evaluation: object,
 ) -> Progress[Any]:
-    """What callbacks receive after the updates that this call has made, in so many seconds."""
+    """Build the progress record that callbacks receive after an update."""
     ppo = loop.learner.cfg.ppo
     n_learners = 1 if loop.seeds is None else len(loop.seeds)
     return Progress(
@@ -483,7 +485,7 @@ def _progress(
 
 
 def _closing_logs(callbacks: Sequence[Callback]) -> ExitStack:
-    """A context at whose end the logs among the callbacks are closed."""
+    """Return a context that closes the logs among the callbacks at its end."""
     stack = ExitStack()
     for callback in callbacks:
         if isinstance(callback, MetricsLog):
@@ -492,7 +494,7 @@ def _closing_logs(callbacks: Sequence[Callback]) -> ExitStack:
 
 
 def _count_lost(metrics: Metrics, before: Tensor | None) -> Tensor:
-    """Minibatches that were applied, minibatches that were skipped, and applied ones' worth of rows left out, so far.
+    """Add an update to the counts of applied and skipped minibatches, and of rows left out in units of minibatches.
 
     They stay on the device, one of each for each learner, so that counting waits for nothing.
     """
@@ -506,7 +508,7 @@ def _count_lost(metrics: Metrics, before: Tensor | None) -> Tensor:
 
 
 def _describe_lost(lost: Tensor | None) -> tuple[str, ...]:
-    """What was not learnt from, a line each, which are warnings too; nothing if all was."""
+    """Format, and issue as warnings, one line for each kind of data that was not learnt from; empty if all was."""
     if lost is None:  # no update was made
         return ()
     n_applied, n_skipped, n_left_out = lost.reshape(3, -1).sum(1).tolist()
@@ -529,7 +531,7 @@ def _describe_lost(lost: Tensor | None) -> tuple[str, ...]:
 def _make_update(
     loop: Loop, state: State, update: int
 ) -> tuple[State, Metrics]:
-    """The state after an update, and its metrics; with others within the deadline of all."""
+    """Make one update; return the state and its metrics. With several processes, a deadline covers it."""
     group = loop.learner.group
     if group is None:
         return loop.step(state)
@@ -543,7 +545,7 @@ def _make_update(
 def _saved_at_interrupt(
     loop: Loop, state: State, update: int
 ) -> Generator[None, None, None]:
-    """Save the state before an update that a KeyboardInterrupt ends midway; see `make_updates`."""
+    """Save the state before an update if a KeyboardInterrupt ends the update midway; see `make_updates`."""
     try:
         yield
     except KeyboardInterrupt:
@@ -556,7 +558,7 @@ def _saved_at_interrupt(
 
 
 def _call(loop: Loop, progress: Progress[Any], is_save_due: bool) -> bool:
-    """Whether a callback stops the run; where one raises, a checkpoint that is due is not lost.
+    """Call the callbacks; return whether one stops the run. If one raises, a checkpoint that is due is saved first.
 
     Of several processes rank 0 calls them and decides for all.
     """
@@ -578,22 +580,22 @@ def _call(loop: Loop, progress: Progress[Any], is_save_due: bool) -> bool:
 
 
 def _is_main(learner: AnyLearner) -> bool:
-    """Whether this process reads and writes files."""
+    """Return whether this process reads and writes files."""
     return learner.group is None or learner.group.is_main
 
 
 def _update_of(state: State) -> int:
-    """Updates made of a state, or of each of several."""
+    """Return the number of updates of a state; for stacked states, of the first, which all share."""
     return int(state.update.flatten()[0])
 
 
 def _previous(path: Path) -> str:
-    """The name of the checkpoint before the latest."""
+    """Return the name of the checkpoint before the latest."""
     return f"previous-{path.name}"
 
 
 def saved_update(path: Path) -> int:
-    """Updates made before a checkpoint, or before the last one that can be read; 0 without any."""
+    """Return the number of updates of the latest readable checkpoint; 0 without one."""
     try:
         readable, _ = checkpoints.find_readable(path, _previous(path))
     except checkpoints.DamagedCheckpointError:
@@ -605,7 +607,7 @@ def saved_update(path: Path) -> int:
 def restore_latest(
     learner: AnyLearner, state: State, path: Path | None
 ) -> tuple[State, tuple[str, ...]]:
-    """The state of the checkpoint if there is one, or of the one before; otherwise the given one.
+    """Load the latest readable checkpoint, or return the given state if there is none; also return notes.
 
     Returns:
       The state, and notes on it, which are warnings too.
@@ -633,7 +635,7 @@ def restore_latest(
 
 
 def _restart_environments(learner: AnyLearner, state: State) -> State:
-    """The state with a new episode in each row; what outlives an episode (running moments) is kept."""
+    """Begin a new episode in each row of a state; running moments, which outlive episodes, are kept."""
     env, world = learner.cfg.env, learner.world
     n_envs = learner.cfg.ppo.n_envs
     # a child of the key that no update uses
@@ -648,7 +650,7 @@ def _restart_environments(learner: AnyLearner, state: State) -> State:
 
 
 def check_positive(**counts: object) -> None:
-    """Check counts by their names; None is no count.
+    """Check that each named count is a positive integer, or None for no count.
 
     Raises:
       ValueError: one is no integer of 1 or more.
@@ -678,7 +680,7 @@ def check_callbacks(callbacks: object) -> None:
 
 
 def check_device(device: object) -> None:
-    """Check that tensors can be made on a device.
+    """Check that tensors with numbers can be made on a device.
 
     Raises:
       ValueError: PyTorch has no such device, or it holds no numbers.
@@ -697,7 +699,7 @@ def check_device(device: object) -> None:
 
 
 def checkpoint_path(checkpoint: str | Path | None) -> Path | None:
-    """The path of a checkpoint, in a folder that is created if it is missing: not when the run is over.
+    """Return the path of a checkpoint and create its folder if missing; None if no checkpoint is asked for.
 
     Raises:
       TypeError: it is no path.
@@ -715,7 +717,7 @@ def checkpoint_path(checkpoint: str | Path | None) -> Path | None:
 
 
 def _make_folder(folder: Path, expectation: str) -> None:
-    """Create a folder if it is missing, and try whether it takes files.
+    """Create a folder if it is missing, and check that files can be written in it.
 
     Raises:
       ValueError: it does not; the message begins with the expectation, and is one line.
@@ -729,12 +731,12 @@ def _make_folder(folder: Path, expectation: str) -> None:
 
 
 def batch_size(ppo: PPOConfig) -> int:
-    """Environment steps of an update."""
+    """Count the environment steps of one update."""
     return ppo.n_envs * ppo.n_steps
 
 
 def with_length(learner: AnyLearner, total_steps: int) -> AnyLearner:
-    """The learner whose schedules end after `total_steps`.
+    """Return the learner with the number of updates that make `total_steps` steps, over which its schedules run.
 
     Raises:
       TypeError: it is none of `fp.ppo`.
@@ -775,7 +777,7 @@ def _restore(path: Path, learner: AnyLearner, like: State) -> State:
 
 
 def _first_difference(expected: str, got: str) -> list[str]:
-    """Two texts of `settings_text` from the first setting on in which they differ, cut to a line."""
+    """Cut two setting texts to a line that begins at the setting where they first differ."""
     pairs = enumerate(zip(expected, got))
     n_equal = next((i for i, (a, b) in pairs if a != b), 0)
     start = expected.rfind(" ", 0, n_equal) + 1
@@ -783,7 +785,7 @@ def _first_difference(expected: str, got: str) -> list[str]:
 
 
 def _check_length(path: Path, ppo: PPOConfig, n_updates: int) -> None:
-    """Check that a run of a number of updates may be continued to the length of another: no schedule ends with it.
+    """Check that a run of `n_updates` updates may be continued to another length: no schedule depends on the length.
 
     Raises:
       ValueError: one does. The message is one line.
@@ -798,7 +800,7 @@ def _check_length(path: Path, ppo: PPOConfig, n_updates: int) -> None:
 
 
 def find_ending_schedule(ppo: PPOConfig) -> str:
-    """The name of a schedule that ends with the run, which cannot go on then; empty if there is none."""
+    """Return the name of a schedule that ends with the run, which then cannot be extended; empty if there is none."""
     for name in ("learning_rate", "clip_eps", "entropy_coef"):
         schedule = f"{name}_schedule"
         if getattr(ppo, schedule).kind != "constant":
@@ -817,7 +819,8 @@ def evaluate_policy(
     max_steps: int = 10_000,
     seed: int = 0,
 ) -> PolicyEvaluation:
-    """Play whole episodes in environments of their own, greedily and by sampling; `state` stays as it is.
+    """Play whole episodes in separate environments, greedily and by sampling; return both mean returns.
+    `state` is unchanged.
 
     Rewards are those before `normalize_reward`. Running moments are those of training, and stay as they are.
 
@@ -840,7 +843,7 @@ def evaluate_policy(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Evaluator:
-    """Evaluates states of one learner again and again; on a GPU a step of the episodes is one CUDA graph."""
+    """Evaluator of a learner's states, for repeated use; on a GPU a step of the episodes is one CUDA graph."""
 
     learner: AnyLearner
     n_episodes: int
@@ -851,13 +854,13 @@ class Evaluator:
     )
 
     def evaluate(self, state: State, seed: int) -> PolicyEvaluation:
-        """As `evaluate_policy`."""
+        """Evaluate a state's policy like `evaluate_policy`."""
         return self._evaluate(state, random.key(seed, state.key.device))[0]
 
     def evaluate_many(
         self, state: State, seeds: Sequence[int]
     ) -> tuple[PolicyEvaluation, ...]:
-        """Evaluate several policies at once, each as `evaluate_policy` does with its seed.
+        """Evaluate several stacked policies at once, each like `evaluate_policy` with its seed.
 
         Args:
           state: states of them, stacked.
@@ -868,7 +871,7 @@ class Evaluator:
     def _evaluate(
         self, state: State, key: I64[Tensor, "... 2"]
     ) -> tuple[PolicyEvaluation, ...]:
-        """The evaluations of stacked states, or of one state, whose key is a single one."""
+        """Evaluate one state with one key, or stacked states with a key each; return one evaluation for each."""
         policies = [self._play(state, key, x) for x in (True, False)]
         if key.ndim == 1:
             key = key[None]
@@ -882,7 +885,7 @@ class Evaluator:
         )
 
     def notes(self) -> tuple[str, ...]:
-        """Why a step on a GPU is no CUDA graph; empty if it is one, and on a CPU."""
+        """Explain why a step on a GPU is not replayed as a CUDA graph; empty if it is, and on a CPU."""
         reasons = {
             step.fallback_reason
             for step in self._steps.values()
@@ -897,7 +900,7 @@ class Evaluator:
     def _play(
         self, state: State, key: I64[Tensor, "... 2"], is_greedy: bool
     ) -> _Episodes:
-        """Play whole episodes; of stacked states and keys those of each."""
+        """Play whole episodes of one state, or of each of stacked states; return the finished episodes."""
         env = evaluation_env(self.learner.cfg.env)
         is_stacked = key.ndim > 1
         batched = torch.vmap if is_stacked else lambda fn: fn
@@ -932,7 +935,7 @@ class Evaluator:
     def _step_keys(
         self, key: I64[Tensor, "... 2"], first: int
     ) -> tuple[I64[Tensor, "... N 2"], I64[Tensor, "... N B 2"]]:
-        """The keys of actions and of environments of N steps from the `first`; the former are held as in a rollout."""
+        """Return action keys and environment keys of N steps from `first`; action keys are held as in a rollout."""
         n_held = self.learner.cfg.agent.action_key_steps
         if n_held is None:
             n_held = self.learner.cfg.ppo.n_steps
@@ -948,7 +951,7 @@ class Evaluator:
         captured: CapturedStep[_Play, tuple[()]],
         play_key: I64[Tensor, "... 2"],
     ) -> None:
-        """Step episodes until all have finished. Steps of finished ones change nothing.
+        """Step all episodes until each has finished or max_steps is reached; finished episodes stay unchanged.
 
         A graph is replayed faster than the host reads a flag, so that the flag is read once for all steps whose keys
         are made together.
@@ -967,7 +970,7 @@ class Evaluator:
 
 
 class _Episodes(NamedTuple):
-    """Episodes that are played side by side."""
+    """Episodes that are played side by side, with their returns and lengths."""
 
     env_state: Any
     total_reward: F32[Tensor, "B"]
@@ -977,7 +980,7 @@ class _Episodes(NamedTuple):
 
 
 class _Play(NamedTuple):
-    """What a step of episodes reads and writes."""
+    """Inputs and outputs of one step of the episodes."""
 
     params: Any
     episodes: _Episodes
@@ -988,7 +991,7 @@ class _Play(NamedTuple):
 def _step_play(
     step: Callable[..., _Episodes], key_axis: int, play: _Play
 ) -> tuple[_Play, tuple[()]]:
-    """One step of each episode.
+    """Make one step of each episode with the keys at its place; return the play after it.
 
     Args:
       step: `_step_episodes`, or the same of stacked states.
@@ -1006,7 +1009,7 @@ def _step_play(
 def _estimate_return(
     key: I64[Tensor, "2"], episodes: _Episodes
 ) -> ReturnEstimate:
-    """The mean return of episodes, with its interval."""
+    """Compute the mean return of episodes with its bootstrap interval."""
     resample_key = random.split(key, 3)[2]
     returns = episodes.total_reward.to(torch.float64)
     low, high = bootstrap_interval(resample_key, returns)
@@ -1027,7 +1030,7 @@ def _begin_episodes(
     env_state: Any,
     key: I64[Tensor, "2"],
 ) -> _Episodes:
-    """First states, with what outlives an episode (running moments) taken from the environments of training."""
+    """Reset all episodes, with running moments, which outlive episodes, copied from the training environments."""
     world = learner.world
     fresh = env.reset(env.cfg, world, random.split(key, n_episodes))
     if env.restart is not None:
@@ -1052,7 +1055,7 @@ def _step_episodes(
     action_key: I64[Tensor, "2"],
     env_keys: I64[Tensor, "B 2"],
 ) -> _Episodes:
-    """One step of each episode; those that have finished stay as they are."""
+    """Make one step of each episode; finished episodes stay as they are."""
     agent, world = learner.cfg.agent, learner.world
     obs = env.observe(env.cfg, world, episodes.env_state)
     output, memory = apply_agent(agent, world, params, obs, episodes.memory)
@@ -1080,7 +1083,7 @@ def _step_episodes(
 def bootstrap_interval(
     key: I64[Tensor, "2"], values: Tensor
 ) -> tuple[float, float]:
-    """The percentile bootstrap interval of a mean, of 95 %.
+    """Compute the 95 % percentile bootstrap interval of a mean.
 
     Source: Efron & Tibshirani 1993, "An introduction to the bootstrap", chapter 13.
     """
@@ -1106,7 +1109,7 @@ def train_many(
     checkpoint: str | Path | None = None,
     **options: Any,
 ) -> TrainResult[Evaluations]:
-    """Train a policy for each of several seeds, all of them in one step (`torch.vmap`).
+    """Train a policy for each of several seeds, all seeds in one step by `torch.vmap`.
 
     Each policy is that of `train` with its seed, but for rounding. Checkpoints are written every minute and at the end.
 
@@ -1174,7 +1177,7 @@ def init_many(
     device: torch.device | str = "cpu",
     scalars: Mapping[str, Sequence[float]] | None = None,
 ) -> State:
-    """The first states of some seeds, stacked, with some of their scalars replaced.
+    """Build the first states of several seeds, stacked, with the given scalars replaced.
 
     Args:
       scalars: by name of a field of `losses.Scalars`, a number for each seed.
@@ -1213,7 +1216,7 @@ def init_many(
 def prepare_many(
     learner: AnyLearner, state: State, strategy: str
 ) -> tuple[Callable[[State], tuple[State, Metrics]], StrategyRecord]:
-    """The step of stacked states, which is not compiled for a finished run, and how it is run.
+    """Prepare the step of stacked states, compiled unless the run is finished; return it and its strategy record.
 
     Raises:
       ValueError: environment or network is not pure, or cannot be vectorised, which is tried on one step.
@@ -1235,7 +1238,7 @@ def prepare_many(
 def _step(
     captured: CapturedStep[State, Metrics], state: State
 ) -> tuple[State, Metrics]:
-    """Make an update, in the buffers of a CUDA graph where there is one."""
+    """Make an update, in the buffers of a CUDA graph if there is one; return the next state and the metrics."""
     if captured.replay_mode == "none":
         return captured.fn(state)
     if state is not captured.state:

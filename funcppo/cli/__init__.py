@@ -50,7 +50,7 @@ STANDARD_OUTPUT = "standard output"  # its name in errors
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM, which ends a program as Ctrl-C does, but for its exit status."""
+    """Exception for SIGTERM, which ends a program like Ctrl-C, with another exit status."""
 
 
 def main() -> NoReturn:
@@ -87,7 +87,7 @@ def main() -> NoReturn:
 
 @contextmanager
 def raise_terminated() -> Iterator[None]:
-    """Raise `Terminated` at a SIGTERM, so that half-written files are removed; by default the process dies at once."""
+    """Raise `Terminated` at SIGTERM within the context, so that half-written files are removed."""
 
     def handle_signal(signal_number: int, frame: FrameType | None) -> None:
         raise Terminated
@@ -100,7 +100,7 @@ def raise_terminated() -> Iterator[None]:
 
 
 def exit_with_error(message: str, status: int = EXIT_BAD_INPUT) -> NoReturn:
-    """Print one line on standard error and exit; of several processes, rank 0 prints it for all."""
+    """Print one line on standard error and exit; among several processes, rank 0 prints it for all."""
     if distributed.launched_rank() == 0:
         print(f"funcppo: {message}", file=sys.stderr)
 
@@ -116,7 +116,7 @@ def exit_with_error(message: str, status: int = EXIT_BAD_INPUT) -> NoReturn:
 
 
 def package_version(package: str) -> str:
-    """The version of an installed package, or "not installed"; of funcppo that of the code that runs."""
+    """Return the version of an installed package, or "not installed"; for funcppo, of the running code."""
     if package == "funcppo":
         return funcppo.__version__
     try:
@@ -126,7 +126,7 @@ def package_version(package: str) -> str:
 
 
 def _skip_collection() -> None:
-    """Leave all objects to the end of the process: collecting those of PyTorch would delay it by seconds.
+    """Turn garbage collection off at the end of the process: for PyTorch's objects it would take seconds.
 
     Not those of DuckDB, which prints what is left.
     """
@@ -159,7 +159,7 @@ def _run(arguments: Sequence[str]) -> int:
 
 
 def _exit_for(error: Exception) -> NoReturn:
-    """Exit with the line and the status of an error of the user's input or machine; raise any other error again."""
+    """Exit with one line and a status for an error of the user's input or machine; raise any other error."""
     line = _error_line(error)
     if isinstance(error, distributed.StalledError):
         exit_with_error(line, status=distributed.EXIT_STALLED)
@@ -181,7 +181,7 @@ def _exit_for(error: Exception) -> NoReturn:
 
 
 def _join(arguments: Sequence[str]) -> None:
-    """Connect with the other processes of torchrun, if it started this one.
+    """Connect with the processes of torchrun, if it started this one.
 
     Raises:
       ValueError: there are others, and the program runs in one process.
@@ -198,7 +198,7 @@ def _join(arguments: Sequence[str]) -> None:
 
 
 def _silence() -> None:
-    """Discard what a process other than rank 0 prints, but for errors of its own and tracebacks."""
+    """Discard what this process prints, except errors with tracebacks, if it is not rank 0."""
     stream = sys.__stderr__
     sys.excepthook = lambda *error: traceback.print_exception(
         *error, file=stream
@@ -207,7 +207,7 @@ def _silence() -> None:
 
 
 class _OverviewParser(argparse.ArgumentParser):
-    """A parser whose errors are one line."""
+    """Parser whose errors are one line."""
 
     def error(self, message: str) -> NoReturn:
         """Print the error and exit with status 2."""
@@ -215,7 +215,7 @@ class _OverviewParser(argparse.ArgumentParser):
 
 
 def _print_overview(arguments: Sequence[str]) -> None:
-    """Print what --help or --version says, or the error of a command line without a program."""
+    """Print the text of --help or --version, or the error of a command line without a program."""
     parser = _OverviewParser(
         prog="funcppo",
         description="Prove links in knowledge graphs, and train policies that do so or that act in an environment.",
@@ -240,13 +240,13 @@ def _print_overview(arguments: Sequence[str]) -> None:
 
 
 def program_class(name: str) -> Any:
-    """The class of the program of that name."""
+    """Return the class of a program by its name."""
     module = importlib.import_module(f"funcppo.cli.{name}")
     return getattr(module, name.capitalize())
 
 
 def parse_program(name: str, arguments: Sequence[str]) -> Any:
-    """The program of that name with the options of its command line; None after --help."""
+    """Build a program by its name with the options of the command line; None after --help."""
     try:
         options = importlib.import_module("funcppo.cli.options")
         program = program_class(name)
@@ -260,7 +260,7 @@ def parse_program(name: str, arguments: Sequence[str]) -> Any:
 
 
 def _error_line(error: Exception) -> str:
-    """The message of an error on one line, without the number of a system error."""
+    """Format an error's message on one line, without a system error's number."""
     text = str(error)
     if isinstance(error, OSError) and error.filename and error.strerror:
         text = f"{error.filename}: {error.strerror}"

@@ -73,7 +73,7 @@ class Check(TargetOptions):
     """Random seed of the samples."""
 
     def run(self) -> int:
-        """Compare the sample and print how much agrees.
+        """Recount the sample and print how much agrees; return the exit status, 1 for a disagreement.
 
         Returns:
           The exit status.
@@ -121,13 +121,13 @@ class Check(TargetOptions):
         return int(has_disagreement)
 
     def _check_outputs(self) -> None:
-        """Check that --json overwrites nothing that is read."""
+        """Check that --json overwrites no input."""
         details = [] if self.details is None else [Path(self.details)]
         inputs = [*data_files(self.target, self.rules), *details]
         check_overwrites([("--json", self.json)], inputs)
 
     def _read_details(self) -> Details | None:
-        """The --details FILE; None without one.
+        """Read the --details FILE; None without one.
 
         Raises:
           ValueError: it is bad, or was ranked by another score.
@@ -145,7 +145,7 @@ class Check(TargetOptions):
         return details
 
     def _evaluation_options(self, details: Details | None) -> Evaluate:
-        """The options of the evaluation that is checked."""
+        """Build the options of the evaluation that is checked."""
         options = Evaluate(
             target=self.target,
             split=self.split,
@@ -169,7 +169,7 @@ class Check(TargetOptions):
         console: Console,
         status: WorkDisplay,
     ) -> Iterator[Comparison]:
-        """The comparisons, one after another."""
+        """Yield the comparisons of supports, verdicts, proofs and evidence one after another."""
         from funcppo.kg.ranking import recount_check
 
         check = recount_check.RecountCheck(setup.evaluator)
@@ -207,7 +207,7 @@ class Check(TargetOptions):
     def _draw_sample(
         self, n_rules: int, n_queries: int, details: Details | None
     ) -> tuple[list[int], list[int]]:
-        """The rules and the queries that are compared, in random order."""
+        """Draw the rules and queries to compare, in random order."""
         draw = random.Random(self.seed)
         rules = _sample(draw, range(n_rules), self.n_rules)
         queries: Sequence[int] = range(n_queries)
@@ -219,7 +219,7 @@ class Check(TargetOptions):
 def _check_details(
     details: Details, setup: EvaluationSetup, options: Evaluate
 ) -> None:
-    """Check that a details file is one of an evaluation.
+    """Check that a details file belongs to this evaluation.
 
     Raises:
       ValueError: it was made of other data, rules or parameters, or at other settings.
@@ -236,7 +236,7 @@ def _check_details(
 def _compare_evidence(
     check: RecountCheck, run: Run | None, ranked: Ranking, seconds: float
 ) -> Iterator[Comparison]:
-    """The comparison of the evidence of a run that learnt from questions; none of anything else."""
+    """Yield the comparison of the evidence, for a run that learnt from example queries; else nothing."""
     from funcppo.kg.answers import explain_answer
     from funcppo.kg.scores.learned import weighed_kinds
 
@@ -252,12 +252,12 @@ def _compare_evidence(
 def _sample(
     draw: random.Random, population: Sequence[int], size: int
 ) -> list[int]:
-    """At most `size` of some numbers, in random order."""
+    """Draw at most `size` of some numbers, in random order."""
     return draw.sample(population, min(len(population), size))
 
 
 def _print_comparison(console: Console, comparison: Comparison) -> None:
-    """Print a line on a kind, and one for each disagreement and note."""
+    """Print one line on a kind of comparison, and one for each disagreement and note."""
     n_agreeing = comparison.n_compared - comparison.n_disagreeing
     is_sample = comparison.n_total > comparison.n_compared
     total = f"of {comparison.n_total:,}; " if is_sample else ""

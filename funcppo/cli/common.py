@@ -71,20 +71,20 @@ JsonObject: TypeAlias = dict[str, Any]
 
 
 class _PlainConsole(Console):
-    """A console without markup, which leaves a closed pipe to the caller."""
+    """Console without markup, which leaves a closed pipe to the caller."""
 
     def print(self, *objects: Any, **options: Any) -> None:
-        """Print; an error of the system names the stream."""
+        """Print objects; a system error names the stream."""
         with named_output("standard error" if self.stderr else STANDARD_OUTPUT):
             super().print(*objects, **options)
 
     def on_broken_pipe(self) -> None:
-        """Raise the error again: rich would exit with status 1, which `funcppo prove` uses for a refutation."""
+        """Raise BrokenPipeError: rich would exit with status 1, which `funcppo prove` uses for a refutation."""
         raise BrokenPipeError
 
 
 def make_console(use_stderr: bool) -> Console:
-    """A console on standard output, or on standard error where the former is for a machine."""
+    """Build a console on standard output, or on standard error if standard output is for a machine."""
     console = _PlainConsole(
         stderr=use_stderr,
         markup=False,
@@ -99,7 +99,7 @@ def make_console(use_stderr: bool) -> Console:
 
 
 class WorkDisplay:
-    """What a program does: a bar in a terminal, elsewhere a line on standard error every `LINE_SECONDS`.
+    """Display of a program's progress: a bar in a terminal, else a line on standard error every `LINE_SECONDS`.
 
     A text names a part of the work, whose time and speed are measured by themselves.
     """
@@ -110,7 +110,7 @@ class WorkDisplay:
         console: Console | None = None,
         deadline: Deadline = NO_DEADLINE,
     ) -> None:
-        """A display that begins with a text, to be used as a context.
+        """Build a display that begins with a text, to be used as a context.
 
         Args:
           console: that the program prints on meanwhile; None for standard error.
@@ -135,14 +135,14 @@ class WorkDisplay:
         self.update(text)
 
     def __enter__(self) -> WorkDisplay:
-        """Show it."""
+        """Show the display."""
         self._progress.start()
         if self._progress.disable:
             threading.Thread(target=self._print_lines, daemon=True).start()
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Show it no more."""
+        """Remove the display."""
         self._has_ended.set()
         self._progress.stop()
 
@@ -155,7 +155,7 @@ class WorkDisplay:
         *,
         note: str = "",
     ) -> None:
-        """Change what is shown.
+        """Set the displayed text, progress and note.
 
         Args:
           text: what is being done; another text begins a part, or continues an earlier one.
@@ -184,15 +184,15 @@ class WorkDisplay:
         )
 
     def report(self, stage: str, done: float, total: float) -> None:
-        """Change what is shown, by numbers that need not be whole; 0 of 0 where they are not known."""
+        """Set the displayed stage and progress, rounded; a total of 0 stands for an unknown one."""
         self.update(stage, round(done), round(total) or None)
 
     def line(self) -> str:
-        """What is shown where there is no terminal."""
+        """Return the line that is printed without a terminal."""
         return f"{self._text}: {_describe_work(self._parts[self._text])}"
 
     def _print_lines(self) -> None:
-        """Print the line again and again until the work ends."""
+        """Print the line repeatedly until the work ends."""
         while not self._has_ended.wait(LINE_SECONDS):
             # A closed standard error ends no work.
             with suppress(OSError, ValueError):
@@ -200,7 +200,7 @@ class WorkDisplay:
 
 
 def tell_others(on_phase: PhaseCallback) -> PhaseCallback:
-    """The callback, which also tells the processes that wait, if there are some, how far this one is."""
+    """Return the callback so that it also tells waiting processes how far this one is."""
     processes = distributed.current_processes()
     if processes is None:
         return on_phase
@@ -219,15 +219,15 @@ def tell_others(on_phase: PhaseCallback) -> PhaseCallback:
 
 
 class _WorkColumn(ProgressColumn):
-    """How much of a part of the work is done, and its time."""
+    """Column with the progress of a part of the work, and its time."""
 
     def render(self, task: Task) -> Text:
-        """The text of the column."""
+        """Return the text of the column for a task."""
         return Text(_describe_work(task))
 
 
 def _describe_work(task: Task) -> str:
-    """How much of a part of the work is done, its time, the time left where that is known, and its note."""
+    """Format how much of a task is done, its time, the time left if known, and its note."""
     parts = [f"{task.elapsed or 0:.0f} s"]
     if task.total is not None:
         parts.insert(0, f"{task.completed:,.0f} of {task.total:,.0f}")
@@ -240,7 +240,7 @@ def _describe_work(task: Task) -> str:
 
 
 def print_notes(notes: Iterable[str], console: Console | None = None) -> None:
-    """Print a line for each note on what was chosen, dropped or estimated.
+    """Print one line for each note on what was chosen, dropped or estimated.
 
     Args:
       console: None for standard error, after what has been printed of a result.
@@ -252,7 +252,7 @@ def print_notes(notes: Iterable[str], console: Console | None = None) -> None:
 
 
 class Screen:
-    """What a program prints: six lines at most beside its table; all notes if verbose, the table alone if quiet.
+    """Printer of a program's lines: at most six beside its table, all notes if verbose, only the table if quiet.
 
     Attributes:
       console: for the table.
@@ -261,20 +261,20 @@ class Screen:
     def __init__(
         self, console: Console, is_verbose: bool, is_quiet: bool = False
     ) -> None:
-        """A screen on which nothing is printed yet."""
+        """Build a screen on which nothing is printed yet."""
         self.console = console
         self._is_verbose = is_verbose
         self._is_quiet = is_quiet
         self._told: set[str] = set()
 
     def print(self, *lines: str) -> None:
-        """Print lines, unless the table alone is wanted."""
+        """Print lines, unless only the table is wanted."""
         for line in lines:
             if not self._is_quiet:
                 self.console.print(line)
 
     def add(self, notes: Iterable[str], *kinds: NoteKind) -> None:
-        """Print notes that were not printed yet: all of them if verbose, otherwise those of some kinds."""
+        """Print notes that were not printed yet: all of them if verbose, else those of the given kinds."""
         for note in notes:
             if note in self._told:
                 continue
@@ -287,28 +287,28 @@ class Screen:
             self._told.add(note)
 
     def show_cut(self, notes: Iterable[str]) -> None:
-        """Print the first note on what was left out for time or memory, and how many more there are."""
+        """Print the first note on work that was cut for time or memory, and the number of further ones."""
         cut = [note for note in notes if _kind(note) == "cut"]
         self._show_first("left out", cut)
 
     def show_data(self, dataset: Dataset) -> None:
-        """Print the first note on the data, such as on lines that were dropped, and how many more there are."""
+        """Print the first note on the data, such as on dropped lines, and the number of further ones."""
         self._show_first("data", dataset.notes)
 
     def _show_first(self, label: str, notes: Sequence[str]) -> None:
-        """Print the first note and how many more there are; nothing if verbose, which prints each."""
+        """Print the first note and the number of further ones; nothing if verbose, which prints each note."""
         if notes and not self._is_verbose:
             more = f" (and {len(notes) - 1} more: -v)" if len(notes) > 1 else ""
             self.print(f"{label}: {notes[0]}{more}")
 
 
 def _kind(note: str) -> NoteKind:
-    """What a note is about; notes of files that say nothing of it are details."""
+    """Return the kind of a note; a note without one is a detail."""
     return note.kind if isinstance(note, Note) else "detail"
 
 
 def describe_task(task: ProverTask, score: str) -> str:
-    """What a program works on, as one line."""
+    """Format on one line the data set, score and sizes that a program works on."""
     dataset = task.dataset
     return (
         f"{dataset.name}: {dataset.n_constants:,} entities, {dataset.n_predicates:,} relations, "
@@ -318,7 +318,7 @@ def describe_task(task: ProverTask, score: str) -> str:
 
 
 def make_table(title: str, columns: Sequence[str]) -> Table:
-    """A table without rows.
+    """Build a table with columns and no rows.
 
     Args:
       title: the line above the table.
@@ -336,7 +336,7 @@ def make_table(title: str, columns: Sequence[str]) -> Table:
 
 
 def print_table(console: Console, table: Table) -> None:
-    """Print a table, with more space between its columns where there is room."""
+    """Print a table, with more space between its columns on a wide console."""
     table.padding = (0, 1) if console.width >= 100 else (0, 0)
     console.print(table)
 
@@ -344,7 +344,7 @@ def print_table(console: Console, table: Table) -> None:
 def metrics_table(
     title: str, metrics_by_score: Mapping[str, JsonObject], default: str = ""
 ) -> Table:
-    """A table with a row for each score: those of METRIC_COLUMNS that some score has, the ceiling, the queries.
+    """Build a table of metrics with one row for each score.
 
     Args:
       title: the line above the table.
@@ -373,7 +373,7 @@ def metrics_table(
 
 @contextmanager
 def named_output(name: str) -> Iterator[None]:
-    """Name a stream in the errors of writing to it, such as that the disk is full; a closed pipe is no such error."""
+    """Add a stream's name to system errors of writing to it, such as a full disk; a closed pipe is left alone."""
     try:
         yield
     except BrokenPipeError:
@@ -384,7 +384,7 @@ def named_output(name: str) -> Iterator[None]:
 
 
 def write_output(text: str) -> None:
-    """Write a text to standard output, at once.
+    """Write a text to standard output and flush it.
 
     Raises:
       OSError: names standard output.
@@ -395,7 +395,7 @@ def write_output(text: str) -> None:
 
 
 def write_json(destination: str | None, value: JsonObject) -> None:
-    """Write an object, with the version of its format, where `--json` says.
+    """Write an object with its format version to the destination of `--json`; None writes nothing.
 
     Args:
       destination: path of a file; - for standard output; None for nowhere.
@@ -419,7 +419,7 @@ def check_output_path(
     path: Path,
     expected: str = "expected a file in a folder that exists",
 ) -> None:
-    """Check that a file can be written, before a program works for an hour.
+    """Check before long work that a file can be written.
 
     Args:
       option: the option that names the file, for the error.
@@ -441,7 +441,7 @@ def check_output_path(
 def check_overwrites(
     outputs: Sequence[tuple[str, str | Path | None]], inputs: Iterable[Path]
 ) -> None:
-    """Check that no output would overwrite a file that the program reads or another output, before any work.
+    """Check before any work that no output would overwrite an input or another output.
 
     Args:
       outputs: option and path of each; - is standard output, None is no output.
@@ -464,7 +464,7 @@ def check_overwrites(
 
 
 def _is_same_file(path: Path, other: Path) -> bool:
-    """Whether two paths lead to one file, which may not exist yet; a device may be written to twice."""
+    """Return whether two paths are one file, which may not exist yet; false for devices, which may be written twice."""
     if path.exists() and not path.is_file():
         return False
     if path.exists() and other.exists():
@@ -476,12 +476,12 @@ def _is_same_file(path: Path, other: Path) -> bool:
 
 
 def is_run_folder(target: str) -> bool:
-    """Whether the target is the folder of a training run: only such a folder holds a config.json."""
+    """Return whether the target is the folder of a training run, which alone holds a config.json."""
     return (Path(target) / CONFIG_FILE).is_file()
 
 
 def data_files(target: str, rules: str | None = None) -> list[Path]:
-    """The files of a target that an output must not overwrite; names of embedded data sets have none.
+    """List the files of a target that an output must not overwrite; an embedded data set has none.
 
     Args:
       target: folder of a training run, name, folder or file of a data set.
@@ -508,7 +508,7 @@ def data_files(target: str, rules: str | None = None) -> list[Path]:
 def open_dataset(
     target: str, rules: str | None, cfg: DataConfig = DEFAULT_CONFIG
 ) -> Dataset:
-    """Load the data set of a target, showing so on standard error.
+    """Load the data set of a target, with a display on standard error.
 
     Args:
       target: folder of a training run, embedded name, folder or file of a data set.
@@ -538,7 +538,7 @@ def open_dataset(
 
 
 def check_read_as_trained(run_folder: str, cfg: DataConfig) -> None:
-    """Raise ValueError if options ask to read the data of a run in a way of their own."""
+    """Raise ValueError if options ask to read a run's data otherwise than in training."""
     if cfg != DEFAULT_CONFIG:
         options = "--columns, --split-ratios, data.split_seed"
         raise ValueError(
@@ -548,7 +548,7 @@ def check_read_as_trained(run_folder: str, cfg: DataConfig) -> None:
 
 @contextmanager
 def fixpoint_progress() -> Iterator[StepCallback]:
-    """Show the steps of T_P on standard error.
+    """Yield a callback that shows the steps of T_P on standard error.
 
     Returns:
       A context that yields the function to call before each step and after each of its rules.
@@ -569,7 +569,7 @@ def fixpoint_progress() -> Iterator[StepCallback]:
 
 
 def set_target_threads(target: str, n_threads: int | None) -> None:
-    """Set how many CPU threads an operation uses.
+    """Set the CPU threads of an operation; None means those of the run, or 1 without a run.
 
     Args:
       target: folder of a training run, name, folder or file of a data set.
@@ -592,7 +592,7 @@ def set_threads(n_threads: int) -> None:
 
 
 def select_device(device: str) -> None:
-    """Check that PyTorch has the device; a GPU with a number becomes the current one, for what names none.
+    """Check that PyTorch has the device; a numbered GPU becomes the current one.
 
     Raises:
       ValueError: PyTorch does not find the GPU.
@@ -618,7 +618,7 @@ def select_device(device: str) -> None:
 
 
 def resolve_device(device: str) -> str:
-    """The device itself, or for auto a GPU if there is one."""
+    """Return the device; auto becomes a GPU if there is one, else the CPU."""
     if device != "auto":
         return device
 
@@ -628,7 +628,7 @@ def resolve_device(device: str) -> str:
 
 
 def parse_memory(text: str) -> int:
-    """The bytes that --memory allows: a number, alone or with a unit.
+    """Parse the bytes of --memory: a number, alone or with a unit.
 
     Raises:
       ValueError: it is none.
@@ -645,7 +645,7 @@ def parse_memory(text: str) -> int:
 
 
 def memory_limit(text: str | None, device: str) -> int:
-    """The bytes that --memory allows; by default what the process holds, and three quarters of what is free.
+    """Return the bytes that --memory allows; by default the used memory plus three quarters of the free memory.
 
     Each process of a host gets its part of what is free.
     """
@@ -659,7 +659,7 @@ def memory_limit(text: str | None, device: str) -> int:
 
 
 def set_caches(cache_dir: Path | None) -> None:
-    """Keep compiled code in a folder instead of the user's cache folder.
+    """Keep compiled code in a folder instead of the user's cache folder; None changes nothing.
 
     Raises:
       ValueError: others own it, or may write it.
@@ -672,7 +672,7 @@ def set_caches(cache_dir: Path | None) -> None:
 
 @contextmanager
 def graphs_allowed(graphs: str, device: str) -> Iterator[None]:
-    """Record the CUDA graphs meanwhile that --cuda-graphs says.
+    """Record within the context only the CUDA graphs that --cuda-graphs allows.
 
     Raises:
       ValueError: --cuda-graphs demands graphs, and there is no GPU, or one cannot be recorded.
@@ -714,14 +714,14 @@ DEBUG_VARIABLES = {
 
 
 def debug_files(run_folder: Path) -> list[Path]:
-    """Files of a run to attach to a report of a bug."""
+    """List the files of a run to attach to a bug report."""
     names = (CONFIG_FILE, METRICS_FILE, RESULTS_FILE)
     return [run_folder / name for name in names]
 
 
 @contextmanager
 def debug_mode(is_on: bool, files: Sequence[Path]) -> Iterator[None]:
-    """With --debug compile and record nothing meanwhile, wait for each kernel, and use deterministic algorithms.
+    """With --debug, compile and record nothing within the context, wait for kernels, and be deterministic.
 
     Args:
       is_on: whether --debug was given.
@@ -761,7 +761,7 @@ def debug_mode(is_on: bool, files: Sequence[Path]) -> Iterator[None]:
 
 
 def _port_of_process(port: int) -> int:
-    """The port of this process, among those of its host: the n-th has --metrics-port + n.
+    """Return the metrics port of this process: --metrics-port plus its number on its host.
 
     Raises:
       ValueError: there is none.
@@ -779,7 +779,7 @@ def _port_of_process(port: int) -> int:
 def metrics_exported(
     port: int | None, file: str | None, program: str
 ) -> Iterator[Exporter | None]:
-    """Export metrics of a program meanwhile, as --metrics-port and --metrics-file ask for; None if they do not.
+    """Export a program's metrics within the context and yield the exporter; None if none are asked for.
 
     Of several processes each has a port of its own on its host, from --metrics-port on; rank 0 alone writes the file.
 
@@ -821,7 +821,7 @@ def metrics_exported(
 
 
 class Interrupt:
-    """Whether the program was asked to stop, by Ctrl-C or SIGTERM.
+    """Record of whether Ctrl-C or SIGTERM asked the program to stop.
 
     Attributes:
       signal_number: the first signal; 0 before any.
@@ -831,18 +831,18 @@ class Interrupt:
 
     @property
     def requested(self) -> bool:
-        """Whether a signal came; cheap enough for the innermost loop."""
+        """Return whether a signal came; cheap enough for the innermost loop."""
         return self.signal_number != 0
 
     @property
     def exit_status(self) -> int:
-        """The exit status of a program that the signal stopped."""
+        """Return the exit status of a program that the signal stopped."""
         return 128 + self.signal_number
 
 
 @contextmanager
 def defer_interrupt() -> Iterator[Interrupt]:
-    """Record a first Ctrl-C or SIGTERM in the object that is yielded, so that work can end cleanly.
+    """Record a first Ctrl-C or SIGTERM in the yielded object, so that work can end cleanly.
 
     Where it has not ended after `GRACE_SECONDS`, the signal is repeated. A second one raises at once, and a third one
     kills the process.
@@ -886,7 +886,7 @@ def defer_interrupt() -> Iterator[Interrupt]:
 
 @contextmanager
 def lock_folder(folder: Path) -> Iterator[None]:
-    """Keep other processes from writing to a folder, which is made if it is missing, and removed again if left empty.
+    """Keep other processes from writing to a folder; create it if missing, and remove it if it is left empty.
 
     Raises:
       ValueError: another process writes to it; the message names it and the process.
@@ -905,7 +905,7 @@ def lock_folder(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def lock_output(path: str | Path | None) -> Iterator[None]:
-    """Keep other processes from writing a file, by FILE.lock beside it; remove what killed ones left half-written.
+    """Keep other processes from writing a file, by FILE.lock beside it; remove half-written files of killed processes.
 
     A device, a pipe, standard output (-) and no file at all (None) are not locked.
 
@@ -925,7 +925,7 @@ def lock_output(path: str | Path | None) -> Iterator[None]:
 
 @contextmanager
 def _hold(lock_path: Path, locked: Path) -> Iterator[None]:
-    """Hold a lock file, which holds the id of this process and is removed at the end.
+    """Hold a lock file with this process's id within the context, and remove it at the end.
 
     Raises:
       ValueError: another process holds it.

@@ -113,7 +113,7 @@ class Data:
     """Write the result as JSON to FILE; - writes it to standard output in place of the text. Default: no JSON."""
 
     def run(self) -> int:
-        """Describe, count or index the data set.
+        """Describe, count or index the data set; return the exit status.
 
         Returns:
           The exit status.
@@ -141,7 +141,7 @@ class Data:
         return 0
 
     def _max_height(self, default: int) -> int | None:
-        """The maximum height of a proof; None for any."""
+        """Return the maximum height of a proof; None for no limit."""
         if self.height == "fixpoint":
             return None
         return default if self.height is None else self.height
@@ -149,7 +149,7 @@ class Data:
     def _derive(
         self, dataset: Dataset, max_height: int | None, deadline: Deadline
     ) -> tuple[KnowledgeBase, LeastModel]:
-        """The atoms that the rules of a data set derive, within the limits of the options."""
+        """Derive the atoms that the rules entail within the options' limits; return knowledge base and least model."""
         from funcppo.kg.logic import fixpoint, kb
         from funcppo.kg.logic.joins import RowBudget
 
@@ -167,7 +167,7 @@ class Data:
         return knowledge_base, model
 
     def _describe(self) -> JsonObject:
-        """What the data set is like, and how many triples of valid and test the rules derive, by relation."""
+        """Describe the data set, and count by relation the triples of valid and test that its rules derive."""
         with WorkDisplay("reading data"):
             dataset = loaders.load(self.dataset, self.rules, cfg=self.data)
             result: JsonObject = {
@@ -201,7 +201,7 @@ class Data:
         return result
 
     def _count_provable(self) -> JsonObject:
-        """The number of triples of a split that the rules derive, by height."""
+        """Count by height the triples of a split that the rules derive."""
         start = time.perf_counter()
         dataset = open_dataset(self.dataset, self.rules, self.data)
         if not len(dataset.rules) and len(dataset.test):
@@ -255,7 +255,7 @@ class Data:
         }
 
     def _write_index(self, sources: list[Path], out: Path) -> JsonObject:
-        """Read, index and write the data set; what was written and how long each phase took."""
+        """Read, index and write the data set; return its sizes and the seconds of each phase."""
         from funcppo.kg.logic import kb
 
         loaders.check_output(out)
@@ -299,14 +299,14 @@ class Data:
 
 
 def _as_tensor(split: np.ndarray) -> Tensor:
-    """The atoms of a split as int64 [Q, W]."""
+    """Return the atoms of a split as int64 [Q, W]."""
     import torch
 
     return torch.from_numpy(split).long()
 
 
 def _count_facts(model: LeastModel, split: np.ndarray) -> int:
-    """The number of atoms of a split that are known facts."""
+    """Count the atoms of a split that are known facts."""
     from funcppo.kg.logic import fixpoint
 
     return int((fixpoint.atom_height(model, _as_tensor(split)) == 0).sum())
@@ -319,7 +319,8 @@ def _derivation_heights(
     max_height: int | None,
     deadline: Deadline,
 ) -> tuple[Tensor, int, int]:
-    """The height at which each atom of a split is derived, a fact from other facts; the last height; undecided facts.
+    """Compute the height at which each atom of a split is derived, a fact from other facts.
+    Return the heights [Q], the last height, and the number of undecided facts.
 
     The last height is that of the model, which ends at the fixpoint, or of the step that would have exceeded the atoms
     to hold: that step is evaluated for the split only. The proof of a fact from other facts may need more.
@@ -358,7 +359,7 @@ def _derivation_heights(
 def _count_leave_one_out(
     knowledge_base: KnowledgeBase, model: LeastModel, split: np.ndarray
 ) -> int:
-    """The number of facts of a split that a rule derives from other facts."""
+    """Count the facts of a split that a rule derives from other facts."""
     import torch
 
     from funcppo.kg.logic import kb
@@ -381,7 +382,7 @@ def _count_leave_one_out(
 def _with_counts(
     dataset: Dataset, tables: dict[str, np.ndarray], on_phase: PhaseCallback
 ) -> Dataset:
-    """The data set with the counts of its rules, so that no program makes them again."""
+    """Return the data set with the counts of its rules, so that no later program needs to count."""
     if not len(dataset.rules):
         return dataset
 
@@ -416,7 +417,7 @@ def _with_counts(
 def _print_table(
     console: Console, headings: Sequence[str], rows: Sequence[Sequence[str]]
 ) -> None:
-    """Print a table; the first column and inverse relations are texts, all others numbers."""
+    """Print a table whose first column and inverse relations are text, aligned left."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
@@ -435,7 +436,7 @@ def _print_table(
 
 
 def _cell(value: float | None) -> str:
-    """A number as text; nothing where it is not defined."""
+    """Format a number; empty if it is None, which means undefined."""
     if value is None:
         return ""
     return f"{value:,}" if isinstance(value, int) else f"{value:.2f}"
@@ -507,7 +508,7 @@ def _print_relations(
 
 
 def _print_index(result: JsonObject) -> None:
-    """Print the size of the folder of an index."""
+    """Print the sizes of an index and its folder."""
     print(
         f"{result['folder']}: {result['n_facts']:,} facts, {result['n_entities']:,} entities, "
         f"{result['n_relations']:,} relations, {result['n_rules']:,} rules; {result['n_bytes'] / 1e6:,.1f} MB in "
@@ -516,7 +517,7 @@ def _print_index(result: JsonObject) -> None:
 
 
 def _print_counts(result: JsonObject) -> None:
-    """Print the counts as a table on standard output, and how far they reach."""
+    """Print the counts by height as a table, and how far they reach."""
     console = make_console(use_stderr=False)
     console.print(
         f"{result['dataset']}: {result['n_facts']:,} facts, {result['n_rules']:,} rules"
@@ -540,7 +541,7 @@ def _print_counts(result: JsonObject) -> None:
 
 
 def _extent(result: JsonObject) -> list[str]:
-    """How far the counts reach, and what counts as a proof."""
+    """Format how far the counts reach, and what counts as a proof."""
     parts = [result["stop_reason"] or "complete to this height"]
     if result["fixpoint"]:
         height = len(result["n_atoms_after_step"]) - 1

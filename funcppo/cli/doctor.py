@@ -67,7 +67,7 @@ class Doctor:
     """Write the report as JSON to FILE; - writes it to standard output in place of the text. Default: no JSON."""
 
     def run(self) -> int:
-        """Print the report.
+        """Print the report; return the exit status.
 
         Returns:
           The exit status.
@@ -87,7 +87,7 @@ class Doctor:
         return 0
 
     def _try_step(self, console: Console) -> JsonObject:
-        """Prepare the training step and print how it is run; the report on it."""
+        """Prepare the training step and print how it runs; return its part of the report."""
         from funcppo.runtime.cache import use_folder
         from funcppo.runtime.monitor import Monitor
 
@@ -121,7 +121,7 @@ class Doctor:
         }
 
     def _prepare_step(self) -> PreparedStep:
-        """The training step that the options name, and how it is run.
+        """Prepare the training step that the options name; return it and its strategy record.
 
         Raises:
           ValueError: they name neither a run nor an environment.
@@ -146,7 +146,7 @@ class Doctor:
 
 
 def try_strategies(device: str) -> PreparedStep:
-    """Try the training strategies on a small CartPole agent.
+    """Prepare the training step of a small CartPole agent; return it and its strategy record.
 
     Returns:
       The step of the first strategy that works, and its record: how it is replayed, and why better ones failed.
@@ -176,7 +176,7 @@ def try_strategies(device: str) -> PreparedStep:
 
 
 def _prepare_run(folder: Path) -> PreparedStep:
-    """The training step of a run of `funcppo train`, from its checkpoint."""
+    """Prepare the training step of a run of `funcppo train`, from its checkpoint."""
     from funcppo.kg.config import read_config
     from funcppo.kg.run import train
     from funcppo.kg.run.run import open_run, with_training_data
@@ -191,7 +191,7 @@ def _prepare_run(folder: Path) -> PreparedStep:
 
 
 def _prepare_environment(name: str, device: str) -> PreparedStep:
-    """The training step of `funcppo rl`, of a run or of an environment at its published settings, from its start."""
+    """Prepare the step of `funcppo rl` at update 0, for a run or for an environment's published settings."""
     from funcppo import trainer
     from funcppo.cli.rl import published_config
     from funcppo.learner import prepare_step
@@ -216,7 +216,7 @@ def _prepare_environment(name: str, device: str) -> PreparedStep:
 
 
 def _profile(captured: CapturedStep[Any, Any]) -> str:
-    """A table of the operators and kernels with the most time of their own in a few updates."""
+    """Profile a few updates; return a table of the operators and kernels with the most time of their own."""
     import torch
 
     captured.step()
@@ -232,7 +232,7 @@ def _profile(captured: CapturedStep[Any, Any]) -> str:
 
 
 def _describe_machine() -> JsonObject:
-    """Versions of the system and of packages, number of CPUs, names of GPUs."""
+    """Return the versions of system and packages, the number of CPUs and the names of GPUs."""
     import torch
 
     gpus = [
@@ -249,7 +249,7 @@ def _describe_machine() -> JsonObject:
 
 
 def _print_record(console: Console, record: StrategyRecord) -> None:
-    """Print the strategy that works, and a line for each one that failed."""
+    """Print the strategy that works, and one line for each that failed."""
     console.print(
         f"{'strategy':>10}  {record.strategy} on {record.device}, replay: {record.replay_mode}"
     )

@@ -154,7 +154,7 @@ class Evaluate(ScoreOptions):
     """Print every note on what was chosen, left out or estimated; --json has them all. Default: off."""
 
     def run(self) -> int:
-        """Rank the split and print the metrics.
+        """Rank the split and print the metrics; return the exit status.
 
         Returns:
           The exit status.
@@ -190,7 +190,7 @@ class Evaluate(ScoreOptions):
     def _prepare(
         self, console: Console, exporter: Exporter | None
     ) -> EvaluationSetup:
-        """The evaluator, on which all processes agree."""
+        """Prepare the evaluator, and check that all processes agree on it."""
         set_target_threads(self.target, self.threads)
         with WorkDisplay("reading data", console) as status:
             setup = prepare_evaluation(
@@ -224,7 +224,7 @@ class Evaluate(ScoreOptions):
         start: float,
         exporter: Exporter | None,
     ) -> int:
-        """Rank with a --details FILE that no other process writes, and print the metrics; the exit status."""
+        """Rank, with a --details FILE that no other process writes, and print the metrics; return the exit status."""
         from funcppo.runtime import memory
 
         memory.reset_peak(self.device)
@@ -257,7 +257,7 @@ class Evaluate(ScoreOptions):
     def _show_work(
         self, setup: EvaluationSetup, screen: Screen, rows: np.ndarray
     ) -> None:
-        """Print what is ranked, and how much."""
+        """Print what is ranked, and the numbers of queries and candidates."""
         from funcppo.kg.ranking.ranking import estimate_candidates
 
         evaluator = setup.evaluator
@@ -273,7 +273,7 @@ class Evaluate(ScoreOptions):
     def _show_result(
         self, setup: EvaluationSetup, screen: Screen, result: JsonObject
     ) -> None:
-        """Print the notes, the table of metrics, and where the lines are."""
+        """Print the notes, the table of metrics, and the path of the details."""
         notes = [*result["notes"], *search_notes(result)]
         screen.add(notes, "answers")
         screen.show_cut(notes)
@@ -290,7 +290,7 @@ class Evaluate(ScoreOptions):
         setup: EvaluationSetup,
         exporter: Exporter | None,
     ) -> None:
-        """Rank windows of the split, whose records rank 0 writes."""
+        """Rank windows of the split for rank 0, which writes the records."""
         rows = self._query_rows(setup.evaluator.task.dataset)
         done = set(processes.share("done"))
         ranked = self._iter_shared(
@@ -304,18 +304,18 @@ class Evaluate(ScoreOptions):
             pass  # rank 0 has the records
 
     def _split_of(self, setup: EvaluationSetup) -> np.ndarray:
-        """The atoms of the split, [n, W]."""
+        """Return the atoms of the split, [n, W]."""
         return getattr(setup.evaluator.task.dataset, self.split)
 
     def _debug_files(self) -> list[Path]:
-        """Files to attach to a report of a bug: of the run, if one is evaluated, and of this evaluation."""
+        """List the files to attach to a bug report: of the run, if one is evaluated, and the details."""
         files = [Path(self.details)] if self.details else []
         if is_run_folder(self.target):
             files = debug_files(Path(self.target)) + files
         return files
 
     def _check_outputs(self) -> None:
-        """Check the files to write, before any work."""
+        """Check the output files before any work."""
         from funcppo.core import files
 
         outputs = [
@@ -336,7 +336,7 @@ class Evaluate(ScoreOptions):
         check_overwrites(outputs, data_files(self.target, self.rules))
 
     def _query_rows(self, dataset: Dataset) -> np.ndarray:
-        """The rows of the split that are ranked, int64 [Q]."""
+        """Return the rows of the split that are ranked, int64 [Q]."""
         import numpy as np
 
         from funcppo.kg.ranking.ranking import random_rows
@@ -351,7 +351,7 @@ class Evaluate(ScoreOptions):
         return np.sort(random_rows(len(split), self.max_queries))
 
     def _open_log(self, setup: EvaluationSetup) -> RecordLog | None:
-        """The result log at --details, with the records that it holds; None without --details."""
+        """Open the result log at --details, with the records that it holds; None without --details."""
         from funcppo.kg.ranking.evaluate import open_log
 
         if self.details is None:
@@ -377,7 +377,7 @@ class Evaluate(ScoreOptions):
         interrupt: Interrupt,
         exporter: Exporter | None,
     ) -> None:
-        """Add the records of all queries that have none, or of those ranked before an interrupt."""
+        """Add the records of all queries without records, until all are ranked or an interrupt comes."""
         from funcppo.core import files
 
         done = {record["query_row"] for record in records}
@@ -408,7 +408,7 @@ class Evaluate(ScoreOptions):
     def _iter_queries(
         self, setup: EvaluationSetup, rows: np.ndarray, done: set[int]
     ) -> Iterator[list[Record]]:
-        """Yield the records of each query without records, by this process alone or with others."""
+        """Yield the records of each query without records, ranked by this process alone or with other ones."""
         from funcppo.kg.ranking import evaluate as evaluation
 
         split = self._split_of(setup)
@@ -427,7 +427,7 @@ class Evaluate(ScoreOptions):
         is_done: set[int],
         on_ranked: Callable[[list[Record]], object] = lambda records: None,
     ) -> Iterator[list[Record]]:
-        """Rank the windows that this process takes; on rank 0, yield the records of all queries in the order of `rows`.
+        """Rank the windows that this process takes; on rank 0, yield all queries' records in the order of `rows`.
 
         What the other processes counted and noted is added to the setup.
 
@@ -478,7 +478,7 @@ class Evaluate(ScoreOptions):
     def _summarise(
         self, setup: EvaluationSetup, records: list[Record]
     ) -> JsonObject:
-        """The JSON of --json, without the total time."""
+        """Build the JSON of --json, without the total time."""
         from funcppo.kg.ranking import scoring
         from funcppo.kg.ranking.evaluate import summarise_records
         from funcppo.logs import package_versions
@@ -524,14 +524,14 @@ class Evaluate(ScoreOptions):
 
 
 def _without(rows: np.ndarray, done: set[int]) -> np.ndarray:
-    """The rows of the queries that have no records yet."""
+    """Return the rows of the queries that have no records yet."""
     import numpy as np
 
     return rows[~np.isin(rows, list(done))]
 
 
 def search_notes(result: JsonObject) -> list[Note]:
-    """Lines on the work of an evaluation and on what it may have missed.
+    """Format notes on the work of an evaluation and on what it may have missed.
 
     Args:
       result: the JSON of --json.
@@ -557,7 +557,7 @@ def search_notes(result: JsonObject) -> list[Note]:
 
 @contextmanager
 def _monitored(exporter: Exporter | None) -> Iterator[None]:
-    """Count compilations meanwhile, if metrics are exported."""
+    """Count compilations within the context, if metrics are exported."""
     if exporter is None:
         yield
         return
@@ -571,7 +571,7 @@ def _monitored(exporter: Exporter | None) -> Iterator[None]:
 def _count_scored(
     query: Sequence[Record], setup: EvaluationSetup, exporter: Exporter | None
 ) -> int:
-    """The number of candidates scored for a query; the metrics record it."""
+    """Count the candidates scored for a query, and record them in the metrics."""
     from funcppo.kg.ranking.scoring import search_captures
 
     n_scored = sum(record["n_scored"] for record in query)
@@ -590,7 +590,7 @@ def _count_scored(
 
 @dataclass(kw_only=True, slots=True)
 class EvaluationSetup:
-    """An evaluator that is ready to rank, and what to report with its results."""
+    """Evaluator that is ready to rank, with what to report beside its results."""
 
     evaluator: Evaluator
     """Ranks queries and proves their answers."""
@@ -675,7 +675,7 @@ def prepare_evaluation(
 
 
 def _parse_negatives(text: str) -> int | None:
-    """The number of corruptions of each query and side; None for all entities."""
+    """Parse the number of corruptions per query and argument position; None stands for all entities."""
     if text == "all":
         return None
     if re.fullmatch("[0-9]{1,9}", text) is None or int(text) < 1:
@@ -686,7 +686,7 @@ def _parse_negatives(text: str) -> int | None:
 
 
 def _make_prover(subject: Subject) -> ProofFinder:
-    """A function from answers to their proofs: the policy's, or without a policy smallest ones."""
+    """Return a function from answers to proofs: the policy's, or smallest ones without a policy."""
     from funcppo.kg.answers import most_probable_proofs
     from funcppo.kg.ranking import explain
 
@@ -700,7 +700,7 @@ def _make_prover(subject: Subject) -> ProofFinder:
 def _log_settings(
     options: Evaluate, subject: Subject, n_negatives: int | None
 ) -> JsonObject:
-    """What the rank of a query depends on, beside the split."""
+    """Return the settings on which the rank of a query depends, besides the split."""
     from funcppo.kg.answers import score_settings
 
     return {
@@ -718,7 +718,7 @@ def _log_settings(
 def _prepare_search(
     options: Evaluate, setup: EvaluationSetup, run: Run
 ) -> None:
-    """Let a setup score by a run's policy, with the batch size that is fastest here, and compile its search."""
+    """Choose the fastest batch size of a policy's search, compile the search, and put its score in the setup."""
     from funcppo.kg.ranking import scoring
     from funcppo.kg.ranking.ranking import estimate_candidates
 
@@ -760,7 +760,7 @@ def _prepare_search(
 
 
 def why_not_compile(options: Evaluate, n_candidates: int) -> Uncompiled | None:
-    """Why the options do not compile a search; None if they do.
+    """Return why the options do not compile a search, as text and code; None if they do.
 
     Args:
       n_candidates: that are ranked.
@@ -788,7 +788,7 @@ def _compile_step(
     cfg: SearchConfig,
     split: np.ndarray,
 ) -> None:
-    """Compile the step of a search, or leave it as it is and say why.
+    """Compile the step of a search, or leave it uncompiled and note why.
 
     Raises:
       ValueError: compiling was asked for, and it fails.
@@ -825,7 +825,7 @@ def _compile_step(
 def _choose_batch_size(
     setup: EvaluationSetup, run: Run, split: np.ndarray
 ) -> SearchConfig:
-    """The settings that score fastest within the memory limit, which rank 0 measures for all processes."""
+    """Return the search settings with the fastest batch size, which rank 0 measures for all processes."""
     from funcppo.kg.ranking.scoring import needs_search
     from funcppo.kg.run import held_out
 
@@ -848,7 +848,7 @@ def _choose_batch_size(
 def _tune_batch_size(
     cfg: SearchConfig, run: Run, split: np.ndarray, max_bytes: int
 ) -> tuple[SearchConfig, str]:
-    """The settings that score fastest on this machine within the memory limit, and a note on them."""
+    """Measure which batch size scores fastest within the memory limit; return the settings and a note."""
     import torch
 
     from funcppo.kg.ranking import scoring

@@ -114,7 +114,7 @@ class Mine:
     """Write a summary as JSON to FILE; - writes it to standard output in place of the text. Default: no JSON."""
 
     def run(self) -> int:
-        """Mine the rules, write them and print a summary.
+        """Mine the rules, write them and print a summary; return the exit status.
 
         Returns:
           The exit status.
@@ -125,7 +125,7 @@ class Mine:
             return self._run()
 
     def _run(self) -> int:
-        """Mine into a file that no other process writes; the exit status."""
+        """Mine into a file that no other process writes; return the exit status."""
         from funcppo.kg.graph.loaders import load
         from funcppo.kg.run import rule_files
         from funcppo.runtime import memory
@@ -160,7 +160,7 @@ class Mine:
         return 0 if interrupt is None else EXIT_INTERRUPTED
 
     def _config(self, dataset: Dataset) -> MiningConfig:
-        """The settings of the miner: those among the options, and for the others the defaults of the data set."""
+        """Build the miner's settings from the options; options not given take the data set's defaults."""
         from funcppo.kg.run import rule_files
 
         options = {
@@ -178,7 +178,7 @@ class Mine:
         return rule_files.mining_config(dataset, **given)
 
     def _check_outputs(self) -> None:
-        """Check the files to write, before any work."""
+        """Check the output files before any work."""
         if self.constants and self.without_constants:
             raise ValueError(
                 "--constants, --set without_constants: expected one of them"
@@ -201,7 +201,7 @@ class Mine:
     def _count_under_identity(
         self, mined: MinedDataset
     ) -> tuple[MinedDataset, list[str]]:
-        """The mined rules with the counts that the file is to have, and notes on them."""
+        """Return the mined rules with the counts for the file, and notes; counts hold object identity if asked."""
         from funcppo.core.host import Deadline
         from funcppo.kg.logic.joins import RowBudget
         from funcppo.kg.run.rule_files import count_mined_rules
@@ -228,7 +228,7 @@ class Mine:
     def _write(
         self, dataset: Dataset, cfg: MiningConfig, mined: MinedDataset
     ) -> list[str]:
-        """Write the rules, also to the cache if `train` would mine them with these settings; notes on the files."""
+        """Write the rules, also to the cache if `train` would mine them with these settings; return notes on files."""
         from funcppo.kg.graph.rules import (
             compatibility_notes,
             format_rule_table,
@@ -252,7 +252,7 @@ class Mine:
 
 
 def _cache(dataset: Dataset, cfg: MiningConfig, mined: MinedDataset) -> str:
-    """Keep the rules for later trainings; a note on where they are."""
+    """Store the rules for later trainings; return a note on where they are."""
     from funcppo.kg.run import rule_files
 
     try:
@@ -267,7 +267,7 @@ def _cache(dataset: Dataset, cfg: MiningConfig, mined: MinedDataset) -> str:
 def _summarise(
     options: Mine, mined: MinedDataset, notes: list[str], seconds: float
 ) -> JsonObject:
-    """The JSON of --json, without the memory."""
+    """Build the JSON of --json, without the memory."""
     from funcppo.kg.mining.counts import SAME_ENTITY
 
     rules, _, result = mined

@@ -168,7 +168,7 @@ class ScoreOptions(TargetOptions):
     functions, to compare with."""
 
     def open_subject(self, on_phase: PhaseCallback) -> Subject:
-        """Load the run or the data set and choose its score; of several processes, rank 0 chooses.
+        """Load the run or the data set and choose its score; among several processes, rank 0 chooses.
 
         Args:
           on_phase: receives what is being done.
@@ -211,7 +211,7 @@ class ScoreOptions(TargetOptions):
         )
 
     def open_answerer(self) -> tuple[Answerer, list[str]]:
-        """What answers queries, and notes on the data and on what was chosen."""
+        """Build the answerer of queries; return it with notes on the data and on what was chosen."""
         from funcppo.kg.answers import Answerer
 
         with WorkDisplay("reading data") as status:
@@ -246,22 +246,22 @@ class Setting:
 
     @property
     def field(self) -> str:
-        """The name of the field."""
+        """Return the name of the field."""
         return self.path[-1]
 
     @property
     def annotation(self) -> object:
-        """The type of its values."""
+        """Return the type annotation of the setting's values."""
         return field_types(self.owner)[self.field]
 
     @property
     def is_argument(self) -> bool:
-        """Whether it is an argument of the program."""
+        """Return whether the setting is a positional argument of the program."""
         return self.field in ARGUMENTS
 
     @property
     def option(self) -> str:
-        """How the command line names it: --split-ratios for data.split_ratios, or --set with its name."""
+        """Return the setting's name on the command line, such as --split-ratios, or --set with its path."""
         if self.opt is None:
             return f"--set {self.name}"
         argument = ARGUMENTS.get(self.field)
@@ -269,12 +269,12 @@ class Setting:
 
     @property
     def is_flag(self) -> bool:
-        """Whether its option takes no value."""
+        """Return whether the option takes no value."""
         return self.opt is not None and _plain_type(self.annotation) is bool
 
     @property
     def metavar(self) -> str:
-        """What stands for its value in --help."""
+        """Return the placeholder of the value in --help."""
         own = (
             ARGUMENTS.get(self.field),
             self.opt and self.opt.metavar,
@@ -284,7 +284,7 @@ class Setting:
 
     @property
     def text(self) -> str:
-        """What --help says of it, with its default unless the text names it."""
+        """Return the setting's text in --help, with its default unless the text names it."""
         text = field_docs(self.owner).get(self.field, "")
         if "Default: " in text or "(required" in text or self.default == ():
             return text
@@ -296,7 +296,7 @@ class Setting:
         return f"{text} (default: {shown})"
 
     def parse(self, text: str) -> object:
-        """The value that a text of the command line stands for.
+        """Parse a text of the command line as the setting's value.
 
         Raises:
           ValueError: it has none, or one out of range; the message names the option.
@@ -311,14 +311,14 @@ class Setting:
 
 
 def _plain_type(annotation: object) -> object:
-    """An annotation without metadata."""
+    """Strip the metadata from an annotation."""
     while get_origin(annotation) is Annotated:
         annotation = get_args(annotation)[0]
     return annotation
 
 
 def _metavar(annotation: object) -> str:
-    """What stands for a value of a type."""
+    """Return the placeholder for a value of a type."""
     kind = _plain_type(annotation)
     members = [x for x in get_args(kind) if x is not type(None)]
     if get_origin(kind) is Literal:
@@ -333,7 +333,7 @@ def _metavar(annotation: object) -> str:
 
 @functools.cache
 def settings_of(program: type) -> tuple[Setting, ...]:
-    """All settings of a program, in the order of its fields."""
+    """List all settings of a program, in the order of its fields."""
     return tuple(_iter_settings(program, None, (), "", None))
 
 
@@ -344,7 +344,7 @@ def _iter_settings(
     prefix: str,
     shown: tuple[str, ...] | None,
 ) -> Iterator[Setting]:
-    """Yield the settings of a dataclass.
+    """Yield the settings of a dataclass, including nested ones.
 
     Args:
       defaults: an object of it; None for the defaults of its fields.
@@ -390,7 +390,7 @@ def _iter_settings(
 def parse_options(
     program: type[ProgramT], arguments: Sequence[str], prog: str = "funcppo"
 ) -> ProgramT | None:
-    """A program with the options of a command line; None after --help.
+    """Build a program from the options of a command line; None after --help.
 
     Args:
       program: the class of the program. Its class method `stored_settings`, if it has one, returns the settings that
@@ -430,7 +430,7 @@ def parse_options(
 def _build(
     program: type[ProgramT], given: Mapping[Setting, object], stored: object
 ) -> ProgramT:
-    """A program with the settings that a command line gives; the others have their stored values, or their defaults.
+    """Build a program from the given settings; all further ones take their stored values or defaults.
 
     Raises:
       ValueError: one is missing, or values do not fit each other.
@@ -453,7 +453,7 @@ def _build(
 
 
 def _groups_of(program: type) -> dict[str, Any]:
-    """The fields of a program that hold settings, with their defaults."""
+    """Return {field: its default} of the fields that hold settings."""
     fields = dataclasses.fields(program)
     return {x.name: x.default for x in fields if is_dataclass(x.default)}
 
@@ -461,7 +461,7 @@ def _groups_of(program: type) -> dict[str, Any]:
 def _replace(
     base: Any, values: Mapping[tuple[str, ...], object], prefix: str
 ) -> Any:
-    """A dataclass with other values of some of its fields, those of nested ones too.
+    """Replace some fields of a dataclass by path, including nested ones.
 
     Args:
       values: by the fields that lead to them.
@@ -496,7 +496,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _add_argument(group: Any, setting: Setting, text: str) -> None:
-    """Add an option or an argument to a parser, with its text in --help."""
+    """Add an option or an argument to a parser, with its help text."""
     has_several = get_origin(_plain_type(setting.annotation)) is tuple
     words: dict[str, Any] = {"help": text.replace("%", "%%"), "default": None}
     if setting.is_argument:
@@ -520,7 +520,7 @@ def _add_argument(group: Any, setting: Setting, text: str) -> None:
 def _read_arguments(
     settings: Sequence[Setting], arguments: Sequence[str]
 ) -> dict[Setting, object]:
-    """The settings that a command line gives, with their values."""
+    """Parse a command line; return {setting: its value} for the settings that it gives."""
     parser = _Parser(add_help=False, allow_abbrev=False)
     for setting in settings:
         if setting.opt is not None:
@@ -551,7 +551,7 @@ def _read_arguments(
 def _read_assignment(
     assignment: str, settings: Sequence[Setting]
 ) -> tuple[Setting, str]:
-    """The setting and the text of `--set name=value`.
+    """Parse `--set name=value`; return the setting and the text of the value.
 
     Raises:
       ValueError: there is no such setting, or no value.
@@ -570,7 +570,7 @@ def _read_assignment(
 
 
 def _did_you_mean(name: str, known: Mapping[str, str]) -> str:
-    """What an unknown name may mean, as a part of an error; empty if no known one is like it.
+    """Format the known name that an unknown one may mean, as part of an error; empty if none is similar.
 
     Args:
       known: by the spelling of each name, what the error says.
@@ -587,7 +587,7 @@ def _did_you_mean(name: str, known: Mapping[str, str]) -> str:
 def _describe_unknown(
     unknown: Sequence[str], settings: Sequence[Setting]
 ) -> str:
-    """The error of words that are no options, with the option or the setting that they may mean."""
+    """Format the error for words that are no options, with the option or setting that may be meant."""
     word = unknown[0].partition("=")[0]
     if not word.startswith("--"):
         return f"expected an option, got {shorten(unknown[0])} (see --help)"
@@ -604,7 +604,7 @@ def _describe_unknown(
 
 
 def describe(program: type, prog: str, stored: object, has_all: bool) -> str:
-    """The text of --help, or of --help-all, which lists all settings too.
+    """Format the text of --help, or of --help-all, which lists all settings too.
 
     Args:
       stored: settings of the environment or the run that the command line names, the defaults that are shown; None for
@@ -643,7 +643,7 @@ def _add_shown(
     settings: Sequence[Setting],
     first: Sequence[str],
 ) -> None:
-    """Add the arguments and the options that are shown, those of a first run before the others."""
+    """Add the shown arguments and options, with the options of a first run before all further ones."""
     title = "more options" if first else "options"
     titles = ("arguments", "options of a first run", title)
     arguments, of_first_run, more = map(parser.add_argument_group, titles)
@@ -661,7 +661,7 @@ def _add_shown(
 def _add_common(
     parser: argparse.ArgumentParser, others: Sequence[Setting], has_all: bool
 ) -> None:
-    """Add what all programs have, and perhaps the settings of --set, which no option shows."""
+    """Add the options that all programs have and, for --help-all, the settings of --set."""
     common = parser.add_argument_group("all programs")
     text = "Show this text and exit. Default: off."
     common.add_argument("--help", action="store_true", help=text)
@@ -682,7 +682,7 @@ def _add_common(
 
 
 def _usage(prog: str, settings: Sequence[Setting]) -> str:
-    """The program with its arguments, and the options that it must have."""
+    """Format the program's usage, with its arguments and required options."""
     words = [prog]
     for setting in settings:
         is_required = setting.default is dataclasses.MISSING
@@ -698,13 +698,13 @@ def _usage(prog: str, settings: Sequence[Setting]) -> str:
 
 
 def _fill(paragraph: str, width: int) -> str:
-    """A paragraph on lines of a width."""
+    """Wrap a paragraph to a width."""
     return textwrap.fill(" ".join(paragraph.split()), width)
 
 
 @functools.cache
 def field_docs(owner: type) -> dict[str, str]:
-    """The docstring below each field of a dataclass, on one line."""
+    """Return {field: the docstring below it, on one line} of a dataclass."""
     docs: dict[str, str] = {}
     for base in reversed(owner.__mro__[:-1]):
         tree = ast.parse(textwrap.dedent(inspect.getsource(base)))

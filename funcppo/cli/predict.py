@@ -120,7 +120,7 @@ class Predict(ScoreOptions):
     """Write the answers as CSV to FILE; - writes them to standard output in place of the text. Default: no CSV."""
 
     def run(self) -> int:
-        """Answer the queries and print the answers.
+        """Answer the queries and print the answers; return the exit status.
 
         Returns:
           The exit status.
@@ -140,7 +140,7 @@ class Predict(ScoreOptions):
         return status
 
     def _check_options(self) -> None:
-        """Check options and outputs, before any work."""
+        """Check options and outputs before any work."""
         asked = [self.query is not None, self.queries is not None, self.new]
         if sum(asked) != 1:
             raise ValueError(
@@ -173,7 +173,7 @@ class Predict(ScoreOptions):
         self._check_outputs()
 
     def _check_outputs(self) -> None:
-        """Check the files to write, before any work."""
+        """Check the output files before any work."""
         from funcppo.core import files
 
         inputs = data_files(self.target, self.rules)
@@ -199,7 +199,7 @@ class Predict(ScoreOptions):
             )
 
     def _part_target(self) -> Path | None:
-        """The file that has its parts beside it until all are there, for --resume to go on with; None without one."""
+        """Return the output file beside which answers are collected for --resume; None if no file is written."""
         names = [self.csv, self.json] if self.queries else [self.out]
         paths = [Path(name) for name in names if name and name != "-"]
         # A device or a pipe has nothing beside it.
@@ -211,7 +211,7 @@ class Predict(ScoreOptions):
     def _read_queries(
         self, answerer: Answerer
     ) -> tuple[list[WrittenQuery], tuple[str, ...]]:
-        """The queries of the command line, of the file or of the relation, and notes on a single one.
+        """Read the queries of the command line, the file or the relation; return them and notes on a single one.
 
         Raises:
           ValueError: a query is bad; of a file, the message names the line.
@@ -241,7 +241,7 @@ class Predict(ScoreOptions):
     def _answer_queries(
         self, answerer: Answerer, queries: Sequence[WrittenQuery]
     ) -> int:
-        """Answer the queries, some at a time, until all are answered or an interrupt."""
+        """Answer the queries in batches until all are answered or an interrupt; return the exit status."""
         settings = self._settings(answerer, queries)
         if self._is_complete(settings):
             print(f"{self._part_target()} is complete already")
@@ -279,7 +279,7 @@ class Predict(ScoreOptions):
         log: RecordLog | None,
         interrupt: Interrupt,
     ) -> float:
-        """Add the answers of the queries that have none, until all have or an interrupt; the seconds that it took."""
+        """Add the answers of the queries without answers, until an interrupt; return the seconds that it took."""
         from funcppo.core import files
         from funcppo.kg.run.subject import describe_numbers
 
@@ -317,7 +317,7 @@ class Predict(ScoreOptions):
     def _iter_batches(
         self, answerer: Answerer, queries: Sequence[WrittenQuery]
     ) -> Iterator[list[Predictions]]:
-        """Yield the answers of some queries after others, about a second's work at a time."""
+        """Yield the answers of consecutive batches of queries, each about a second's work."""
         first, size = 0, FIRST_BATCH_QUERIES
         while first < len(queries):
             start = time.perf_counter()
@@ -341,7 +341,7 @@ class Predict(ScoreOptions):
     def _settings(
         self, answerer: Answerer, queries: Sequence[WrittenQuery]
     ) -> JsonObject:
-        """What the answers depend on, the queries included."""
+        """Return everything on which the answers depend, including the queries."""
         from funcppo.kg.answers import digest, score_settings
 
         texts = jsonlib.dumps([text for _, text in queries])
@@ -361,7 +361,7 @@ class Predict(ScoreOptions):
         }
 
     def _is_complete(self, settings: JsonObject) -> bool:
-        """Whether earlier work is resumed that has written all files.
+        """Return whether the resumed work has already written all its files.
 
         Raises:
           ValueError: it was done with other settings.
@@ -381,7 +381,7 @@ class Predict(ScoreOptions):
     def _open_log(
         self, queries: Sequence[WrittenQuery], settings: JsonObject
     ) -> RecordLog | None:
-        """The answers that stand beside --csv, --json or --out FILE; None without such a file."""
+        """Open the log of answers beside --csv, --json or --out FILE; None without such a file."""
         from funcppo.core import files
 
         path = self._part_target()
@@ -390,7 +390,7 @@ class Predict(ScoreOptions):
         part = files.part_path(path)
 
         def check(records: list[JsonObject]) -> list[JsonObject]:
-            """The records, which are the answers of the first queries."""
+            """Check that the records answer the first queries in order; return them."""
             for number, record in enumerate(records, 1):
                 expected = "no line"
                 if number <= len(queries):
@@ -420,7 +420,7 @@ class Predict(ScoreOptions):
         answered: Sequence[JsonObject],
         seconds: float,
     ) -> None:
-        """Write the answers of --json and of --csv."""
+        """Write the answers to --json and to --csv."""
         from funcppo.core.files import write_atomically
         from funcppo.kg.ranking import scoring
 
@@ -458,7 +458,7 @@ class Predict(ScoreOptions):
     def _write_facts(
         self, answerer: Answerer, answered: Sequence[JsonObject]
     ) -> None:
-        """Write the new facts of the relation, best first, or print the first of them."""
+        """Write the relation's new facts, best first, or print the first ones."""
         facts = _sort_facts(answered)
         relation = format_name(str(self.relation))
         headline = f"{len(facts):,} new facts of {relation}, score {answerer.subject.score.name}"
@@ -488,7 +488,7 @@ class Predict(ScoreOptions):
         n_queries: int,
         seconds: float,
     ) -> None:
-        """Print what was left out; of a file also how many queries were answered, and how fast.
+        """Print what was left out; for a query file also the number of answered queries and the speed.
 
         Args:
           n_before: queries that were answered before an interruption.
@@ -513,7 +513,7 @@ class Predict(ScoreOptions):
 
 
 def _relation_queries(answerer: Answerer, name: str) -> list[WrittenQuery]:
-    """The queries for the tails of each entity by a relation of two arguments.
+    """Build the queries for the tails of every entity by a binary relation.
 
     Raises:
       ValueError: the data have none of that name.
@@ -537,7 +537,7 @@ def _relation_queries(answerer: Answerer, name: str) -> list[WrittenQuery]:
 
 
 def _sort_facts(answered: Sequence[JsonObject]) -> list[JsonObject]:
-    """The answers of all queries as facts, best first; a score that is repeated has the rank of its first fact."""
+    """Sort the answers of all queries as facts, best first; equal scores share the rank of their first fact."""
     facts = [
         {"rank": 0, "query": query["query"]} | answer
         for query in answered
@@ -558,7 +558,7 @@ def _sort_facts(answered: Sequence[JsonObject]) -> list[JsonObject]:
 
 
 def _write_fact_file(path: Path, facts: Sequence[JsonObject]) -> None:
-    """Write facts as CSV to a file that ends in .csv, else as lines of JSON."""
+    """Write facts as CSV if the file ends in .csv, else as lines of JSON."""
     from funcppo.core.files import write_atomically
 
     if path.suffix == ".csv":
@@ -570,7 +570,7 @@ def _write_fact_file(path: Path, facts: Sequence[JsonObject]) -> None:
 
 
 def _csv_text(rows: Sequence[JsonObject]) -> str:
-    """Answers with their queries as CSV; true and false are written as in JSON, nothing where a field is missing."""
+    """Format answers with their queries as CSV; booleans are written as in JSON, missing fields empty."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(CSV_COLUMNS)
@@ -582,19 +582,19 @@ def _csv_text(rows: Sequence[JsonObject]) -> str:
 
 
 def _replay_notes(answerer: Answerer) -> list[str]:
-    """Why steps of a search were not replayed as a CUDA graph."""
+    """Format notes on why steps of a search were not replayed as a CUDA graph."""
     from funcppo.kg.ranking.scoring import graph_fallback_notes
 
     return graph_fallback_notes(answerer.subject.search_step)
 
 
 def _speed_text(n_queries: int, seconds: float) -> str:
-    """How many queries were answered a second."""
+    """Format the number of queries answered per second."""
     return f"{n_queries / max(seconds, 1e-9):,.1f} queries/s"
 
 
 def _answers_text(answers: Predictions, with_known: bool, legend: str) -> str:
-    """The answers of a query as lines, what the numbers mean before those with proofs."""
+    """Format the answers of a query as lines; a legend of the numbers precedes answers with proofs."""
     n_shown = sum(
         not answer.known and answer.prior is None for answer in answers.answers
     )
@@ -623,7 +623,7 @@ def _answers_text(answers: Predictions, with_known: bool, legend: str) -> str:
 
 
 def _answer_lines(answer: Answer, width: int) -> list[str]:
-    """An answer as lines, with its proof if it has one."""
+    """Format an answer as lines, with its proof if it has one."""
     status = "known" if answer.known else "new  "
     prior = "" if answer.prior is None else f", prior {answer.prior:+.2f}"
     lines = [

@@ -88,7 +88,7 @@ class Prove(TargetOptions):
     """Print the proof as a Graphviz graph in place of the text. Default: off."""
 
     def run(self) -> int:
-        """Answer the query and print the result.
+        """Answer the query and print the result; return 0 if proved, 1 if refuted, 3 if unknown.
 
         Returns:
           The exit status.
@@ -115,7 +115,7 @@ class Prove(TargetOptions):
         return {"proved": 0, "refuted": 1, "unknown": 3}[result["verdict"]]
 
     def _with_settings_of_run(self) -> Prove:
-        """The options with the height and object identity of the run, if the target is one."""
+        """Return the options with the height and object identity of the run, if the target is one."""
         if not is_run_folder(self.target):
             return self
         prover = read_config(Path(self.target)).prover
@@ -127,7 +127,7 @@ class Prove(TargetOptions):
         )
 
     def _open_run(self) -> Run | None:
-        """The trained run; None without a run, or if it was trained for other proofs."""
+        """Open the trained run; None if the target is no run, or was trained for other proofs."""
         if not is_run_folder(self.target):
             return None
 
@@ -144,7 +144,7 @@ class Prove(TargetOptions):
         return run
 
     def _extent(self, model: LeastModel) -> JsonObject:
-        """The part of the JSON that says how far T_P was taken, for the predicates that the query needs."""
+        """Return the JSON fields that say how far T_P was computed for the query's predicates."""
         return {
             "max_height": self.height,
             "object_identity": self.object_identity,
@@ -159,7 +159,7 @@ class Prove(TargetOptions):
     # -- a query without variables
 
     def _prove(self, query: Query) -> tuple[JsonObject, str]:
-        """The JSON and the text of a proof, or of what is missing."""
+        """Return the JSON and the text of a proof, or of why there is none."""
         from funcppo.kg.logic import joins, kb, proof, prove
 
         dataset, atom = query.dataset, tuple(query.atom.tolist())
@@ -208,7 +208,7 @@ class Prove(TargetOptions):
     # -- a query with variables
 
     def _answer_open(self, query: Query) -> tuple[JsonObject, str]:
-        """The JSON and the text of the answers, the best by the score of a run first, else those of smallest height."""
+        """Return the JSON and the text of the answers, sorted by a run's score, or by height without one."""
         from funcppo.kg.logic import fixpoint, joins, kb
 
         dataset, atom = query.dataset, tuple(query.atom.tolist())
@@ -254,7 +254,7 @@ class Prove(TargetOptions):
     def _score_answers(
         self, dataset: Dataset, query: Atom, atoms: Tensor
     ) -> tuple[str | None, list[float]]:
-        """The score of a trained run and its values for answers.
+        """Return the name of a trained run's score and its value for each answer; None and zeros without a run.
 
         None and zeros without a run, for other than one variable of two arguments, or if the run was trained for other
         proofs.
@@ -275,7 +275,7 @@ class Prove(TargetOptions):
 def _describe_verdict(
     dataset: Dataset, atom: Atom, found: QueryResult
 ) -> JsonObject:
-    """The part of the JSON that holds the verdict. A known fact is proved, whatever else derives it."""
+    """Return the JSON fields of the verdict; a known fact counts as proved."""
     derived_verdict = found.verdict.name.lower()
     verdict = "proved" if found.is_fact else derived_verdict
     height = 0 if found.is_fact else found.height
@@ -296,7 +296,7 @@ def _describe_verdict(
 def _best_proof(
     run: Run | None, atom: Atom, found: QueryResult, result: JsonObject
 ) -> tuple[Proof | None, list[str]]:
-    """The proof that a run finds most probable, or without one the proof of T_P; the lines before and after it.
+    """Choose a run's most probable proof, or without a run that of T_P; return it and lines to print beside it.
 
     The run's evidence is added to the result.
     """
@@ -336,7 +336,7 @@ def _best_proof(
 def _name_failed(
     dataset: Dataset, failed: Sequence[tuple[int, Sequence[Atom]]]
 ) -> list[JsonObject]:
-    """The rules whose heads match an atom without a proof, each with the goals that nothing satisfies."""
+    """Describe as JSON each rule whose head matches an unproved atom, with its unsatisfied goals."""
     return [
         {
             "rule": rule,
@@ -350,13 +350,13 @@ def _name_failed(
 
 
 def _limits_text(height: int | None, object_identity: bool) -> str:
-    """The bounds of proofs as a part of a sentence."""
+    """Format the bounds of proofs as a part of a sentence."""
     within = "" if height is None else f" within height {height}"
     return within + (" under object identity" if object_identity else "")
 
 
 def _headline(result: JsonObject, n_matching: int) -> str:
-    """The verdict as one line."""
+    """Format the verdict on one line."""
     verdict, n_atoms = result["derived_verdict"], result["n_atoms_after_step"]
     identity = result["object_identity"]
     if verdict == "proved":
@@ -384,7 +384,7 @@ def _headline(result: JsonObject, n_matching: int) -> str:
 def _explain_refutation(
     result: JsonObject, n_matching: int, dataset: Dataset
 ) -> list[str]:
-    """Lines on the rules that match a query without a proof."""
+    """Format lines on the rules that match an unproved query."""
     failed = result["failed_rules"]
     if not len(dataset.rules):
         return ["it is not stated, and there are no rules"]
@@ -409,7 +409,7 @@ def _explain_refutation(
 def _named_places(
     dataset: Dataset, atom: Atom, variables: Sequence[str]
 ) -> list[tuple[int, str]]:
-    """The place of the first occurrence of each variable in the atom, with its name; without those named `_...`."""
+    """List the argument position of each variable's first occurrence in the atom, with its name; `_...` is omitted."""
     # The ids of variables follow those of constants, by first occurrence.
     return [
         (atom.index(variable, 1), name)
@@ -419,7 +419,7 @@ def _named_places(
 
 
 def _answers_text(result: JsonObject) -> str:
-    """The answers of a query as lines."""
+    """Format the answers of a query as lines."""
     n_answers = result["n_answers"]
     at_least = "" if result["complete"] else "at least "
     noun = "answer" if n_answers == 1 else "answers"
@@ -445,7 +445,7 @@ def _answer(
     height: int | None,
     places: Sequence[tuple[int, str]],
 ) -> JsonObject:
-    """One answer as JSON: its text, its arguments, the value of each named variable, the least height of a proof.
+    """Return an answer as JSON: its atom, arguments, values of named variables and least height of a proof.
 
     Args:
       places: place in the atom and name of each variable.

@@ -83,7 +83,7 @@ class Report:
     """Write the tables of the page as JSON to FILE; - writes them to standard output. Default: no JSON."""
 
     def run(self) -> int:
-        """Measure the runs and write the page or the picture.
+        """Measure the runs and write the page or the picture; return the exit status.
 
         Returns:
           The exit status.
@@ -112,7 +112,7 @@ class Report:
         return 0
 
     def _plot(self) -> int:
-        """Write a picture; the exit status."""
+        """Write a picture; return the exit status."""
         suffix = Path(self.out).suffix.lower()
         if suffix not in (".svg", ".png"):
             raise ValueError(
@@ -143,7 +143,7 @@ class Report:
         return 0
 
     def _draw_returns(self) -> tuple[Figure, list[JsonObject]]:
-        """The picture of runs that learnt to act, and its tables."""
+        """Draw the returns of runs of `funcppo rl`; return the picture and its tables."""
         from funcppo.kg.show import figures
         from funcppo.rl.run import POLICIES, read_returns
         from funcppo.rl.settings import read_config
@@ -164,7 +164,7 @@ class Report:
         *,
         has_entries: bool = False,
     ) -> list[RunMeasurements]:
-        """Measure the runs one after the other, showing so.
+        """Measure the runs one after another, with a display.
 
         Args:
           has_entries: single queries of the first run are wanted.
@@ -216,7 +216,7 @@ def check_runs(
     read_run: Callable[[Path], object] = read_config,
     inputs: Callable[[str], Iterable[Path]] = data_files,
 ) -> None:
-    """Check packages, runs and outputs, before any work.
+    """Check packages, runs and outputs before any work.
 
     Args:
       read_run: raises ValueError where a folder is no run of the right kind.
@@ -242,6 +242,6 @@ def check_runs(
 
 
 def _log_of(run: str) -> list[Path]:
-    """The files that the returns of a run are read from."""
+    """List the files from which the returns of a run are read."""
     names = (METRICS_FILE, CONFIG_FILE, RESULTS_FILE)
     return [Path(run) / name for name in names]

@@ -67,7 +67,7 @@ RUN_FILES = (
 
 
 def published_config(env: str) -> RLConfig:
-    """The settings of a run by those published for its environment."""
+    """Build the settings of a run from those published for its environment."""
     published = published_settings(env or "CartPole-v1")
     settings = {
         field.name: getattr(published, field.name)
@@ -115,7 +115,7 @@ class Rl:
 
     @classmethod
     def stored_settings(cls, given: Mapping[str, Any]) -> RLConfig:
-        """The settings of the run to resume, or those published for the environment."""
+        """Return the settings of the run to resume, or else those published for the environment."""
         if not given.get("resume"):
             return published_config(given.get("env", ""))
         if given.get("overwrite"):
@@ -125,7 +125,7 @@ class Rl:
         return read_config(given["out"])
 
     def run(self) -> int:
-        """Train, and print the returns.
+        """Train and print the returns; return the exit status.
 
         Returns:
           The exit status.
@@ -145,7 +145,7 @@ class Rl:
             return self._run(folder)
 
     def _check_options(self) -> None:
-        """Raise ValueError for options that exclude each other, or would have no effect."""
+        """Raise ValueError for options that exclude each other or would have no effect."""
         check_loggers(self.log)
         # A run of wandb is kept elsewhere.
         files = [name for name in self.log if name != "wandb"]
@@ -156,7 +156,7 @@ class Rl:
 
     @contextmanager
     def _folder(self) -> Iterator[Path]:
-        """The folder of the run; one that goes with the program where none was given."""
+        """Yield the folder of the run; without --out a temporary one, which is removed at the end."""
         if self.out is not None:
             yield self.out
             return
@@ -164,7 +164,7 @@ class Rl:
             yield Path(name)
 
     def _run(self, folder: Path) -> int:
-        """Train in a folder that no other process writes to; the exit status."""
+        """Train in a folder that no other process writes to; return the exit status."""
         from funcppo.rl import run
         from funcppo.runtime.compile import check_available
 
@@ -197,7 +197,7 @@ class Rl:
     def _finish(
         self, results: JsonObject, folder: Path, start: float, console: Console
     ) -> None:
-        """Write and print the results of a run that began at a time of the performance counter."""
+        """Write and print the results of a run with its seconds since `start`."""
         results["graphs"] = self.cuda_graphs
         results["seconds"] = time.perf_counter() - start
         self._write(results, folder)
@@ -206,12 +206,12 @@ class Rl:
         console.print(f"done in {results['seconds']:.0f} s{where}")
 
     def _write(self, results: JsonObject, folder: Path) -> None:
-        """Write results.json, and where --json says."""
+        """Write the results to results.json and to the destination of --json."""
         write_json(str(folder / RESULTS_FILE), results)
         write_json(self.json, results)
 
     def _config(self) -> RLConfig:
-        """The settings of the run."""
+        """Return the settings of the run; published gSDE settings are reset if exploration is not gsde."""
         config = self.settings
         if config.exploration == "gsde":
             return config
@@ -225,7 +225,7 @@ class Rl:
         return dataclasses.replace(config, **unused)
 
     def _begin(self, config: RLConfig, folder: Path) -> None:
-        """Write the settings of a new run, in place of the files of an earlier one.
+        """Write the settings of a new run, replacing the files of an earlier run.
 
         Raises:
           ValueError: there is an earlier one, which is not to be replaced.
@@ -241,7 +241,7 @@ class Rl:
     def _print_interrupted(
         self, update: int, config: RLConfig, console: Console
     ) -> None:
-        """Print what the checkpoint holds, and how to continue from it."""
+        """Print the last saved update and the command that continues from it."""
         line = f"interrupted after update {update}"
         if self.out is not None:
             words = ["funcppo", "rl", "--out", str(self.out), "--resume"]
@@ -252,7 +252,7 @@ class Rl:
 
 
 def _remove_parts(folder: Path, console: Console) -> None:
-    """Remove what killed processes have left half-written, and say so."""
+    """Remove half-written files of killed processes, and print a note on them."""
     removed = remove_stale_parts(folder, RUN_FILES)
     print_notes(
         [f"removed {x}, left by a killed process" for x in removed], console
@@ -260,7 +260,7 @@ def _remove_parts(folder: Path, console: Console) -> None:
 
 
 def _note_missing_checkpoint(folder: Path, console: Console) -> None:
-    """Say of a run to resume that it begins anew, where it has no checkpoint."""
+    """Print a note if a run to resume has no checkpoint and therefore begins at update 0."""
     names = (CHECKPOINT_FILE, PREVIOUS_CHECKPOINT)
     if any((folder / name).exists() for name in names):
         return
@@ -273,7 +273,7 @@ def _note_missing_checkpoint(folder: Path, console: Console) -> None:
 
 
 def _check_continues(config: RLConfig, folder: Path) -> None:
-    """Check that a run is resumed with its own settings, but for more steps where no schedule ends with the run.
+    """Check that a run is resumed with its own settings, except for more steps if no schedule ends with the run.
 
     Raises:
       ValueError: another setting was given, or other steps than it can have.
@@ -295,7 +295,7 @@ def _check_continues(config: RLConfig, folder: Path) -> None:
 
 
 def _expected_steps(stored: RLConfig, config: RLConfig) -> str:
-    """What --steps may be of a run that is resumed; empty if they are."""
+    """Describe the --steps that a resumed run allows; empty if the given steps are allowed."""
     from funcppo import trainer
     from funcppo.rl import run
 
@@ -310,7 +310,7 @@ def _expected_steps(stored: RLConfig, config: RLConfig) -> str:
 
 
 def _print_settings(config: RLConfig, console: Console) -> None:
-    """Print what is trained, where its settings are published, and what was changed in them."""
+    """Print what is trained, where its settings were published, and which were changed."""
     console.print(
         f"{config.env}: {config.seeds} seeds from {config.seed}, {config.steps:,} steps each, {config.device}"
     )
@@ -326,7 +326,7 @@ def _print_settings(config: RLConfig, console: Console) -> None:
 
 
 class _Display:
-    """A callback that shows how far training is, and stops it after a signal."""
+    """Callback that shows the progress of training, and stops training after a signal."""
 
     def __init__(
         self, console: Console, status: WorkDisplay, interrupt: Interrupt
@@ -338,7 +338,7 @@ class _Display:
         self.record: StrategyRecord | None = None
 
     def __call__(self, progress: Progress[Evaluations]) -> bool:
-        """Whether to stop."""
+        """Show the progress; return whether to stop."""
         from funcppo.learner import describe_strategy
 
         if self.record is None and progress.record is not None:
@@ -358,7 +358,7 @@ class _Display:
 
 
 class _Extension:
-    """A callback that stores the settings of a run that goes on to more steps, once the first of these are made.
+    """Callback that stores the settings of an extended run once its first further update is made.
 
     It comes before a log: what the files hold of later updates, config.json knows of.
     """
@@ -372,7 +372,7 @@ class _Extension:
         self._is_due = read_config(folder).steps != config.steps
 
     def __call__(self, progress: Progress[Evaluations]) -> None:
-        """Store them where that is to be done still."""
+        """Store the settings at the first call."""
         if not self._is_due:
             return
         self._is_due = False
@@ -391,7 +391,7 @@ def _train(
     folder: Path,
     console: Console,
 ) -> tuple[int, int, StrategyRecord | None]:
-    """Train until the last update or an interrupt, which takes effect after the update in progress.
+    """Train until the last update or an interrupt; return the saved update, the exit status and the strategy record.
 
     Returns:
       The update of the checkpoint, the exit status of an interrupt, and how the step was run; None if no update was
@@ -435,7 +435,7 @@ def _train(
 def _stored_strategy(
     record: StrategyRecord | None, folder: Path
 ) -> JsonObject | None:
-    """How the step was run; where no update was left to make, what the log of the run says."""
+    """Return the strategy record as JSON; if no update was made, that of the run's log."""
     from funcppo import logs
 
     if record is not None:
@@ -446,7 +446,7 @@ def _stored_strategy(
 def _results(
     config: RLConfig, folder: Path, record: StrategyRecord | None
 ) -> JsonObject:
-    """The contents of results.json, without the time."""
+    """Build the contents of results.json, without the seconds."""
     from funcppo import logs
     from funcppo.rl import run
 
@@ -466,7 +466,7 @@ def _results(
 
 
 def _print_results(results: JsonObject, console: Console) -> None:
-    """Print the returns of the last evaluation, over the seeds and of each."""
+    """Print the returns of the last evaluation, over the seeds and for each seed."""
     returns = results["returns"]
     table = make_table(
         f"return after {results['steps']:,} steps, {results['episodes']} episodes a seed",

@@ -52,7 +52,7 @@ class Serve(ScoreOptions):
     """Time limit of the work of a request, and of its wait for others, in seconds."""
 
     def run(self) -> int:
-        """Serve until a signal.
+        """Serve until a signal; return the exit status.
 
         Returns:
           The exit status; a signal raises instead.
@@ -76,7 +76,7 @@ class Serve(ScoreOptions):
         return 0
 
     def _serve(self, listener: socket.socket, answerer: Answerer) -> None:
-        """Answer requests until a signal, and say so once that begins."""
+        """Answer requests until a signal; print the address once serving begins."""
         from funcppo.kg.show import server
         from funcppo.kg.show.explorer import Explorer, Site
 
@@ -96,7 +96,7 @@ class Serve(ScoreOptions):
         server.Server(app, workers).run(sockets=[listener])
 
     def _warn(self) -> None:
-        """Warn of a host that others reach."""
+        """Print a warning if other machines can reach the host."""
         from funcppo.kg.show.server import is_loopback
 
         if not is_loopback(self.host):

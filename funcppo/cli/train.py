@@ -165,7 +165,7 @@ class Train:
     """Time limit of mining in seconds, if the data set has no rules; as --seconds of `funcppo mine`."""
 
     def run(self) -> int:
-        """Train, evaluate on the test split, and print the results.
+        """Train, evaluate on the test split, and print the results; return the exit status.
 
         Returns:
           The exit status.
@@ -210,11 +210,11 @@ class Train:
 
     @property
     def _memory_limit(self) -> int:
-        """The bytes that the run may take."""
+        """Return the bytes that the run may use."""
         return memory_limit(self.memory, self.settings.device)
 
     def _run(self, exporter: Exporter | None) -> int:
-        """Train in a folder that no other process writes to; the exit status."""
+        """Train in a folder that no other process writes to; return the exit status."""
         from funcppo.kg.run.budget import RunTime
         from funcppo.kg.run.run import with_training_data
 
@@ -251,7 +251,7 @@ class Train:
     def _rank(
         self, run: Run, seconds: float, console: Console, run_time: RunTime
     ) -> tuple[Run, JsonObject]:
-        """The run as it answers, and its results; its training ended after some seconds."""
+        """Rank valid and test after training of some seconds; return the run as it answers, and its results."""
         from funcppo.kg.run import train
 
         try:
@@ -263,7 +263,7 @@ class Train:
             raise
 
     def _open_run(self, screen: Screen, run_time: RunTime) -> Run:
-        """The run, new or at its checkpoint, whose files all processes may read from now on."""
+        """Open the run, new or at its checkpoint; from then on all processes may read its files."""
         from funcppo.kg.run import train
 
         settings = self.settings
@@ -313,7 +313,8 @@ class Train:
         exporter: Exporter | None,
         run_time: RunTime,
     ) -> tuple[Run, StrategyRecord, int | None]:
-        """Train until the last update, the end of the time or an interrupt; these take effect after an update.
+        """Train until the last update, the time limit or an interrupt.
+        Return the run, the strategy record, and the exit status of an interrupt or None.
 
         Returns:
           The run; how its updates were made; the exit status of an interrupt, or None.
@@ -375,7 +376,7 @@ class Train:
         screen: Screen,
         deadline: Deadline,
     ) -> tuple[TrainingStep, StrategyRecord, Peers | None]:
-        """Compile and capture the training step as the run's strategy asks for, or as was measured at its start.
+        """Compile and capture the training step by the run's strategy; return it, its record and the other processes.
 
         Returns:
           The step, how it is computed, and the processes that share it.
@@ -402,7 +403,7 @@ class Train:
         return captured, record, peers
 
     def _loggers(self, run: Run) -> AbstractContextManager[Sequence[LogFn]]:
-        """What gets each line of the metrics log too."""
+        """Open the loggers that also get each line of the metrics log."""
         from funcppo import logs
 
         rows = logs.read(self.out / METRICS_FILE)
@@ -410,7 +411,7 @@ class Train:
         return logs.open_loggers(self.log, self.out, rows, settings)
 
     def _assist(self, processes: Processes, exporter: Exporter | None) -> None:
-        """Make updates of a part of the run that rank 0 trains; the metrics record them."""
+        """Make updates of this process's share of a run that rank 0 trains, and record them in the metrics."""
         from funcppo.kg.run import train
         from funcppo.kg.run.run import resume_run, with_training_data
         from funcppo.runtime.monitor import Monitor
@@ -447,7 +448,7 @@ class Train:
             telemetry.finish()
 
     def _print_interrupted(self, console: Console) -> None:
-        """Print what the checkpoint holds, and how to continue from it."""
+        """Print the last saved update and the command that continues from it."""
         from funcppo.kg.run.run import saved_update
 
         words = ["funcppo", "train", self.settings.dataset, "--out"]
@@ -457,7 +458,7 @@ class Train:
         )
 
     def _check_outputs(self) -> None:
-        """Check the files to write, before any work. Mined rules are written only where no rules are read."""
+        """Check the output files before any work; mined rules are written only if no rules are read."""
         outputs: list[tuple[str, str | Path | None]] = [
             ("--out", self.out / name)
             for name in RUN_FILES
@@ -473,7 +474,7 @@ class Train:
 
     @classmethod
     def stored_settings(cls, given: Mapping[str, Any]) -> RunConfig | None:
-        """The settings of the run to resume or of --config; None without them."""
+        """Return the settings of the run to resume or of --config; None without either."""
         is_resumed, config = given.get("resume", False), given.get("config")
         if is_resumed and (given.get("overwrite") or config):
             other = "--config" if config else "--overwrite"
@@ -488,8 +489,7 @@ class Train:
 
 
 def _has_run_to_resume(dataset: str, out: Path) -> bool:
-    """Whether --resume finds a run; a supervisor gives it from the start, and a run that was ended before its first
-    files begins again.
+    """Return whether --resume finds a run; without one, a named data set starts a new run.
 
     Raises:
       ValueError: DATASET is missing, which only a stored run can say.
@@ -501,7 +501,7 @@ def _has_run_to_resume(dataset: str, out: Path) -> bool:
 
 
 def _absolute_or_name(name: str) -> str:
-    """The absolute path of a file or folder that exists, or else the name itself: that of an embedded set."""
+    """Return the absolute path of an existing file or folder; else the name, which is that of an embedded data set."""
     path = Path(name)
     return str(path.absolute()) if path.exists() else name
 
@@ -516,7 +516,7 @@ def _describe_run(
     record: StrategyRecord,
     captured: TrainingStep,
 ) -> None:
-    """Tell the metrics what runs, and how."""
+    """Export to the metrics what runs, and by which strategy."""
     exporter.monitor = monitor
     telemetry = exporter.telemetry
     telemetry.describe(
@@ -533,7 +533,7 @@ def _describe_run(
 
 
 def _describe_update(run: Run, numbers: dict[str, float]) -> str:
-    """The mean return of an update, and the best metric on valid so far."""
+    """Format the mean return of an update and the best metric on valid so far."""
     from funcppo.kg.ranking.ranking import selection_metric
 
     note = f"return {numbers['episode_return']:.3f}"
@@ -550,7 +550,7 @@ def _watched(
     log_compiles: bool,
     exporter: Exporter | None,
 ) -> Iterator[tuple[Run, dict[str, float]]]:
-    """Yield updates, and warn of what is compiled or captured again, has moved in memory, or was skipped.
+    """Yield updates, and warn of recompilation, new captures, moved buffers and skipped minibatches.
 
     Args:
       log_compiles: print the monitor's counts whenever they change.
@@ -584,7 +584,7 @@ def _warn(
     numbers: dict[str, float],
     console: Console,
 ) -> int:
-    """Print a line for each thing that should not happen in an update; the number of buffers that have moved."""
+    """Print a warning for each problem of an update; return the number of buffers that have moved."""
     warnings = [monitor.warning() or ""]
     moved = monitor.moved_leaves(state)
     if moved:
@@ -601,7 +601,7 @@ def _warn(
 
 
 def _describe_count(value: object) -> str:
-    """A count, time or reason of the monitor as text."""
+    """Format a count, time or reason of the monitor."""
     if isinstance(value, float):
         return f"{value:.3g}"
     return "none" if value == "" else str(value)
@@ -641,7 +641,7 @@ def _show_results(screen: Screen, run: Run, results: JsonObject) -> None:
 
 
 def _table_title(run: Run, results: JsonObject) -> str:
-    """What the table of results ranks."""
+    """Format the title of the table of results: the split, the candidates and how ties count."""
     candidates = "filtered, all entities, both sides"
     if run.task.is_countries:
         candidates = "tails among the five regions"
@@ -657,7 +657,7 @@ def _table_title(run: Run, results: JsonObject) -> str:
 
 
 def _closing_notes(run: Run, results: JsonObject) -> list[str]:
-    """Notes on negatives and on what training changed."""
+    """Format notes on false negatives and on what training changed."""
     notes: list[str] = []
     rate = results["false_negative_rate"]
     if rate is not None:

@@ -56,7 +56,7 @@ def write_atomically(
 
 @contextmanager
 def named_errors(path: Path) -> Generator[None, None, None]:
-    """Name a file in the errors of the system that name none, such as that the disk is full."""
+    """Add the file's name to system errors that name none, such as a full disk."""
     try:
         yield
     except OSError as error:
@@ -65,7 +65,7 @@ def named_errors(path: Path) -> Generator[None, None, None]:
 
 
 def remove_stale_parts(folder: Path, names: Collection[str]) -> list[str]:
-    """Remove what processes that were killed have left of files that they were writing.
+    """Remove the half-written files of killed processes in a folder; return their names.
 
     Args:
       names: the files, or folders, that may be removed parts of; others stay.
@@ -83,7 +83,7 @@ def remove_stale_parts(folder: Path, names: Collection[str]) -> list[str]:
 
 
 def _remove(path: Path) -> None:
-    """Remove a file, or a folder with all that it holds, if it is there."""
+    """Remove a file, or a folder with its contents, if it exists."""
     if path.is_dir():
         shutil.rmtree(path, ignore_errors=True)
     else:
@@ -91,7 +91,7 @@ def _remove(path: Path) -> None:
 
 
 def _is_running(process_id: int) -> bool:
-    """Whether another process has the id; unknown without POSIX, and so true."""
+    """Return whether another process with this id runs; without POSIX this is unknown and counts as true."""
     if process_id == os.getpid():
         return False
     if os.name != "posix":
@@ -107,7 +107,7 @@ def _is_running(process_id: int) -> bool:
 
 
 def sync_folder(folder: Path) -> None:
-    """Wait until the names in a folder are on the disk, so that a rename outlives a power failure."""
+    """Wait until the names in a folder are on the disk, so that a rename survives a power failure."""
     # Windows opens no folders.
     if os.name != "posix":
         return
@@ -156,7 +156,7 @@ _MAYBE_UNPRINTABLE = re.compile(r"[^\w\x20-\x7e\n]")
 
 
 def parse_object(place: object, text: bytes) -> Json:
-    """The object that a text in UTF-8 holds.
+    """Parse a JSON object from a UTF-8 text.
 
     Args:
       place: a file, or FILE:LINE, for the error.
@@ -183,7 +183,7 @@ def parse_object(place: object, text: bytes) -> Json:
 
 
 def escape_unprintable(text: str) -> str:
-    """The same JSON without control characters and marks of direction, which become escapes (`\\u202e`).
+    """Replace control characters and direction marks in JSON by their escapes.
 
     Args:
       text: JSON; letters of all scripts may stand in it as they are.
@@ -192,13 +192,13 @@ def escape_unprintable(text: str) -> str:
 
 
 def _escape_unprintable(match: re.Match[str]) -> str:
-    """One character, as an escape if it cannot be seen."""
+    """Return a matched character, escaped if it is not printable."""
     char = match[0]
     return char if char.isprintable() else json.dumps(char)[1:-1]
 
 
 def shorten(text: str, width: int = 60) -> str:
-    """The text on one line as Python would quote it, cut to `width` characters; for error messages."""
+    """Quote a text on one line as Python does, cut to `width` characters, for errors."""
     if len(text) > width:
         text = text[: width - 3] + "..."
     return repr(text)
@@ -234,7 +234,7 @@ SelectFn: TypeAlias = Callable[[list[Record]], list[Record]]
 
 @dataclass(kw_only=True, slots=True)
 class RecordLog:
-    """A file of records that is open for more."""
+    """File of records that is open for appending."""
 
     path: Path
     file: IO[bytes]
@@ -247,7 +247,7 @@ class RecordLog:
 
     @property
     def notes(self) -> list[str]:
-        """What was dropped, in a line."""
+        """Return a note on the unfinished lines that were dropped; empty if there were none."""
         if not self.n_dropped:
             return []
         lines = "line" if self.n_dropped == 1 else "lines"
@@ -301,7 +301,7 @@ def open_log(
 
 
 def check_writable(path: Path, *, resume: bool, overwrite: bool) -> None:
-    """Check that a file of records may be written at a path, before hours of work, and leave none there.
+    """Check before long work that a file of records can be written at a path; leave no file there.
 
     Raises:
       ValueError: it may not. The message is one line.
@@ -361,17 +361,17 @@ def read_records(path: Path, parse: ParseFn = parse_object) -> list[Record]:
 
 
 def settings_path(path: Path) -> Path:
-    """Return the file beside a file that holds what its records depend on."""
+    """Return the path of the settings file beside a file of records."""
     return path.with_name(path.name + ".settings.json")
 
 
 def part_path(path: Path) -> Path:
-    """Return the file beside a file that holds its records until all of them are there."""
+    """Return the path beside a file where its records are collected until all are written."""
     return path.with_name(path.name + ".part")
 
 
 def write_settings(path: Path, settings: Settings) -> None:
-    """Write the settings of a file of records to a path of their own."""
+    """Write the settings of a file of records to a separate path."""
     text = json.dumps(settings, indent=2, ensure_ascii=False) + "\n"
     text = escape_unprintable(text)
     write_atomically(path, lambda file: file.write(text.encode()))
@@ -401,7 +401,7 @@ def read_settings(path: Path, records_path: Path, version: int) -> Settings:
 
 
 def check_settings(path: Path, settings: Settings, records_path: Path) -> None:
-    """Check that a file of records was made with some settings.
+    """Check that a file of records was made with the given settings; raise ValueError naming a difference.
 
     Args:
       path: of its settings.
@@ -421,14 +421,14 @@ def check_settings(path: Path, settings: Settings, records_path: Path) -> None:
 
 
 def _sync(log: RecordLog) -> None:
-    """Wait until the file is on the disk; a device or a pipe has nothing to wait for."""
+    """Wait until the file is on the disk; return at once for a device or a pipe."""
     if log.path.is_file():
         os.fsync(log.file.fileno())
     log.sync_time = time.monotonic()
 
 
 def _read_lines(path: Path, parse: ParseFn) -> tuple[list[Record], bytes]:
-    """The records of a file, and what stands after its last line break."""
+    """Read the records of a file, and the bytes after its last line break."""
     *lines, rest = path.read_bytes().split(b"\n")
     records = [
         parse(f"{path}:{number}", line) for number, line in enumerate(lines, 1)
@@ -437,7 +437,7 @@ def _read_lines(path: Path, parse: ParseFn) -> tuple[list[Record], bytes]:
 
 
 def _to_lines(records: Iterable[Record]) -> bytes:
-    """Records as lines of JSON."""
+    """Format records as lines of JSON."""
     text = "".join(
         json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n"
         for record in records

@@ -23,7 +23,7 @@ Clock: TypeAlias = Callable[[], float]  # seconds since some moment
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Deadline:
-    """A moment by which work should end: what is left out then is said where it is."""
+    """Moment by which work should end; the notes of a result say what was left out."""
 
     at: float
     """On the clock; infinity for no bound."""
@@ -31,21 +31,21 @@ class Deadline:
 
     @property
     def seconds_left(self) -> float:
-        """Seconds until the moment, not negative."""
+        """Return the seconds until the moment, at least 0."""
         return max(0.0, self.at - self.clock())
 
     @property
     def is_over(self) -> bool:
-        """Whether the moment has passed."""
+        """Return whether the moment has passed."""
         return self.clock() >= self.at
 
     def at_most(self, seconds: float) -> Deadline:
-        """The moment itself, or that in so many seconds if it is earlier."""
+        """Return the earlier of this deadline and the moment in `seconds` seconds."""
         at = min(self.at, self.clock() + seconds)
         return Deadline(at=at, clock=self.clock)
 
     def share(self, share: float) -> Deadline:
-        """The moment when this share of the seconds left is over."""
+        """Return the moment when the given share of the seconds left will be over."""
         if math.isinf(self.at):
             return self
         at = self.clock() + share * self.seconds_left
@@ -71,7 +71,7 @@ def map_in_threads(
     parts: Sequence[Part],
     n_threads: int | None = None,
 ) -> Iterator[Result]:
-    """Yield what is computed from each part, in their order.
+    """Compute each part in threads; yield the results in the order of the parts.
 
     Args:
       compute: releases Python's lock for most of its time, as large tensors do. What it raises ends the work.
@@ -86,7 +86,7 @@ def map_in_threads(
 
 
 def count_threads() -> int:
-    """How many threads share work that has parts: as many as OMP_NUM_THREADS says, or one a core, at most 8."""
+    """Return the number of threads for parallel work: OMP_NUM_THREADS or one per core, at most 8."""
     wanted = os.environ.get("OMP_NUM_THREADS", "")
     n_threads = int(wanted) if wanted.isdecimal() else AVAILABLE_CORES
     return max(1, min(n_threads, MAX_THREADS))
@@ -94,7 +94,7 @@ def count_threads() -> int:
 
 @contextmanager
 def paused_collection() -> Iterator[None]:
-    """Make objects without a search for cycles, where there are many and none of them is in a cycle."""
+    """Pause the garbage collector in the context, for code that makes many objects and no reference cycles."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

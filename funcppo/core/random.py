@@ -31,7 +31,7 @@ _PARITY = 0x1BD11BDA
 
 
 class WordArithmetic(Protocol):
-    """What the rounds need of a word of 32 bits, held in 64."""
+    """Operations that the Threefry rounds need of a 32-bit word, held in 64 bits."""
 
     def __add__(self, other: Self | int, /) -> Self: ...
     def __and__(self, other: Self | int, /) -> Self: ...
@@ -50,7 +50,7 @@ def threefry_rounds(
     constant: Callable[[int], Word | int],
     rotate_left: Callable[[Word, int], Word],
 ) -> tuple[Word, Word]:
-    """Apply the 20 rounds of Threefry-2x32, in whatever arithmetic the words bring with them.
+    """Apply the 20 rounds of Threefry-2x32 to a counter, in the arithmetic of the given words; return two words.
 
     Args:
       k0, k1: the key.
@@ -100,14 +100,14 @@ _LIBRARY.define(
 def _threefry2x32_eager(
     k0: Tensor, k1: Tensor, x0: Tensor, x1: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """The operator's implementation; in int64, because torch has no portable uint32 arithmetic."""
+    """Compute the operator eagerly, in int64, because torch has no portable uint32 arithmetic."""
     return threefry_rounds(
         k0, k1, x0, x1, constant=_int_constant, rotate_left=_rotate_left
     )
 
 
 def _threefry2x32_fake(*words: Tensor) -> tuple[Tensor, Tensor]:
-    """Outputs of the right shape, without values."""
+    """Return outputs of the right shape, without values."""
     shape: torch.Size = torch.broadcast_shapes(*(word.shape for word in words))
     return words[0].new_empty(shape), words[0].new_empty(shape)
 
@@ -115,7 +115,7 @@ def _threefry2x32_fake(*words: Tensor) -> tuple[Tensor, Tensor]:
 def _threefry2x32_vmap(
     info: object, batch_dims: tuple[int | None, ...], *words: Tensor
 ) -> tuple[tuple[Tensor, Tensor], tuple[int, int]]:
-    """The operator under vmap: batch dimensions go first, and ranks are made equal so that they broadcast."""
+    """Compute the operator under vmap: batch axes go first, and ranks are padded to broadcast."""
     rank = max(
         word.ndim - (dim is not None) for word, dim in zip(words, batch_dims)
     )
@@ -147,14 +147,14 @@ threefry2x32: Callable[..., tuple[Tensor, Tensor]] = (
 
 
 def _hash_counter(key: Tensor, counter: Tensor) -> tuple[Tensor, Tensor]:
-    """The two words that a key makes of a counter below 2**32."""
+    """Compute the two words that a key makes of a counter below 2**32."""
     return threefry2x32(
         key[..., 0], key[..., 1], torch.zeros_like(counter), counter
     )
 
 
 def check_key(key: object) -> None:
-    """Check that a key is one.
+    """Check that a value is a key.
 
     Raises:
       TypeError: says what was expected and what came.
@@ -167,7 +167,7 @@ def check_key(key: object) -> None:
 
 
 def key(seed: int, device: torch.device | str = "cpu") -> I64[Tensor, "2"]:
-    """A key made from a seed, which is taken modulo 2**64.
+    """Build a key [2] from a seed, which is taken modulo 2**64.
 
     Raises:
       TypeError: the seed is no integer.
@@ -182,7 +182,7 @@ def key(seed: int, device: torch.device | str = "cpu") -> I64[Tensor, "2"]:
 def fold_in(
     key: I64[Tensor, "... 2"], data: Tensor | int
 ) -> I64[Tensor, "... 2"]:
-    """The `data`-th child of `key`, `data` modulo 2**32; `fold_in(k, i) == split(k, n)[i]`."""
+    """Compute the `data`-th child of `key`, `data` modulo 2**32; `fold_in(k, i) == split(k, n)[i]`."""
     if isinstance(data, int):
         data = torch.full((), data & _MASK, device=key.device)
     data = data.to(torch.int64) & _MASK
@@ -190,14 +190,14 @@ def fold_in(
 
 
 def split(key: I64[Tensor, "... 2"], num: int = 2) -> I64[Tensor, "... num 2"]:
-    """`num` independent keys, the children 0 .. num - 1 of `key`."""
+    """Split a key into `num` independent keys, its children 0 .. num - 1."""
     return fold_in(key.unsqueeze(-2), torch.arange(num, device=key.device))
 
 
 def bits(
     key: I64[Tensor, "... 2"], shape: tuple[int, ...]
 ) -> I64[Tensor, "..."]:
-    """32 random bits for each element, as an integer in [0, 2**32)."""
+    """Sample 32 random bits for each element, as integers in [0, 2**32)."""
     counter = torch.arange(math.prod(shape), device=key.device)
     high, low = _hash_counter(key.unsqueeze(-2), counter)
     return (high ^ low).reshape((*key.shape[:-1], *shape))
@@ -209,7 +209,7 @@ def uniform(
     minval: float = 0.0,
     maxval: float = 1.0,
 ) -> F32[Tensor, "..."]:
-    """Uniform numbers on [minval, maxval), from 23 random bits each."""
+    """Sample uniform numbers on [minval, maxval), from 23 random bits each."""
     low = round_to_float32(minval)
     high = round_to_float32(maxval)
 
@@ -219,7 +219,7 @@ def uniform(
 
 
 def round_to_float32(x: float) -> float:
-    """The nearest float32, ties to even. Not a tensor: Inductor keeps constants in float64."""
+    """Round to the nearest float32, ties to even; the result is no tensor, as Inductor keeps constants in float64."""
     mantissa, exponent = math.frexp(x)
     return math.ldexp(round(mantissa * 2.0**24), exponent - 24)
 
@@ -227,7 +227,7 @@ def round_to_float32(x: float) -> float:
 def normal(
     key: I64[Tensor, "... 2"], shape: tuple[int, ...]
 ) -> F32[Tensor, "..."]:
-    """Standard normal numbers, by inversion: sqrt(2) erfinv(u), u uniform on (-1, 1)."""
+    """Sample standard normal numbers by inversion: sqrt(2) erfinv(u), u uniform on (-1, 1)."""
     return torch.erfinv(uniform(key, shape, -1.0 + 2.0**-24, 1.0)) * math.sqrt(
         2.0
     )
@@ -236,7 +236,7 @@ def normal(
 def gumbel(
     key: I64[Tensor, "... 2"], shape: tuple[int, ...]
 ) -> F32[Tensor, "..."]:
-    """Standard Gumbel numbers, by inversion: -log(-log(u)), u uniform on (0, 1)."""
+    """Sample standard Gumbel numbers by inversion: -log(-log(u)), u uniform on (0, 1)."""
     smallest = torch.finfo(torch.float32).tiny  # log(0) would be -inf
     return -torch.log(-torch.log(uniform(key, shape).clamp_min(smallest)))
 
@@ -254,7 +254,7 @@ def categorical(
 
 
 def permutation(key: I64[Tensor, "... 2"], n: int) -> I64[Tensor, "... n"]:
-    """The numbers 0 .. n - 1 in random order: sorted by random bits, several times.
+    """Sample a random order of 0 .. n - 1, by sorting on random bits several times.
 
     With 32 bits some of n numbers are equal, and a stable sort leaves those in their old order. Each further sort
     makes that bias smaller; their number is that of `jax.random.permutation`.
@@ -269,14 +269,14 @@ def permutation(key: I64[Tensor, "... 2"], n: int) -> I64[Tensor, "... n"]:
 
 
 def unit_from_key(words: I64[Tensor, "... 2"]) -> F32[Tensor, "..."]:
-    """Uniform numbers on [0, 1) with 24 bits, from keys that are used for nothing else."""
+    """Return uniform numbers on [0, 1) with 24 bits, from keys that are used for nothing else."""
     return (words[..., 0] >> 8).to(torch.float32) * 2.0**-24
 
 
 def integer_from_key(
     words: I64[Tensor, "... 2"], bound: Tensor | int
 ) -> I64[Tensor, "..."]:
-    """Uniform integers on 0 .. bound - 1 from 63 bits of keys that are used for nothing else.
+    """Return uniform integers on 0 .. bound - 1, from 63 bits of keys that are used for nothing else.
 
     No value is likelier than another by more than bound / 2**63.
     """

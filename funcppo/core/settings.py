@@ -56,7 +56,7 @@ MAX_SHOWN_CHARACTERS = 40  # of a value in an error
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """The numbers from a minimum to a maximum, both included unless stated otherwise."""
+    """Range of numbers from a minimum to a maximum, both included unless stated otherwise."""
 
     minimum: float
     maximum: float
@@ -64,14 +64,14 @@ class Range:
     excludes_maximum: bool = False
 
     def contains(self, number: float) -> bool:
-        """Whether a number is in the range; false for NaN."""
+        """Return whether a number is in the range; false for NaN."""
         is_excluded = (self.excludes_minimum and number == self.minimum) or (
             self.excludes_maximum and number == self.maximum
         )
         return self.minimum <= number <= self.maximum and not is_excluded
 
     def describe(self, number: float) -> str:
-        """The range in words, for a number outside it; the limits of number formats only if they are exceeded."""
+        """Describe the range in words for a number outside; limits of number formats appear only if exceeded."""
         minimum, maximum = (
             str(bound) if isinstance(bound, int) else f"{bound:g}"
             for bound in (self.minimum, self.maximum)
@@ -87,7 +87,7 @@ class Range:
 
 @dataclass(frozen=True, slots=True)
 class Pattern:
-    """The texts that match a regular expression whole."""
+    """Pattern that matches texts by a regular expression as a whole."""
 
     expression: str
     description: str  # for an error
@@ -123,12 +123,12 @@ DeviceChoice: TypeAlias = Annotated[
 
 
 def is_cuda(device: str) -> bool:
-    """Whether a device name is that of a GPU."""
+    """Return whether a device name is that of a GPU."""
     return device.partition(":")[0] == "cuda"
 
 
 class FieldError(ValueError):
-    """A field with a value of the wrong kind or out of range.
+    """Error for a field with a value of the wrong kind or out of range.
 
     Attributes:
       field: name of the field.
@@ -167,7 +167,7 @@ def check_value(field: str, annotation: object, value: object) -> None:
 
 @functools.cache
 def field_types(config_type: type) -> dict[str, object]:
-    """The annotation of each field of a dataclass, with its metadata."""
+    """Return the annotation of each field of a dataclass, with its metadata."""
     hints = get_type_hints(config_type, include_extras=True)
     return {
         field.name: hints[field.name]
@@ -176,7 +176,7 @@ def field_types(config_type: type) -> dict[str, object]:
 
 
 def _expected_value(annotation: object, value: object) -> str | None:
-    """What an annotation asks for if the value does not fit it, in words; None if it fits."""
+    """Describe what an annotation expects if the value does not fit; None if the value fits."""
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
         kind, *metadata = arguments
@@ -204,7 +204,7 @@ def _expected_value(annotation: object, value: object) -> str | None:
 
 
 def _expected_choice(choices: tuple[object, ...], value: object) -> str | None:
-    """As `_expected_value`, for a value of a list; True is not the choice 1."""
+    """Describe the expected choices if the value is none of them, else None; True is not the choice 1."""
     if any(type(value) is type(c) and value == c for c in choices):
         return None
     texts = ", ".join(map(str, choices))
@@ -212,7 +212,7 @@ def _expected_choice(choices: tuple[object, ...], value: object) -> str | None:
 
 
 def _expected_range(ranges: list[Range], value: object) -> str | None:
-    """As `_expected_value`, for a number; None is in every range."""
+    """Describe the expected range if a number is outside, else None; a value that is no number fits."""
     if not isinstance(value, Real):
         return None
     number = int(value) if isinstance(value, Integral) else float(value)
@@ -223,7 +223,7 @@ def _expected_range(ranges: list[Range], value: object) -> str | None:
 
 
 def _expected_pattern(patterns: list[Pattern], value: object) -> str | None:
-    """As `_expected_value`, for a text; another value matches every pattern."""
+    """Describe the expected text if a text does not match, else None; a value that is no text fits."""
     for pattern in patterns:
         if isinstance(value, str) and not re.fullmatch(
             pattern.expression, value
@@ -235,7 +235,7 @@ def _expected_pattern(patterns: list[Pattern], value: object) -> str | None:
 def _expected_of_union(
     members: tuple[object, ...], value: object
 ) -> str | None:
-    """As `_expected_value`, for a value that must fit one member; None is not listed among them."""
+    """Describe the expected members if the value fits none of them, else None; NoneType is not listed."""
     expected: list[str] = []
     for member in members:
         text = _expected_value(member, value)
@@ -247,7 +247,7 @@ def _expected_of_union(
 
 
 def _expected_kind(kind: object, value: object) -> str | None:
-    """As `_expected_value`, for a type; types other than those of settings fit any value."""
+    """Describe the expected type if the value is not of it, else None; types unknown to settings fit all values."""
     is_number = isinstance(value, Real) and not isinstance(value, bool)
     if kind is int:
         fits = is_number and isinstance(value, Integral)
@@ -267,7 +267,7 @@ def _expected_kind(kind: object, value: object) -> str | None:
 
 
 def _show(value: object) -> str:
-    """A value as an error shows it; Python has no text for an integer with thousands of digits."""
+    """Format a value for an error; integers beyond int64 by their bits, as Python may refuse to print them."""
     if isinstance(value, int) and abs(value) > INT64_MAX:
         return f"a number of {value.bit_length()} bits"
     text = str(value) if isinstance(value, float) else repr(value)
@@ -276,7 +276,7 @@ def _show(value: object) -> str:
 
 
 def parse_value(annotation: object, text: str) -> object:
-    """The value of a setting that a text stands for, such as that of an option.
+    """Parse the text of a setting, such as an option's, by the setting's annotation.
 
     None stands for itself, on, off, true and false for flags, words with spaces or commas between them for a tuple.
 
@@ -296,7 +296,7 @@ _FLAGS = {"true": True, "on": True, "false": False, "off": False}
 
 
 def _parse_text(annotation: object, text: str) -> object:
-    """As `parse_value`, but `_NO_VALUE` where there is none."""
+    """Parse a text like `parse_value`; return `_NO_VALUE` if it does not fit."""
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
         return _parse_text(arguments[0], text)
@@ -322,7 +322,7 @@ def _parse_text(annotation: object, text: str) -> object:
 
 
 def _describe_type(annotation: object) -> str:
-    """What texts a type has, in words."""
+    """Describe in words the texts that a type accepts."""
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
         return _describe_type(arguments[0])
@@ -353,7 +353,7 @@ def iter_differences(
 
 
 def write_config(run_config: Any, folder: Path) -> None:
-    """Write a dataclass of settings to config.json in the folder of a run, whole or not at all."""
+    """Write a dataclass of settings atomically to config.json in the folder of a run."""
     contents = {files.FORMAT_KEY: files.FORMAT}
     contents |= dataclasses.asdict(run_config)
     text = json.dumps(contents, indent=2) + "\n"
@@ -363,7 +363,7 @@ def write_config(run_config: Any, folder: Path) -> None:
 
 
 def parse_yaml(path: Path, text: bytes) -> Json:
-    """The mapping of a YAML file; an empty file has no settings.
+    """Parse the mapping of a YAML file; an empty file has no settings.
 
     Raises:
       ValueError: it is not valid, or not a mapping.
@@ -388,7 +388,7 @@ def parse_yaml(path: Path, text: bytes) -> Json:
 
 
 def merge_settings(base: Json, given: Json, prefix: str) -> Json:
-    """Settings with some of them replaced, those of nested configs one by one.
+    """Replace some settings by name, in nested configs one by one; return the merged settings.
 
     Raises:
       ValueError: a name is unknown.
@@ -406,7 +406,7 @@ def merge_settings(base: Json, given: Json, prefix: str) -> Json:
 
 
 def _check_name(name: str, settings: Json, prefix: str) -> None:
-    """Refuse a name that no setting has, with the one that it may mean.
+    """Raise ValueError for the name of no setting, with the name that may be meant.
 
     Raises:
       ValueError: the name is unknown.
@@ -419,7 +419,7 @@ def _check_name(name: str, settings: Json, prefix: str) -> None:
 
 
 def _hint(name: str, settings: Json, prefix: str) -> str:
-    """The setting that an unknown name may mean, or one of a nested config; empty if none is like it."""
+    """Format the setting, also of a nested config, that an unknown name may mean; empty if no name is similar."""
     paths = {
         option: f"{group}.{option}"
         for group, nested in settings.items()
@@ -432,7 +432,7 @@ def _hint(name: str, settings: Json, prefix: str) -> str:
 
 
 def from_json(config_type: type[ConfigT], raw: Json, prefix: str) -> ConfigT:
-    """A config from its JSON object, in which nested configs are objects too.
+    """Build a config from its JSON object; nested configs are objects too.
 
     Args:
       prefix: the fields that lead to the config, such as "ppo.adam.", for errors.
@@ -466,7 +466,7 @@ _MARK = "reads_no_scalar_fields"
 
 
 def reads_scalars_apart(fn: Fn) -> Fn:
-    """Mark a function of settings that reads none of the fields that their method `without_scalars` resets."""
+    """Mark a function whose code does not depend on the fields that the settings' `without_scalars` resets."""
     setattr(fn, _MARK, fn)
     return fn
 
@@ -474,7 +474,7 @@ def reads_scalars_apart(fn: Fn) -> Fn:
 def as_compiled(
     fn: Callable[..., object], args: tuple[Any, ...]
 ) -> tuple[object, ...]:
-    """The arguments of a call as far as compiled code of a function may depend on them.
+    """Return a call's arguments without the scalars on which compiled code of a marked function does not depend.
 
     Nothing is left out unless the function, or all that it is a partial application of, is marked by
     `reads_scalars_apart`: compiled code of such a function serves all values of these fields.

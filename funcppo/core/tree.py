@@ -54,12 +54,12 @@ def map(fn: Any, tree: Any, /, *rest: Any) -> Any:
 
 
 def leaves(tree: object) -> list[Tensor]:
-    """The tensors of a tree, in field order."""
+    """List the tensors of a tree, in field order."""
     return cast(list[Tensor], optree.tree_leaves(cast(Any, tree)))
 
 
 def unflatten(like: Tree, tensors: list[Tensor]) -> Tree:
-    """The tree with the structure of `like` and these leaves."""
+    """Build the tree with the structure of `like` and the given leaves."""
     return cast(
         Tree,
         optree.tree_unflatten(
@@ -69,12 +69,12 @@ def unflatten(like: Tree, tensors: list[Tensor]) -> Tree:
 
 
 def structure(tree: object) -> optree.PyTreeSpec:
-    """The structure of a tree without its tensors, to be compared; faster than `paths`."""
+    """Return the structure of a tree without its tensors, for comparison; faster than `paths`."""
     return optree.tree_structure(cast(Any, tree))
 
 
 def paths(tree: object) -> list[str]:
-    """The name of each leaf, as in `opt_state.mu.rule`, in the order of `leaves`."""
+    """List the name of each leaf, such as `opt_state.mu.rule`, in the order of `leaves`."""
     accessors = optree.treespec_accessors(
         optree.tree_structure(cast(Any, tree))
     )
@@ -87,18 +87,18 @@ def paths(tree: object) -> list[str]:
 
 
 def named_leaves(tree: object, name: str) -> list[tuple[str, Tensor]]:
-    """Each tensor of a tree that is called `name`, with its own name, as in `state.motion`; for an error."""
+    """List each leaf with its name below `name`, such as `state.motion`, for errors."""
     names = [f"{name}.{path}".rstrip(".") for path in paths(tree)]
     return list(zip(names, leaves(tree)))
 
 
 def zeros_like(tree: Tree) -> Tree:
-    """A tree of zeros with the structure, shapes and dtypes of `tree`."""
+    """Build a tree of zeros with the structure, shapes and dtypes of `tree`."""
     return map(torch.zeros_like, tree)
 
 
 def where(mask: Bool[Tensor, "B"], on_true: Tree, on_false: Tree) -> Tree:
-    """Select row by row; every leaf is [B, ...]."""
+    """Select rows by the mask [B] from two trees; every leaf is [B, ...]."""
 
     def select(a: Tensor, b: Tensor) -> Tensor:
         row_mask = mask.view(-1, *[1] * (a.ndim - 1))
@@ -108,12 +108,12 @@ def where(mask: Bool[Tensor, "B"], on_true: Tree, on_false: Tree) -> Tree:
 
 
 def global_norm(tree: object) -> Tensor:
-    """The L2 norm of all leaves together, 0-d."""
+    """Compute the L2 norm of all leaves together, 0-d."""
     return torch.stack([(x * x).sum() for x in leaves(tree)]).sum().sqrt()
 
 
 def ravel(tree: object, n_axes: int = 0) -> Tensor:
-    """All leaves as one vector, in the order of `leaves`; they share a dtype.
+    """Concatenate all leaves as one vector, in the order of `leaves`; they share a dtype.
 
     Args:
       n_axes: leading axes that all leaves have, and that stay.
@@ -123,7 +123,7 @@ def ravel(tree: object, n_axes: int = 0) -> Tensor:
 
 
 def unravel(like: Tree, flat: Tensor) -> Tree:
-    """The inverse of `ravel`: the tree with the structure and shapes of `like` whose leaves are views of `flat`."""
+    """Build the tree with the structure and shapes of `like` from views of `flat`: the inverse of `ravel`."""
     shapes = [x.shape for x in leaves(like)]
     sizes = [shape[flat.ndim - 1 :].numel() for shape in shapes]
     pieces = torch.split(flat, sizes, -1)
@@ -133,7 +133,7 @@ def unravel(like: Tree, flat: Tensor) -> Tree:
 
 
 def register_dataclass(cls: type[Record]) -> type[Record]:
-    """Make a dataclass of trees a tree, for optree and for PyTorch; usable as a decorator. Returns the class.
+    """Register a dataclass as a tree for optree and PyTorch, and return it; usable as a decorator.
 
     Raises:
       TypeError: the class is no dataclass.
@@ -204,7 +204,7 @@ def check_tree(tree: object, name: str) -> None:
 
 
 def check_common_dtype(tree: object, name: str) -> None:
-    """Check that the leaves share one floating-point dtype, as `ravel` needs; it would promote others in silence.
+    """Check that all leaves share one floating-point dtype; `ravel` would otherwise promote dtypes silently.
 
     Args:
       name: what the value is, for the error text.
@@ -235,7 +235,7 @@ def _registration_hint(value: object) -> str:
 
 
 def scan(body: ScanBody[Carry, X, Y], carry: Carry, xs: X) -> tuple[Carry, Y]:
-    """Loop over the leading axis of `xs`.
+    """Loop over the leading axis of `xs`; return the last carry and the stacked outputs.
 
     Args:
       body: (carry, x) -> (carry, y).
@@ -259,7 +259,7 @@ def _stack(*leaves: Tensor) -> Tensor:
 def graph_scan(
     body: ScanBody[Carry, X, Y], carry: Carry, xs: X
 ) -> tuple[Carry, Y]:
-    """As `scan`, but only inside a compiled function, where it stays one loop."""
+    """Run `scan` inside a compiled function, where it stays one loop."""
     # One call beside the loop gives the structure of the outputs; the compiler drops its operations.
     _, output_like = body(carry, map(lambda leaf: leaf[0], xs))
 
@@ -284,7 +284,7 @@ def _clone_leaves(x: object) -> list[Tensor]:
 
 
 def keeps_loops() -> bool:
-    """Whether `graph_scan` works here: in a compiled function, but not under `torch.vmap` or `torch.func.grad`."""
+    """Return whether `graph_scan` works here: in a compiled function, not under `torch.vmap` or `torch.func.grad`."""
     return (
         compiler.is_compiling()
         and not torch._C._are_functorch_transforms_active()  # pyright: ignore[reportPrivateUsage]
@@ -292,11 +292,11 @@ def keeps_loops() -> bool:
 
 
 def length(stacked: object) -> int:
-    """Size of the leading axis."""
+    """Return the size of the leading axis."""
     first_leaf = leaves(stacked)[0]
     return len(first_leaf)
 
 
 def item(stacked: Tree, index: int) -> Tree:
-    """The tree at an index of the leading axis; its leaves are views."""
+    """Return the tree at an index of the leading axis; its leaves are views."""
     return map(lambda leaf: leaf[index], stacked)

@@ -61,7 +61,7 @@ else:
     from typing import Annotated
 
     class _Dtype:
-        """A dtype that `[Tensor, "B A"]` turns into an annotation."""
+        """Dtype that turns `[Tensor, "B A"]` into an annotation."""
 
         def __init__(self, dtype: torch.dtype) -> None:
             self.dtype = dtype
@@ -97,7 +97,7 @@ ScanBody: TypeAlias = Callable[[Carry, X], tuple[Carry, Y]]
 
 
 class Scan(Protocol):
-    """A loop over the leading axis of `xs`: returns the last carry, and the outputs stacked along a leading axis."""
+    """Function that loops over the leading axis of `xs`; it returns the last carry and the stacked outputs."""
 
     def __call__(
         self, body: ScanBody[Carry, X, Y], carry: Carry, xs: X, /
@@ -105,7 +105,7 @@ class Scan(Protocol):
 
 
 class TensorSpec(NamedTuple):
-    """Dtype and named axes of one tensor."""
+    """Dtype and named axes of a tensor."""
 
     dtype: torch.dtype
     # Each a name ("B"), a number ("3"), or "..." for any leading axes.
@@ -119,7 +119,7 @@ def check_tensor(
     name: str,
     error: type[Exception] = TypeError,
 ) -> None:
-    """Check a tensor that a user's function returns: broadcasting and type promotion would hide what is wrong with it.
+    """Check shape and dtype of a tensor from a user's function; broadcasting and promotion would hide errors.
 
     Args:
       error: what is raised.

@@ -78,7 +78,7 @@ _SOURCES = {
 
 
 def __getattr__(name: str) -> object:
-    """Import an environment when it is first used, so that `import funcppo` stays light."""
+    """Import an environment when it is first used, so that `import funcppo` stays light; return it."""
     if name == "wrappers":
         return importlib.import_module("funcppo.envs.wrappers")
     if name in _SOURCES:
@@ -115,7 +115,7 @@ ENVIRONMENTS = {
 
 
 def make(name: str, **options: Any) -> AnyEnvironment:
-    """The environment of a name, such as `CartPole-v1` or `MinAtar/Breakout-v1`.
+    """Build the environment with a name such as `CartPole-v1` or `MinAtar/Breakout-v1`.
 
     Args:
       name: Gymnasium's id of the environment, MinAtar's, or one of `ENVIRONMENTS`.
@@ -146,7 +146,7 @@ def make(name: str, **options: Any) -> AnyEnvironment:
 
 
 def _nearest(name: str) -> str:
-    """The names that are spelt like an unknown one, or all."""
+    """Format a hint on the environment whose name is most similar to an unknown name, or on all names."""
     by_lower_case = {known.lower(): known for known in ENVIRONMENTS}
     found = difflib.get_close_matches(name.lower(), by_lower_case, 1, 0.6)
     if found:

@@ -96,7 +96,7 @@ def check(
 
 
 def _check_functions(env: object) -> None:
-    """Raise TypeError unless it is an environment of functions."""
+    """Raise TypeError unless `env` is an Environment whose fields are functions."""
     if not isinstance(env, Environment):
         raise TypeError(
             f"env: expected an Environment, got {type(env).__name__}"
@@ -115,7 +115,7 @@ def _restart(
     rows: Bool[Tensor, "B"],
     key: I64[Tensor, "B 2"],
 ) -> Any:
-    """The state with some rows reset, as a rollout resets them."""
+    """Reset some rows of the state, as a rollout does."""
     fresh = wrappers.sample_reset(env, world, key)
     if env.reset_from_sample is not None:
         fresh = env.reset_from_sample(env.cfg, world, fresh)
@@ -125,7 +125,7 @@ def _restart(
 def _sample_action(
     env: AnyEnvironment, key: I64[Tensor, "2"], obs: Any
 ) -> Tensor:
-    """Normal numbers, or one of the legal actions with equal probability."""
+    """Sample standard normal actions, or legal discrete actions with equal probability."""
     spec = cast(Any, env.spec)
     shape = (N_ROWS, spec.action_size)
     if spec.continuous_actions:
@@ -143,7 +143,7 @@ def _sample_action(
 def _check_reset(
     env: AnyEnvironment, world: object, key: I64[Tensor, "B 2"]
 ) -> Any:
-    """A state after a reset."""
+    """Check the reset of an environment; return the state after it."""
     reset = partial(env.reset, env.cfg)
     state = call_twice("reset", reset, world=world, key=key)
     _check_tree("reset", "state", state)
@@ -162,7 +162,7 @@ def _check_reset(
 
 
 def _check_observe(env: AnyEnvironment, world: object, state: Any) -> Any:
-    """The observation of a state."""
+    """Check the observation of a state; return it."""
     observe = partial(env.observe, env.cfg)
     obs = call_twice("observe", observe, world=world, state=state)
     _check_tree("observe", "observation", obs)
@@ -200,7 +200,7 @@ def _check_observe(env: AnyEnvironment, world: object, state: Any) -> Any:
 
 
 def _check_features(part: str, features: Tensor, spec: EnvironmentSpec) -> None:
-    """Raise ValueError unless an observation of one tensor is what a network that is built for a spec reads."""
+    """Raise ValueError unless an observation tensor has the shape and dtype that the spec states."""
     if tuple(features.shape[1:]) != spec.shape:
         raise ValueError(
             f"observe: {part}: expected rows of {list(spec.shape)} by env.spec, got {list(features.shape[1:])}"
@@ -219,7 +219,7 @@ def _check_step(
     finished: Bool[Tensor, "B"],
     is_first: bool,
 ) -> tuple[Any, Bool[Tensor, "B"]]:
-    """The state after a step, and which rows have finished."""
+    """Check a step; return the state after it, and which rows have finished."""
     name = "step_functional"
     step = partial(env.step_functional, env.cfg)
     before, action, key = arguments
@@ -278,7 +278,7 @@ def _check_finished(
     timestep: Timestep,
     finished: Bool[Tensor, "B"],
 ) -> None:
-    """A row that had finished before the step is as it was, and finished still."""
+    """Check that rows that had finished before the step stay as they were, finished and without reward."""
     if not finished.any():
         return
     rows = finished.nonzero().flatten()
@@ -302,7 +302,7 @@ def call_twice(
     bound_world: object = (),
     **arguments: Any,
 ) -> Any:
-    """The result of a function that writes to no argument, and gives the same result again.
+    """Call a function twice; check that it writes to no argument and repeats its result, and return the result.
 
     Args:
       bound_world: what the function reads beside its arguments; not copied, for it may be large.
@@ -343,14 +343,14 @@ def call_twice(
 
 
 def _overwritten(name: str, path: str) -> ValueError:
-    """The error of a function that writes to an argument."""
+    """Build the error for a function that writes to an argument."""
     return ValueError(
         f"{name}: {path}: expected an argument that stays as it is, got one that is overwritten"
     )
 
 
 def _versions(world: object) -> dict[str, int]:
-    """How often each tensor of a world was written to, by its name; of inference tensors PyTorch does not count it."""
+    """Count the writes to each tensor of a world, by its name; inference tensors, which have no count, are omitted."""
     return {
         path: leaf._version
         for path, leaf in tree.named_leaves(world, "world")
@@ -372,13 +372,13 @@ def _check_tree(name: str, part: str, value: Any) -> None:
 
 
 def _check_like(name: str, part: str, value: Any, like: Any) -> None:
-    """Check that a value has the structure, shapes and dtypes of another, and the leading axis of all values."""
+    """Check that a value has the structure, shapes and dtypes of another value, and the leading axis B."""
     _check_tree(name, part, value)
     check_layout(name, part, value, like)
 
 
 def check_layout(name: str, part: str, value: Any, like: Any) -> None:
-    """Check that a value has the structure, shapes and dtypes of another.
+    """Check that a value has the structure, shapes and dtypes of another value.
 
     Args:
       name: of the function that is called, for the message.
@@ -409,7 +409,7 @@ def _is_equal(a: Tensor, b: Tensor, tolerance: float) -> bool:
 
 
 class _Step(NamedTuple):
-    """The result of a step, whose parts an error names."""
+    """Result of a step, whose fields are named in errors."""
 
     state: Any
     Timestep: Any
@@ -436,11 +436,11 @@ def _check_equal(
 
 
 class FunctionError(ValueError):
-    """A function of an environment or a network reads what it does not get, or takes other arguments."""
+    """Error of a function of an environment or network that takes other arguments or reads what it does not get."""
 
 
 def call_named(name: str, fn: Callable[..., Any], *arguments: Any) -> Any:
-    """The result of a function.
+    """Call a function and return its result; an AttributeError or TypeError becomes one that names the function.
 
     Raises:
       FunctionError: one line that names the function, in place of an AttributeError or a TypeError.
@@ -454,7 +454,7 @@ def call_named(name: str, fn: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def with_named_errors(env: AnyEnvironment) -> AnyEnvironment:
-    """The environment with functions that are called by `call_named`; one that steps on the host as it is."""
+    """Return the environment with its functions called by `call_named`; a host environment is returned unchanged."""
     if env.host is not None:
         return env
     functions = {
@@ -479,7 +479,7 @@ def with_named_errors(env: AnyEnvironment) -> AnyEnvironment:
 
 
 def _describe(error: Exception) -> str:
-    """The class of an exception, the first line of its text, and that there is no world where one is read."""
+    """Format the class of an exception and its first line; add that there is no world if one is read."""
     reason = str(error).strip().splitlines()
     line = f"{type(error).__name__}: {reason[0] if reason else ''}"
     if isinstance(getattr(error, "obj", None), NoWorld):
@@ -488,7 +488,7 @@ def _describe(error: Exception) -> str:
 
 
 def _check_vmap(name: str, fn: Callable[..., Any], *arguments: Any) -> None:
-    """Check a function of rows under vmap over two sets of rows."""
+    """Check that a function of rows gives equal results under vmap, on two sets of rows."""
     twice = tree.map(lambda x: torch.stack([x, x.flip(0)]), arguments)
     mapped = call_vectorised(name, fn, *twice)
     one_by_one = [fn(*tree.map(lambda x, i=i: x[i], twice)) for i in range(2)]
@@ -497,7 +497,7 @@ def _check_vmap(name: str, fn: Callable[..., Any], *arguments: Any) -> None:
 
 
 def call_vectorised(name: str, fn: Callable[..., Any], *arguments: Any) -> Any:
-    """The result of `torch.vmap` of a function.
+    """Call a function under `torch.vmap`; return its result.
 
     Args:
       name: of the function, for the message.
@@ -524,7 +524,7 @@ def _check_rows(
     fn: Callable[..., Any],
     arguments: tuple[Any, ...],
 ) -> None:
-    """Check that two rows in another order, without the others, give what they give among all.
+    """Check that two rows give the same results alone and reordered as among all rows.
 
     Running moments that rows share are left as they are, by `evaluation_env`.
     """
@@ -548,7 +548,7 @@ def _check_host(
     sample_action: Callable[..., Tensor],
     keys: I64[Tensor, "T 2"],
 ) -> None:
-    """Check what episodes return, and that they follow from seeds and actions."""
+    """Check the results of episodes on the host, and that they repeat with the same seeds and actions."""
     first, again = (
         _step_host(env, world, sample_action, keys) for _ in range(2)
     )
@@ -564,7 +564,7 @@ def _step_host(
     sample_action: Callable[..., Tensor],
     keys: I64[Tensor, "T 2"],
 ) -> list[dict[str, Any]]:
-    """What steps of rows return, which are reset when they have finished; the first key is that of their resets."""
+    """Play steps of a host environment, resetting finished rows; return the results. The first key is for the reset."""
     row_keys = random.split(keys, N_ROWS)
     state = env.reset(env.cfg, world, row_keys[0])
     steps: list[dict[str, Any]] = []

@@ -54,7 +54,7 @@ class EpisodeConfig:
 
 
 class BodyState(NamedTuple):
-    """State of a body in each row; each task says what its motion holds."""
+    """State of a body in each row; each task defines the numbers of its motion."""
 
     motion: F32[Tensor, "B N"]
     steps: I64[Tensor, "B"]
@@ -67,7 +67,7 @@ def _transition(
     is_over: Callable[[Any, F32[Tensor, "B N"]], Bool[Tensor, "B"]],
     reward: Callable[[Tensor, Tensor], F32[Tensor, "B"]],
 ) -> tuple[BodyState, Timestep]:
-    """The state and the timestep after a motion, which leaves finished rows as they are.
+    """Return the state and timestep after a motion; rows that had finished stay as they are.
 
     Args:
       is_over: whether a motion ends the episode.
@@ -87,26 +87,26 @@ def _transition(
 
 
 def _never(cfg: Any, motion: F32[Tensor, "B N"]) -> Bool[Tensor, "B"]:
-    """Nothing but the time limit ends an episode."""
+    """Return false for each row: only the time limit ends an episode."""
     return torch.zeros_like(motion[:, 0], dtype=torch.bool)
 
 
 def _at_rest(key: I64[Tensor, "B 2"], motion: F32[Tensor, "B N"]) -> BodyState:
-    """The state of a first motion."""
+    """Build the state of a first motion, at step 0."""
     return BodyState(motion, torch.zeros_like(key[:, 0]))
 
 
 def _observe_motion(
     cfg: Any, world: NoWorld, state: BodyState
 ) -> F32[Tensor, "B N"]:
-    """The motion itself."""
+    """Return the motion itself as the observation."""
     return state.motion
 
 
 def _runge_kutta(
     derivative: Callable[[Tensor], Tensor], motion: Tensor, time_step: float
 ) -> Tensor:
-    """The motion after one step of the classic Runge-Kutta method of order 4."""
+    """Compute the motion after one step of the classic fourth-order Runge-Kutta method."""
     half = time_step / 2
     k1 = derivative(motion)
     k2 = derivative(motion + half * k1)
@@ -139,7 +139,7 @@ def _environment(
 def cartpole_reset(
     cfg: EpisodeConfig, world: NoWorld, key: I64[Tensor, "B 2"]
 ) -> BodyState:
-    """States near the upright rest: every number is uniform on [-0.05, 0.05)."""
+    """Sample states near upright rest: every number is uniform on [-0.05, 0.05)."""
     return _at_rest(key, random.uniform(key, (4,), -0.05, 0.05))
 
 
@@ -173,7 +173,7 @@ def cartpole_step(
 def _euler_step(
     motion: F32[Tensor, "B 4"], force: F32[Tensor, "B"]
 ) -> F32[Tensor, "B 4"]:
-    """The motion after one time step under a force on the cart, N."""
+    """Compute the motion after one time step under a force on the cart, in N."""
     x, velocity, angle, angular_velocity = motion.unbind(-1)
     cart_mass = 1.0  # kg
     pole_mass = 0.1  # kg
@@ -210,14 +210,14 @@ def _euler_step(
 def _has_fallen(
     cfg: EpisodeConfig, motion: F32[Tensor, "B 4"]
 ) -> Bool[Tensor, "B"]:
-    """Whether the cart is more than 2.4 m from the middle, or the pole more than 12 degrees from upright."""
+    """Return whether each cart is over 2.4 m from the middle, or its pole over 12 degrees from upright."""
     return (motion[:, 0].abs() > 2.4) | (
         motion[:, 2].abs() > 12 * 2 * math.pi / 360
     )
 
 
 def cartpole(*, max_steps: int = 500) -> AnyEnvironment:
-    """CartPole-v1: keep a pole on a cart upright.
+    """Build CartPole-v1: keep a pole on a cart upright.
 
     Args:
       max_steps: steps after which an episode is truncated.
@@ -248,7 +248,7 @@ class PendulumConfig:
 def pendulum_reset(
     cfg: PendulumConfig, world: NoWorld, key: I64[Tensor, "B 2"]
 ) -> BodyState:
-    """States of any angle, with an angular velocity uniform on [-1, 1)."""
+    """Sample states at any angle, with an angular velocity uniform on [-1, 1)."""
     unit = random.uniform(key, (2,), -1.0, 1.0)
     motion = torch.stack([math.pi * unit[:, 0], unit[:, 1]], -1)
     return _at_rest(key, motion)
@@ -304,7 +304,7 @@ def pendulum_step(
 def pendulum_observe(
     cfg: PendulumConfig, world: NoWorld, state: BodyState
 ) -> F32[Tensor, "B 3"]:
-    """Cosine and sine of the angle, angular velocity."""
+    """Return cosine and sine of the angle, and the angular velocity."""
     angle, angular_velocity = state.motion.unbind(-1)
     return torch.stack(
         [torch.cos(angle), torch.sin(angle), angular_velocity], -1
@@ -314,7 +314,7 @@ def pendulum_observe(
 def pendulum(
     *, max_steps: int = 200, reward_scale: float = 1.0
 ) -> AnyEnvironment:
-    """Pendulum-v1: swing a pole up by a torque too weak to lift it at once.
+    """Build Pendulum-v1: swing a pole up by a torque too weak to lift it at once.
 
     Args:
       max_steps: steps after which an episode is truncated.
@@ -337,7 +337,7 @@ def pendulum(
 def acrobot_reset(
     cfg: EpisodeConfig, world: NoWorld, key: I64[Tensor, "B 2"]
 ) -> BodyState:
-    """States near the hanging rest: every number is uniform on [-0.1, 0.1)."""
+    """Sample states near hanging rest: every number is uniform on [-0.1, 0.1)."""
     return _at_rest(key, random.uniform(key, (4,), -0.1, 0.1))
 
 
@@ -372,7 +372,7 @@ def acrobot_step(
 def _derivative(
     motion: F32[Tensor, "B 4"], torque: F32[Tensor, "B"]
 ) -> F32[Tensor, "B 4"]:
-    """The time derivative of the motion."""
+    """Compute the time derivative of the motion."""
     mass = 1.0  # kg, of each link
     length = 1.0  # m, of the first link
     centre = 0.5  # m, from the upper end of a link to its centre of mass
@@ -402,7 +402,7 @@ def _derivative(
 
 
 def _bound(motion: F32[Tensor, "B 4"]) -> F32[Tensor, "B 4"]:
-    """Angles wrapped to [-pi, pi], angular velocities clipped to their limits."""
+    """Wrap angles to [-pi, pi] and clip angular velocities to their limits."""
     angles, velocities = motion[:, :2], motion[:, 2:]
     turn = 2 * math.pi
     turns_above = torch.ceil((angles - math.pi) / turn).clamp_min(0)
@@ -422,7 +422,7 @@ def _bound(motion: F32[Tensor, "B 4"]) -> F32[Tensor, "B 4"]:
 def acrobot_observe(
     cfg: EpisodeConfig, world: NoWorld, state: BodyState
 ) -> F32[Tensor, "B 6"]:
-    """Cosine and sine of the first angle, of the second angle, both angular velocities."""
+    """Return cosine and sine of the first and of the second angle, and both angular velocities."""
     angle1, angle2, velocity1, velocity2 = state.motion.unbind(-1)
     return torch.stack(
         [
@@ -440,14 +440,14 @@ def acrobot_observe(
 def _is_swung_up(
     cfg: EpisodeConfig, motion: F32[Tensor, "B 4"]
 ) -> Bool[Tensor, "B"]:
-    """Whether the lower end is more than 1 m above the fixed one."""
+    """Return whether the lower end is more than 1 m above the fixed end, for each row."""
     angle1, angle2 = motion[:, 0], motion[:, 1]
     height = -torch.cos(angle1) - torch.cos(angle1 + angle2)
     return height > 1.0
 
 
 def acrobot(*, max_steps: int = 500) -> AnyEnvironment:
-    """Acrobot-v1: swing the lower end of two links up to the length of one.
+    """Build Acrobot-v1: swing the lower end of two links up to the length of one.
 
     Args:
       max_steps: steps after which an episode is truncated.
@@ -480,7 +480,7 @@ class MountainCarConfig:
 def mountain_car_reset(
     cfg: MountainCarConfig, world: NoWorld, key: I64[Tensor, "B 2"]
 ) -> BodyState:
-    """States at rest near the bottom: positions are uniform on [-0.6, -0.4)."""
+    """Sample states at rest near the bottom: positions are uniform on [-0.6, -0.4)."""
     position = random.uniform(key, (), -0.6, -0.4)
     motion = torch.stack([position, torch.zeros_like(position)], -1)
     return _at_rest(key, motion)
@@ -537,7 +537,7 @@ def mountain_car_continuous_step(
 def _drive(
     motion: F32[Tensor, "B 2"], force: F32[Tensor, "B"]
 ) -> F32[Tensor, "B 2"]:
-    """The motion after a step under a force."""
+    """Compute the motion of the car after one step under a force."""
     left_end, right_end = -1.2, 0.6
     position, velocity = motion.unbind(-1)
     velocity = velocity + force - 0.0025 * torch.cos(3 * position)
@@ -560,7 +560,7 @@ def _is_at_goal(
 def mountain_car(
     *, max_steps: int = 200, goal_velocity: float = 0.0
 ) -> AnyEnvironment:
-    """MountainCar-v0: drive out of a valley by full throttle, left or right.
+    """Build MountainCar-v0: drive out of a valley by full throttle, left or right.
 
     Args:
       max_steps: steps after which an episode is truncated.
@@ -580,7 +580,7 @@ def mountain_car(
 def mountain_car_continuous(
     *, max_steps: int = 999, goal_velocity: float = 0.0
 ) -> AnyEnvironment:
-    """MountainCarContinuous-v0: drive out of a valley by a force that costs its square.
+    """Build MountainCarContinuous-v0: drive out of a valley by a force that costs its square.
 
     Args:
       max_steps: steps after which an episode is truncated.
@@ -628,7 +628,7 @@ class ReacherState(NamedTuple):
 def reacher_reset(
     cfg: ReacherConfig, world: NoWorld, key: I64[Tensor, "B 2"]
 ) -> ReacherState:
-    """The arm at rest in any pose, and a target uniform on the disc that it can reach."""
+    """Sample an arm at rest in any pose, and a target uniform on the disc that it can reach."""
     unit = random.uniform(key, (4,))
     radius = 2 * LINK_LENGTH * torch.sqrt(unit[:, 2])
     bearing = 2 * math.pi * unit[:, 3]
@@ -647,10 +647,9 @@ def acceleration(
     velocity: F32[Tensor, "B 2"],
     torque: F32[Tensor, "B 2"],
 ) -> F32[Tensor, "B 2"]:
-    """Angular accelerations q'' of the equations of motion, with the angles q of the first link, and of the second
-    relative to it.
+    """Compute the joints' angular accelerations q''; the second angle is relative to the first link.
 
-        M(q) q'' + C(q, q') q' + damping q' + g(q) = torque
+    M(q) q'' + C(q, q') q' + damping q' + g(q) = torque
     """
     first, second = angle.unbind(-1)
     first_velocity, second_velocity = velocity.unbind(-1)
@@ -690,7 +689,7 @@ def acceleration(
 
 
 def fingertip(angle: F32[Tensor, "B 2"]) -> F32[Tensor, "B 2"]:
-    """Where the end of the arm is, in m."""
+    """Return the position of the end of the arm, in m."""
     first, both = angle[:, 0], angle.sum(-1)
     return LINK_LENGTH * torch.stack(
         [
@@ -708,7 +707,7 @@ def reacher_step(
     action: F32[Tensor, "B 2"],
     key: I64[Tensor, "B 2"],
 ) -> tuple[ReacherState, Timestep]:
-    """Move the arm for a time step.
+    """Move the arm for one time step; the reward is minus the distance to the target and the cost of the action.
 
         reward = -|fingertip - target| - 0.1 |action|^2
 
@@ -753,7 +752,7 @@ def reacher_step(
 def reacher_observe(
     cfg: ReacherConfig, world: NoWorld, state: ReacherState
 ) -> F32[Tensor, "B 10"]:
-    """Cosines and sines of the angles, angular velocities, target, and fingertip relative to it."""
+    """Return cosines and sines of the angles, angular velocities, the target, and the fingertip relative to it."""
     return torch.cat(
         [
             torch.cos(state.angle),
@@ -772,7 +771,7 @@ def reacher(
     damping: float = 0.1,
     gravity: float = 0.0,
 ) -> AnyEnvironment:
-    """A planar arm of two links that reaches for a target.
+    """Build a planar arm of two links that reaches for a target.
 
     Args:
       max_steps: steps after which an episode is truncated.
@@ -795,7 +794,7 @@ def reacher(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RecallConfig:
-    """Lengths and sizes."""
+    """Episode length and number of cues of the recall task."""
 
     n_steps: Size  # of an episode; the last one counts
     n_cues: Size  # cues, and actions
@@ -804,7 +803,7 @@ class RecallConfig:
 
 
 class RecallState(NamedTuple):
-    """One row for each environment."""
+    """Cue and step of each row."""
 
     cue: I64[Tensor, "B"]
     step: I64[Tensor, "B"]  # steps made
@@ -813,7 +812,7 @@ class RecallState(NamedTuple):
 def recall_reset(
     cfg: RecallConfig, world: NoWorld, key: I64[Tensor, "B 2"]
 ) -> RecallState:
-    """A cue, each with the same probability."""
+    """Sample a cue for each row, all cues with the same probability."""
     cue = random.integer_from_key(key, cfg.n_cues)
     return RecallState(cue=cue, step=torch.zeros_like(cue))
 
@@ -825,7 +824,7 @@ def recall_step(
     action: I64[Tensor, "B"],
     key: I64[Tensor, "B 2"],
 ) -> tuple[RecallState, Timestep]:
-    """Reward 1 in the last step if the action is the cue, and -1 if not; 0 before."""
+    """Make one step; the last step's reward is 1 if the action is the cue, else -1. Earlier rewards are 0."""
     is_active = state.step < cfg.n_steps
     is_last = state.step == cfg.n_steps - 1
     payment = torch.where(action == state.cue, 1.0, -1.0)
@@ -841,7 +840,7 @@ def recall_step(
 def recall_observe(
     cfg: RecallConfig, world: NoWorld, state: RecallState
 ) -> F32[Tensor, "B F"]:
-    """The cue in the first step, one number for each, and whether this step is the last one."""
+    """Return the cue one-hot in the first step (zeros later), and whether this step is the last."""
     cues = torch.arange(cfg.n_cues, device=state.cue.device)
     is_shown = (state.cue[:, None] == cues) & (state.step == 0)[:, None]
     is_last = (state.step == cfg.n_steps - 1)[:, None]
@@ -849,7 +848,7 @@ def recall_observe(
 
 
 def recall(n_steps: int = 8, n_cues: int = 2) -> AnyEnvironment:
-    """An environment whose first observation says what the last action must be.
+    """Build an environment whose first observation shows what the last action must be.
 
     Args:
       n_steps: steps of an episode.

@@ -46,7 +46,7 @@ VectorizationMode = Literal["sync", "async"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GymnasiumConfig:
-    """What a bridge leads to, and what it observes."""
+    """Name of the bridged environment, and the format of its observations."""
 
     name: str  # Gymnasium's id, or the name of the function that makes the environment
     make_options: str  # keyword arguments of `gymnasium.make`
@@ -64,7 +64,7 @@ class GymnasiumConfig:
 
 
 class EnvState(NamedTuple):
-    """What each row observed last."""
+    """Last observation and flags of each row."""
 
     obs: Tensor  # [B, ...], as Gymnasium returned it; float32 in place of other numbers than uint8 and int64
     action_mask: Bool[Tensor, "B S"]  # S is 0 where it is not observed
@@ -77,7 +77,7 @@ class EnvState(NamedTuple):
 def observe(
     cfg: GymnasiumConfig, world: object, state: EnvState
 ) -> Tensor | MaskedObservation:
-    """The observation [B, ...], beside the legal actions where these are observed."""
+    """Return the observation [B, ...], with the mask of legal actions if the bridge observes one."""
     features = _features(cfg, state)
     if cfg.mask_size is None:
         return features
@@ -85,7 +85,7 @@ def observe(
 
 
 def _features(cfg: GymnasiumConfig, state: EnvState) -> Tensor:
-    """One-hot if the observation is discrete, and by default scaled to [0, 1] if it is of uint8."""
+    """Return the observation's numbers: one-hot if discrete; by default uint8 is scaled to [0, 1]."""
     if cfg.n_values is not None:
         values = torch.arange(cfg.n_values, device=state.obs.device)
         return (state.obs.unsqueeze(-1) == values).to(torch.float32)
@@ -100,14 +100,14 @@ def _features(cfg: GymnasiumConfig, state: EnvState) -> Tensor:
 def _sample_reset(
     cfg: GymnasiumConfig, world: object, key: I64[Tensor, "B 2"]
 ) -> I64[Tensor, "B 2"]:
-    """Nothing but the number of rows: resets are sampled on the host, where a row is reset."""
+    """Return the keys, whose number of rows is all that is needed: the host samples resets when it resets a row."""
     return key
 
 
 def _blank_state(
     cfg: GymnasiumConfig, world: object, key: I64[Tensor, "B 2"]
 ) -> EnvState:
-    """A state of the right shapes."""
+    """Build a state of zeros with the right shapes."""
     zero = torch.zeros_like(key[:, 0])
     obs = zero.view(-1, *[1] * len(cfg.observation_shape))
     return EnvState(
@@ -128,7 +128,7 @@ def _make_up_step(
     action: Tensor,
     key: I64[Tensor, "B 2"],
 ) -> tuple[EnvState, Timestep]:
-    """The same observation, and random rewards and ends."""
+    """Return the same observation with random rewards and ends: the step of the stand-in."""
     reward_key, end_key = random.split(key).unbind(-2)
     terminated = random.uniform(end_key, ()) < 0.1
     truncated = torch.zeros_like(terminated)
@@ -141,7 +141,7 @@ def _make_up_step(
 
 
 class _Results(NamedTuple):
-    """What the host environments returned last, for each row."""
+    """Results that the host environments returned last, for each row."""
 
     obs: np.ndarray
     action_mask: np.ndarray
@@ -150,7 +150,7 @@ class _Results(NamedTuple):
 
 
 class HostRows:
-    """The vector environment behind a bridge, and where it stands."""
+    """Vector environment behind a bridge, with its latest results."""
 
     def __init__(
         self,
@@ -159,7 +159,7 @@ class HostRows:
         actions: _Actions,
         n_envs: int | None,
     ) -> None:
-        """Make no environment yet; the first reset does.
+        """Store how to make environments; the first reset makes them.
 
         Args:
           make_env: makes one environment of Gymnasium.
@@ -181,7 +181,7 @@ class HostRows:
     def reset(
         self, cfg: GymnasiumConfig, world: object, key: I64[Tensor, "B 2"]
     ) -> EnvState:
-        """First states of all rows, by seeds made of the keys; states returned before cannot be stepped any more.
+        """Reset all rows with seeds from the keys; states returned earlier can no longer be stepped.
 
         Raises:
           ValueError: not as many rows as the bridge was made for.
@@ -253,7 +253,7 @@ class HostRows:
         finished: Bool[Tensor, "B"],
         reset_state: EnvState,
     ) -> EnvState:
-        """The state with finished rows reset on the host."""
+        """Reset finished rows on the host; return the state."""
         is_finished: np.ndarray = to_host(finished).numpy()
         if not is_finished.any():
             return state
@@ -272,12 +272,12 @@ class HostRows:
         )
 
     def close(self) -> None:
-        """Close the vector environment, if there is one."""
+        """Close the vector environment, if it was made."""
         if self._vector_env is not None:
             self._vector_env.close()
 
     def _read(self, state: EnvState, action: Tensor) -> np.ndarray:
-        """The actions on the host, for the state that was returned last."""
+        """Copy the actions to the host, and check that the state is the one that was returned last."""
         if torch.compiler.is_compiling():
             raise ValueError(
                 "step: expected a call outside of compiled functions, got one inside: the environment steps on the host"
@@ -304,7 +304,7 @@ class HostRows:
     def _next_state(
         self, device: torch.device, *results: np.ndarray
     ) -> EnvState:
-        """The results, which the next step begins with, as a state of their own."""
+        """Store the results for the next step, and return them as a state on the device."""
         self._clock += 1
         self._results = _Results(*results)
         tensors = map(torch.from_numpy, results)
@@ -313,14 +313,14 @@ class HostRows:
 
 
 def _select(rows: np.ndarray, a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Rows of `a` where `rows` is true, of `b` elsewhere; a new array."""
+    """Select rows of `a` where `rows` is true, of `b` elsewhere, as a new array."""
     return np.where(rows.reshape(-1, *[1] * (a.ndim - 1)), a, b)
 
 
 def _read_mask(
     cfg: GymnasiumConfig, infos: dict[str, Any], goes_on: np.ndarray
 ) -> np.ndarray:
-    """The legal actions [B, S]; all are where no mask is observed.
+    """Return the mask of legal actions [B, S]; all true if no mask is observed.
 
     Args:
       infos: of a vector environment.
@@ -348,7 +348,7 @@ def _read_mask(
 
 
 def _require(cfg: GymnasiumConfig, lacks: np.ndarray, what: str) -> None:
-    """Raise ValueError naming the first row that lacks something."""
+    """Raise ValueError naming the first row for which `lacks` is true."""
     if lacks.any():
         row = int(np.flatnonzero(lacks)[0])
         raise ValueError(
@@ -370,7 +370,7 @@ def _make_vector_env(
 
 
 class _Observations(NamedTuple):
-    """How observations of a space are held."""
+    """Format of the observations of a space."""
 
     shape: tuple[int, ...]  # of one row
     dtype: torch.dtype
@@ -379,7 +379,7 @@ class _Observations(NamedTuple):
 
 
 class _Actions(NamedTuple):
-    """How actions of a space are made."""
+    """Format of the actions of a space."""
 
     size: int
     sizes: tuple[int, ...] | None  # of each of several discrete actions
@@ -388,7 +388,7 @@ class _Actions(NamedTuple):
 
 
 def _read_observation_space(name: str, space: Any) -> _Observations:
-    """Observations of a Box or of a Discrete space.
+    """Describe the observations of a Box or Discrete space, and how to convert them.
 
     Raises:
       ValueError: of any other space.
@@ -418,7 +418,7 @@ def _read_observation_space(name: str, space: Any) -> _Observations:
 
 
 def _read_action_space(name: str, space: Any) -> _Actions:
-    """Actions of a discrete space, or of a Box of floats, to whose bounds they are clipped.
+    """Describe the actions of a discrete space, or of a Box of floats, to whose bounds actions are clipped.
 
     Raises:
       ValueError: of any other space.
@@ -454,7 +454,7 @@ def gymnasium(
     action_mask: bool = False,
     **make_options: Any,
 ) -> AnyEnvironment:
-    """An environment of Gymnasium, stepped on the host by its vector environments.
+    """Build an environment of Gymnasium, stepped on the host by its vector environments.
 
     A bridge serves one learner at a time: each reset of all rows begins anew, and only the state that was returned last
     can be stepped. Evaluation has environments of its own. Observations are those of a Box, as float32 or uint8, or of
@@ -527,7 +527,7 @@ def gymnasium(
 def _environment_maker(
     env: str | Callable[[], Any], make_options: dict[str, Any]
 ) -> Callable[[], Any]:
-    """A function that makes one environment."""
+    """Return a function that makes one environment from an id or a user's function."""
     try:
         gym = importlib.import_module("gymnasium")
     except ModuleNotFoundError as error:
@@ -590,7 +590,7 @@ def _environment(
 def check_environment(
     name: str, make_env: Callable[[], Any], mask_size: int | None = None
 ) -> None:
-    """Run Gymnasium's `check_env`; silent if it finds nothing.
+    """Run Gymnasium's `check_env`; raise ValueError with its first complaint. Skipped with an action mask.
 
     Of what it only warns of, rewards that are no finite numbers and flags that are no bools are errors. Environments
     whose actions are masked are not checked: it makes illegal actions.

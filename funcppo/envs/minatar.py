@@ -49,14 +49,14 @@ class GameConfig:
 def is_action(
     cfg: GameConfig, action: I64[Tensor, "B"], letter: str
 ) -> Bool[Tensor, "B"]:
-    """Which rows do the action of a letter; none if the action set is without it."""
+    """Return which rows take the action of a letter; none if the action set is without it."""
     return action == cfg.actions.find(letter)
 
 
 def offset(
     cfg: GameConfig, action: I64[Tensor, "B"], backward: str, forward: str
 ) -> I64[Tensor, "B"]:
-    """By how many cells each row moves along an axis: -1, 0 or 1."""
+    """Return the number of cells by which each row moves along an axis: -1, 0 or 1."""
     moves = is_action(cfg, action, forward).to(torch.int64)
     return moves - is_action(cfg, action, backward).to(torch.int64)
 
@@ -64,7 +64,7 @@ def offset(
 def at(
     y: I64[Tensor, "B ..."], x: I64[Tensor, "B ..."]
 ) -> Bool[Tensor, "B ... 10 10"]:
-    """Maps that are true in one cell; in none where it is off the grid."""
+    """Return maps that are true in one cell each; all false where the cell is off the grid."""
     cells = torch.arange(SIZE, device=x.device)
     is_row = y.unsqueeze(-1) == cells
     is_column = x.unsqueeze(-1) == cells
@@ -74,17 +74,17 @@ def at(
 def show(
     y: I64[Tensor, "B M"], x: I64[Tensor, "B M"], is_seen: Bool[Tensor, "B M"]
 ) -> Bool[Tensor, "B 10 10"]:
-    """The map of the cells of some of M things."""
+    """Return the map [B, 10, 10] of the cells of those of M things that are seen."""
     return (at(y, x) & is_seen.unsqueeze(-1).unsqueeze(-1)).any(1)
 
 
 def any_cell(cells: Bool[Tensor, "B 10 10"]) -> Bool[Tensor, "B"]:
-    """Whether a map is true anywhere."""
+    """Return whether each row's map is true anywhere."""
     return cells.flatten(1).any(-1)
 
 
 def lanes(x: I64[Tensor, "B M"]) -> I64[Tensor, "B M"]:
-    """The rows of M things, one of each from the second row on."""
+    """Return the grid rows of M things, one in each row from the second on."""
     return (1 + torch.arange(x.shape[-1], device=x.device)).expand_as(x)
 
 
@@ -93,13 +93,13 @@ def walk(
     moves_right: Bool[Tensor, "B M"],
     moves: Bool[Tensor, "B ..."],
 ) -> tuple[I64[Tensor, "B M"], Bool[Tensor, "B M"]]:
-    """The columns of things once some have moved by a cell, and which are still on the grid."""
+    """Move some things by a cell; return the new columns, and which things are still on the grid."""
     x = torch.where(moves, x + torch.where(moves_right, 1, -1), x)
     return x, (x >= 0) & (x < SIZE)
 
 
 def put(things: Any, is_new: Bool[Tensor, "B M"], *values: Any) -> Any:
-    """Things with a newcomer in some slots: its values of the fields, in their order, [B, 1] or numbers."""
+    """Put a newcomer in some slots of things; `values` are its fields in order, [B, 1] or numbers."""
     pairs = zip(values, things)
     return type(things)(
         *(torch.where(is_new, value, old) for value, old in pairs)
@@ -109,17 +109,17 @@ def put(things: Any, is_new: Bool[Tensor, "B M"], *values: Any) -> Any:
 def shorten(
     interval: I64[Tensor, "B"], ramps: Bool[Tensor, "B"], minimum: int
 ) -> I64[Tensor, "B"]:
-    """An interval that is a step shorter in some rows, but for the shortest."""
+    """Shorten the interval by a step in some rows, down to a minimum."""
     return interval - (ramps & (interval > minimum)).to(torch.int64)
 
 
 def image(*channels: Bool[Tensor, "B 10 10"]) -> F32[Tensor, "B 10 10 F"]:
-    """The observation: one channel for each map, 1 where it is true."""
+    """Return the observation [B, 10, 10, F]: one channel for each map, 1 where it is true."""
     return torch.stack(channels, -1).to(torch.float32)
 
 
 def finish(state: Any, next_state: Any, reward: Tensor) -> tuple[Any, Timestep]:
-    """The result of a step: rows that had finished before stay as they are. States have a field `terminal`."""
+    """Return the result of a step, with rows that had finished before unchanged. States have a field `terminal`."""
     active = ~state.terminal
     kept = tree.where(active, next_state, state)
     timestep = Timestep(
@@ -137,7 +137,7 @@ def game(
     sticky_probability: float,
     ramping: bool = True,
 ) -> AnyEnvironment:
-    """A game with sticky actions.
+    """Build a game, with sticky actions if their probability is above 0.
 
     Args:
       n_channels: of the observation.
@@ -168,7 +168,7 @@ def game(
 
 
 class Entities(NamedTuple):
-    """What crosses the field. Slot i is in line i + 1."""
+    """Entities that cross the field; slot i is in line i + 1."""
 
     exists: Bool[Tensor, "B 8"]
     x: I64[Tensor, "B 8"]
@@ -177,7 +177,7 @@ class Entities(NamedTuple):
 
 
 class AsterixTimers(NamedTuple):
-    """When entities come and move, in steps."""
+    """Timers of when entities come and move, in steps."""
 
     spawn_speed: I64[Tensor, "B"]
     spawn: I64[Tensor, "B"]
@@ -188,7 +188,7 @@ class AsterixTimers(NamedTuple):
 
 
 class AsterixState(NamedTuple):
-    """State of each row."""
+    """Player, entities and timers of each row."""
 
     player_y: I64[Tensor, "B"]
     player_x: I64[Tensor, "B"]
@@ -200,7 +200,7 @@ class AsterixState(NamedTuple):
 def asterix_reset(
     cfg: GameConfig, world: NoWorld, key: I64[Tensor, "B 2"]
 ) -> AsterixState:
-    """The player in the middle of an empty field."""
+    """Build the state with the player in the middle of an empty field."""
     zero = torch.zeros_like(key[:, 0])
     empty = zero.unsqueeze(-1).expand(-1, 8)  # slots, one a line
     never = empty.to(torch.bool)
@@ -237,7 +237,7 @@ def asterix_transition(
     action: I64[Tensor, "B"],
     unit: F32[Tensor, "B 3"],
 ) -> tuple[AsterixState, Timestep]:
-    """The step, given uniform numbers for the direction, the kind and the line of an entity that comes."""
+    """Make a step, given uniform numbers for direction, kind and line of an entity that comes."""
     timers = state.timers
     spawns = timers.spawn == 0
     entities = _spawn(state.entities, spawns, unit)
@@ -270,7 +270,7 @@ def asterix_transition(
 def _spawn(
     entities: Entities, spawns: Bool[Tensor, "B"], unit: F32[Tensor, "B 3"]
 ) -> Entities:
-    """Put an entity at the edge of a random free line, if there is one."""
+    """Put an entity at the edge of a random free line; nothing if no line is free."""
     free = ~entities.exists
     n_free = free.sum(-1)
     chosen = 1 + (unit[:, 2] * n_free).to(torch.int64)
@@ -286,7 +286,7 @@ def _spawn(
 def _meet(
     entities: Entities, player_y: I64[Tensor, "B"], player_x: I64[Tensor, "B"]
 ) -> tuple[Entities, I64[Tensor, "B"], Bool[Tensor, "B"]]:
-    """The entities that are left, how much gold is collected, and where the player dies."""
+    """Return the entities left, the gold collected, and whether the player dies, for each row."""
     is_met = (
         entities.exists
         & (entities.x == player_x.unsqueeze(-1))
@@ -298,7 +298,7 @@ def _meet(
 
 
 def _accelerate_asterix(timers: AsterixTimers) -> AsterixTimers:
-    """Shorten the intervals where it is time to."""
+    """Shorten the intervals in rows whose ramp timer has run out."""
     can_ramp = (timers.spawn_speed > 1) | (timers.move_speed > 1)
     ramps = can_ramp & (timers.ramp < 0)
     is_odd = timers.ramp_index % 2 == 1
@@ -314,7 +314,7 @@ def _accelerate_asterix(timers: AsterixTimers) -> AsterixTimers:
 def asterix_observe(
     cfg: GameConfig, world: NoWorld, state: AsterixState
 ) -> F32[Tensor, "B 10 10 4"]:
-    """Channels: player, enemies, trails, gold."""
+    """Return the channels: player, enemies, trails, gold."""
     exists, x, moves_right, is_gold = state.entities
     line = lanes(x)
     return image(
@@ -331,7 +331,7 @@ def asterix(
     ramping: bool = True,
     sticky_probability: float = STICKY_PROBABILITY,
 ) -> AnyEnvironment:
-    """Asterix of MinAtar; observations are images of 10 x 10 cells and 4 channels.
+    """Build Asterix of MinAtar; observations are images of 10 x 10 cells and 4 channels.
 
     Args:
       minimal_actions: nothing and the four moves; else all six actions.
@@ -351,7 +351,7 @@ def asterix(
 
 
 class BreakoutState(NamedTuple):
-    """State of each row."""
+    """Ball, paddle and bricks of each row."""
 
     ball_y: I64[Tensor, "B"]
     ball_x: I64[Tensor, "B"]
@@ -375,7 +375,7 @@ def _all_bricks(like: Tensor) -> Bool[Tensor, "1 10 10"]:
 def breakout_reset(
     cfg: GameConfig, world: NoWorld, key: I64[Tensor, "B 2"]
 ) -> BreakoutState:
-    """A full wall, and the ball below it at the left or the right."""
+    """Build the state with a full wall, and the ball below it at the left or the right."""
     from_right = random.uniform(key, ()) < 0.5
     zero = torch.zeros_like(key[:, 0])
     ball_x = torch.where(from_right, SIZE - 1, zero)
@@ -454,7 +454,7 @@ def breakout_step(
 def breakout_observe(
     cfg: GameConfig, world: NoWorld, state: BreakoutState
 ) -> F32[Tensor, "B 10 10 4"]:
-    """Channels: paddle, ball, trail of the ball, bricks."""
+    """Return the channels: paddle, ball, trail of the ball, bricks."""
     bottom = torch.full_like(state.paddle, SIZE - 1)
     return image(
         at(bottom, state.paddle),
@@ -469,7 +469,7 @@ def breakout(
     minimal_actions: bool = True,
     sticky_probability: float = STICKY_PROBABILITY,
 ) -> AnyEnvironment:
-    """Breakout of MinAtar; observations are images of 10 x 10 cells and 4 channels.
+    """Build Breakout of MinAtar; observations are images of 10 x 10 cells and 4 channels.
 
     Args:
       minimal_actions: nothing, left, right; else all six actions.
@@ -489,7 +489,7 @@ START = SIZE - 1  # row of the player
 
 
 class FreewayState(NamedTuple):
-    """State of each row. Car i drives in lane i + 1."""
+    """Player and cars of each row; car i drives in lane i + 1."""
 
     position: I64[Tensor, "B"]  # row of the player
     car_x: I64[Tensor, "B 8"]
@@ -501,7 +501,7 @@ class FreewayState(NamedTuple):
 
 
 def sample_speeds(key: I64[Tensor, "B 2"]) -> I64[Tensor, "B 8"]:
-    """Random speeds and directions of the cars."""
+    """Sample the cars' speeds [B, 8], signed by direction."""
     unit = random.uniform(key, (2, 8))
     # 1 to 5 steps between two moves
     magnitude = 1 + (unit[:, 0] * 5).to(torch.int64)
@@ -511,7 +511,7 @@ def sample_speeds(key: I64[Tensor, "B 2"]) -> I64[Tensor, "B 8"]:
 def freeway_reset(
     cfg: GameConfig, world: NoWorld, key: I64[Tensor, "B 2"]
 ) -> FreewayState:
-    """The player below the lanes, and cars of random speeds at the left."""
+    """Build the state with the player below the lanes, and cars of random speeds at the left."""
     speed = sample_speeds(key)
     zero = torch.zeros_like(key[:, 0])
     return FreewayState(
@@ -533,7 +533,7 @@ def freeway_step(
     action: I64[Tensor, "B"],
     key: I64[Tensor, "B 2"],
 ) -> tuple[FreewayState, Timestep]:
-    """Move the player and the cars; the reward is 1 for a crossing, after which cars have other speeds."""
+    """Move the player and the cars; the reward is 1 for a crossing, after which the cars get new speeds."""
     return freeway_transition(cfg, state, action, sample_speeds(key))
 
 
@@ -543,7 +543,7 @@ def freeway_transition(
     action: I64[Tensor, "B"],
     new_speed: I64[Tensor, "B 8"],
 ) -> tuple[FreewayState, Timestep]:
-    """The step, given the speeds after a crossing."""
+    """Make a step, given the cars' speeds after a crossing."""
     is_ready = state.move_timer == 0
     step = torch.where(is_ready, offset(cfg, action, "u", "d"), 0)
     position = (state.position + step).clamp(0, START)
@@ -577,7 +577,7 @@ def freeway_transition(
 def freeway_observe(
     cfg: GameConfig, world: NoWorld, state: FreewayState
 ) -> F32[Tensor, "B 10 10 7"]:
-    """Channels: player, cars, and behind each car one for each of the five speeds."""
+    """Return the channels: player, cars, and the cell behind each car in one of five channels by its speed."""
     lane, x, speed = lanes(state.car_x), state.car_x, state.car_speed
     back_x = (x - speed.sign()) % SIZE
     trails = [show(lane, back_x, speed.abs() == s) for s in range(1, 6)]
@@ -590,7 +590,7 @@ def freeway(
     minimal_actions: bool = True,
     sticky_probability: float = STICKY_PROBABILITY,
 ) -> AnyEnvironment:
-    """Freeway of MinAtar; observations are images of 10 x 10 cells and 7 channels.
+    """Build Freeway of MinAtar; observations are images of 10 x 10 cells and 7 channels.
 
     Args:
       minimal_actions: nothing, up, down; else all six actions.
@@ -617,7 +617,7 @@ N_BULLETS = 2  # one in 5 steps, for 9 steps
 
 
 class Swimmers(NamedTuple):
-    """What crosses the grid: enemies, or divers; M slots in no order."""
+    """Enemies or divers that cross the grid, in M slots without order."""
 
     exists: Bool[Tensor, "B M"]
     x: I64[Tensor, "B M"]
@@ -638,7 +638,7 @@ class Enemies(NamedTuple):
 
 
 class Player(NamedTuple):
-    """The player's submarine."""
+    """Player's submarine."""
 
     x: I64[Tensor, "B"]
     y: I64[Tensor, "B"]
@@ -659,7 +659,7 @@ class Bullets(NamedTuple):
 
 
 class SeaquestTimers(NamedTuple):
-    """When enemies and divers come, and how fast, in steps."""
+    """Timers of when enemies and divers come, and of their speeds, in steps."""
 
     time: I64[Tensor, "B"]
     enemy_spawn_speed: I64[Tensor, "B"]
@@ -670,7 +670,7 @@ class SeaquestTimers(NamedTuple):
 
 
 class SeaquestState(NamedTuple):
-    """State of each row."""
+    """Player, swimmers, bullets and timers of each row."""
 
     player: Player
     bullets: Bullets
@@ -692,7 +692,7 @@ def _no_swimmers(zero: I64[Tensor, "B"], n: int) -> Swimmers:
 def seaquest_reset(
     cfg: GameConfig, world: NoWorld, key: I64[Tensor, "B 2"]
 ) -> SeaquestState:
-    """The player alone, at the surface."""
+    """Build the state with the player alone, at the surface."""
     zero = torch.zeros_like(key[:, 0])
     never = zero.to(torch.bool)
     swimmers = _no_swimmers(zero, N_ENEMIES)
@@ -735,7 +735,9 @@ def seaquest_step(
     action: I64[Tensor, "B"],
     key: I64[Tensor, "B 2"],
 ) -> tuple[SeaquestState, Timestep]:
-    """Move everything; the reward is 1 for each enemy that is shot, and up to 10 for air where six divers come up."""
+    """Move everything; return the state and the timestep.
+    The reward is 1 for each enemy shot, and up to 10 for the oxygen left on surfacing with six divers.
+    """
     return seaquest_transition(cfg, state, action, random.uniform(key, (5,)))
 
 
@@ -745,7 +747,7 @@ def seaquest_transition(
     action: I64[Tensor, "B"],
     unit: F32[Tensor, "B 5"],
 ) -> tuple[SeaquestState, Timestep]:
-    """The step, given uniform numbers: direction, kind and line of an enemy; direction and line of a diver."""
+    """Make a step, given uniform numbers for an enemy's direction, kind and line, and a diver's direction and line."""
     timers = state.timers
     enemies = _spawn_enemy(state.enemies, timers, unit[:, :3])
     divers = _spawn_diver(state.divers, timers, unit[:, 3:])
@@ -789,7 +791,7 @@ def seaquest_transition(
 
 
 def _count_down(timer: Tensor, interval: Tensor | int) -> Tensor:
-    """A timer of something that happens whenever it is 0."""
+    """Count a timer down by a step; at 0 it starts at the interval again."""
     started = torch.where(timer == 0, interval, timer)
     return (started - 1).clamp_min(0)
 
@@ -797,7 +799,7 @@ def _count_down(timer: Tensor, interval: Tensor | int) -> Tensor:
 def _first_free(
     swimmers: Swimmers, arrives: Bool[Tensor, "B"]
 ) -> Bool[Tensor, "B M"]:
-    """The slot of a newcomer, where there is one."""
+    """Return the first free slot as a mask [B, M], for rows in which a newcomer arrives."""
     free = ~swimmers.exists
     is_first = free & (free.cumsum(-1) == 1)
     return is_first & arrives.unsqueeze(-1)
@@ -811,7 +813,7 @@ def _add(
     move_timer: Tensor,
     time: I64[Tensor, "B"],
 ) -> Swimmers:
-    """Put a newcomer at the edge, by uniform numbers for its direction and its line."""
+    """Put a newcomer at the edge, with direction and line from uniform numbers."""
     moves_right = (direction < 0.5).unsqueeze(-1)
     x = torch.where(moves_right, 0, SEAQUEST_BOTTOM)
     y = 1 + (line * (SIZE - 2)).to(torch.int64).unsqueeze(-1)
@@ -822,7 +824,7 @@ def _add(
 def _spawn_enemy(
     enemies: Enemies, timers: SeaquestTimers, unit: F32[Tensor, "B 3"]
 ) -> Enemies:
-    """A new enemy, unless one of its line swims the other way."""
+    """Add a new enemy when due, unless an enemy of its line swims the other way."""
     swimmers = enemies.swimmers
     moves_right = (unit[:, 0] < 0.5).unsqueeze(-1)
     line = 1 + (unit[:, 2] * (SIZE - 2)).to(torch.int64)
@@ -863,7 +865,7 @@ def _act(
     bullets: Bullets,
     action: I64[Tensor, "B"],
 ) -> tuple[Player, Bullets]:
-    """The player moved, or a bullet fired."""
+    """Move the player or fire a bullet; return both."""
     fires = is_action(cfg, action, "f") & (player.shot_timer == 0)
 
     # A second bullet is younger than the first.
@@ -885,7 +887,7 @@ def _act(
 
 
 def _oldest(swimmers: Swimmers, rows: Bool[Tensor, "B M"]) -> Tensor:
-    """Of the swimmers that `rows` names, the one born first."""
+    """Return the mask of the first-born swimmer among those of `rows`."""
     birth = torch.where(rows, swimmers.birth, 2**62)  # later than all
     return rows & (birth == birth.amin(-1, keepdim=True))
 
@@ -893,7 +895,7 @@ def _oldest(swimmers: Swimmers, rows: Bool[Tensor, "B M"]) -> Tensor:
 def _move_bullets(
     bullets: Bullets, enemies: Enemies
 ) -> tuple[Bullets, Enemies, I64[Tensor, "B"]]:
-    """The bullets moved by a cell; each takes an enemy with it, a fish rather than a submarine. And how many."""
+    """Move the bullets by a cell; each removes an enemy that it meets, fish first. Also return the number removed."""
     flies = bullets.exists
     x, is_inside = walk(bullets.x, bullets.moves_right, torch.ones_like(flies))
     flies = flies & is_inside
@@ -918,7 +920,7 @@ def _move_bullets(
 
 
 def _close_up(bullets: Bullets) -> Bullets:
-    """The bullets with the first slot filled, if there is one."""
+    """Move the bullet of the second slot to the first slot if that is empty."""
     swaps = ~bullets.exists[:, :1]
     return Bullets(*(torch.where(swaps, x.flip(-1), x) for x in bullets))
 
@@ -933,7 +935,7 @@ def _is_at(
 def _move_divers(
     divers: Swimmers, player: Player
 ) -> tuple[Swimmers, I64[Tensor, "B"]]:
-    """The divers moved where it is time to, and how many came on board."""
+    """Move divers when due; return them and the number that came on board."""
     moves = divers.exists & (divers.move_timer == 0)
     x, is_inside = walk(divers.x, divers.moves_right, moves)
     meets = _is_at(divers.x, divers, player) | _is_at(x, divers, player)
@@ -959,7 +961,7 @@ def _move_enemies(
     player: Player,
     move_speed: I64[Tensor, "B"],
 ) -> tuple[Swimmers, Bullets, I64[Tensor, "B"], Bool[Tensor, "B"]]:
-    """Enemies of a kind moved where it is time to, some of them into bullets.
+    """Move enemies of one kind when due, some into bullets; return also how many were shot, and if the player was met.
 
     Returns:
       The enemies and bullets that are left, how many enemies were shot, and where the player is met.
@@ -1005,7 +1007,7 @@ def _move_enemy_bullets(
     shooters: Bool[Tensor, "B M"],
     player: Player,
 ) -> tuple[Tensor, Tensor, I64[Tensor, "B M"], Bool[Tensor, "B"]]:
-    """New bullets of submarines, all bullets moved by a cell, the timers of shots, and where the player is hit.
+    """Fire submarines' bullets and move all by a cell; return them, the shot timers, and where the player is hit.
 
     Args:
       enemies: where they are after their move.
@@ -1030,7 +1032,7 @@ def _move_enemy_bullets(
 def _breathe(
     cfg: GameConfig, player: Player, timers: SeaquestTimers
 ) -> tuple[Player, SeaquestTimers, Bool[Tensor, "B"], I64[Tensor, "B"]]:
-    """Player and timers after the step, where the player comes up without a diver, and the reward for six."""
+    """Return player and timers after the step, where the player surfaces without a diver, and the reward for six."""
     is_up = player.y == 0
     comes_up = is_up & ~player.is_up
     surfaces = comes_up & (player.n_divers != 0)
@@ -1057,7 +1059,7 @@ def _breathe(
 def _accelerate_seaquest(
     timers: SeaquestTimers, surfaces: Bool[Tensor, "B"]
 ) -> SeaquestTimers:
-    """Make enemies come faster after each visit of the surface, and move faster after every second one."""
+    """Make enemies come sooner after each surfacing, and move faster after every second one."""
     can_ramp = (timers.enemy_spawn_speed > 1) | (timers.move_speed > 2)
     ramps = surfaces & can_ramp
     is_odd = timers.n_ramps % 2 == 1
@@ -1072,7 +1074,7 @@ def _accelerate_seaquest(
 
 
 def _trails(swimmers: Swimmers) -> Bool[Tensor, "B 10 10"]:
-    """The cells behind swimmers."""
+    """Return the map of the cells behind swimmers."""
     back = torch.where(swimmers.moves_right, -1, 1)
     return show(swimmers.y, swimmers.x + back, swimmers.exists)
 
@@ -1080,7 +1082,8 @@ def _trails(swimmers: Swimmers) -> Bool[Tensor, "B 10 10"]:
 def seaquest_observe(
     cfg: GameConfig, world: NoWorld, state: SeaquestState
 ) -> F32[Tensor, "B 10 10 10"]:
-    """Channels: front and back of the player, bullets, trails, enemies' bullets, fish, submarines, three of divers.
+    """Return the ten channels [B, 10, 10, 10] of the image, 1 where a thing is. They are: front and back of the
+    player, bullets, trails, enemies' bullets, fish, submarines, and three of divers.
 
     The last three are the oxygen that is left, the divers on board, and those in the sea.
     """
@@ -1114,7 +1117,7 @@ def seaquest(
     ramping: bool = True,
     sticky_probability: float = STICKY_PROBABILITY,
 ) -> AnyEnvironment:
-    """Seaquest of MinAtar; observations are images of 10 x 10 cells and 10 channels.
+    """Build Seaquest of MinAtar; observations are images of 10 x 10 cells and 10 channels.
 
     Args:
       minimal_actions: all six actions, as without.
@@ -1136,7 +1139,7 @@ SPACE_INVADERS_BOTTOM = SIZE - 1
 
 
 class SpaceInvadersState(NamedTuple):
-    """State of each row."""
+    """Cannon, bullets, aliens and timers of each row."""
 
     position: I64[Tensor, "B"]  # column of the cannon
     bullets: Bool[Tensor, "B 10 10"]  # of the player
@@ -1159,7 +1162,7 @@ def _all_aliens(like: Tensor) -> Bool[Tensor, "1 10 10"]:
 def space_invaders_reset(
     cfg: GameConfig, world: NoWorld, key: I64[Tensor, "B 2"]
 ) -> SpaceInvadersState:
-    """The cannon in the middle, and all aliens on their way to the left."""
+    """Build the state with the cannon in the middle, and all aliens on their way to the left."""
     zero = torch.zeros_like(key[:, 0])
     empty = zero.to(torch.bool).view(-1, 1, 1).expand(-1, SIZE, SIZE)
     return SpaceInvadersState(
@@ -1183,7 +1186,7 @@ def _where(
 
 
 def _shift(cells: Bool[Tensor, "B 10 10"], down: bool) -> Tensor:
-    """The map moved by one row; what leaves the grid is gone."""
+    """Move a map by one row, down or up; what leaves the grid is lost."""
     edge = torch.zeros_like(cells[:, :1])
     if down:
         return torch.cat([edge, cells[:, :-1]], 1)
@@ -1239,7 +1242,7 @@ def space_invaders_step(
 def _advance(
     state: SpaceInvadersState, cannon: Bool[Tensor, "B 10 10"]
 ) -> tuple[SpaceInvadersState, Bool[Tensor, "B"]]:
-    """The state with the aliens moved where it is time to, and where they have won by it."""
+    """Move the aliens when due; return the state, and whether the aliens have won by the move, for each row."""
     moves = state.move_timer == 0
     aliens = state.aliens
     n_aliens = aliens.flatten(1).sum(-1)
@@ -1267,7 +1270,7 @@ def _advance(
 def _nearest_alien(
     aliens: Bool[Tensor, "B 10 10"], position: I64[Tensor, "B"]
 ) -> Bool[Tensor, "B 10 10"]:
-    """The cell of the lowest alien in the column next to the cannon; of two columns the left one."""
+    """Return the map of the lowest alien in the column nearest to the cannon; of two such columns the left one."""
     cells = torch.arange(SIZE, device=position.device)
     distance = (cells - position.unsqueeze(-1)).abs()
     order = 2 * distance + (cells > position.unsqueeze(-1)).to(torch.int64)
@@ -1281,7 +1284,7 @@ def _nearest_alien(
 def _next_wave(
     cfg: GameConfig, state: SpaceInvadersState
 ) -> SpaceInvadersState:
-    """The state with all aliens again, and faster, where the last one was shot."""
+    """Bring back all aliens in rows where the last one was shot; with ramping they are faster."""
     is_cleared = ~any_cell(state.aliens)
     interval = shorten(state.move_interval, is_cleared, 6)
     return state._replace(
@@ -1293,7 +1296,7 @@ def _next_wave(
 def space_invaders_observe(
     cfg: GameConfig, world: NoWorld, state: SpaceInvadersState
 ) -> F32[Tensor, "B 10 10 6"]:
-    """Channels: cannon, aliens, aliens moving left, aliens moving right, bullets of the player, bullets of aliens."""
+    """Return the channels: cannon, aliens, aliens moving left, aliens moving right, player's and aliens' bullets."""
     bottom = torch.full_like(state.position, SPACE_INVADERS_BOTTOM)
     is_leftward = (state.direction < 0).view(-1, 1, 1)
     return image(
@@ -1312,7 +1315,7 @@ def space_invaders(
     ramping: bool = True,
     sticky_probability: float = STICKY_PROBABILITY,
 ) -> AnyEnvironment:
-    """Space Invaders of MinAtar; observations are images of 10 x 10 cells and 6 channels.
+    """Build Space Invaders of MinAtar; observations are images of 10 x 10 cells and 6 channels.
 
     Args:
       minimal_actions: nothing, left, right, fire; else all six actions.

@@ -58,7 +58,7 @@ def sample_reset(
     world: World,
     key: I64[Tensor, "B 2"],
 ) -> ResetSample:
-    """Sample the random part of a reset for each key; the whole state if the environment does not tell them apart."""
+    """Sample the random part of a reset for each key; the whole state if the environment has no separate part."""
     if env.sample_reset is not None:
         return env.sample_reset(env.cfg, world, key)
     return cast(ResetSample, env.reset(env.cfg, world, key))
@@ -72,7 +72,7 @@ def step_with_autoreset(
     key: I64[Tensor, "B 2"],
     reset_sample: ResetSample,
 ) -> tuple[State, Timestep, State]:
-    """Step every row, then reset the rows that the step finished.
+    """Step every row, then reset rows that finished; return the state reached, the timestep and the next state.
 
     An environment whose step and reset share their costly part may do both at once, with the same result.
 
@@ -103,7 +103,7 @@ def step_with_autoreset(
 
 
 def _check_step(state: object, result: object, rows: torch.Size) -> None:
-    """Check the flags that a step returns, and that it keeps structure, shapes and dtypes of the state.
+    """Check the flags of a step, and that the state keeps its structure, shapes and dtypes.
 
     Only what is static is looked at, so that a compiled step checks nothing.
 
@@ -142,7 +142,7 @@ def restart(
     finished: Bool[Tensor, "B"],
     reset_state: State,
 ) -> State:
-    """The state with every finished row replaced by that of `reset_state`, except for what outlives an episode."""
+    """Replace finished rows of the state by those of `reset_state`, except what outlives an episode."""
     if env.restart is not None:
         return env.restart(env.cfg, world, state, finished, reset_state)
     return tree.where(finished, reset_state, state)
@@ -153,7 +153,7 @@ EPSILON = 1e-8  # Gymnasium's, added to variances
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Wrapped:
-    """The settings of a wrapped environment."""
+    """Settings of a wrapped environment."""
 
     env: AnyEnvironment  # what is wrapped
     # the wrapper's state of an episode, from the state of the environment in it after a reset
@@ -163,7 +163,7 @@ class Wrapped:
 
 
 class PlainState(NamedTuple):
-    """The state of a wrapper that remembers nothing."""
+    """State of a wrapper that remembers nothing."""
 
     inner: Any
 
@@ -175,7 +175,7 @@ def _wrap(
     kept: tuple[str, ...] = (),
     **changes: Any,
 ) -> AnyEnvironment:
-    """`env` in a wrapper; `changes` are fields of the result beside those of a wrapper that does nothing.
+    """Wrap an environment; `changes` replace fields of a wrapper that by default does nothing.
 
     Raises:
       TypeError: what is wrapped is no environment.
@@ -196,7 +196,7 @@ def _wrap(
 
 
 def _spec(env: AnyEnvironment) -> EnvironmentSpec | None:
-    """What an environment states of itself.
+    """Return the spec of an environment, None if it states none; raise TypeError for anything else.
 
     Raises:
       TypeError: it is no environment, such as one of Gymnasium's without a bridge.
@@ -230,7 +230,7 @@ def _reset_from_sample(cfg: Wrapped, world: object, sample: Any) -> Any:
 def _inner_step(
     cfg: Wrapped, world: object, state: Any, action: Tensor, key: Tensor
 ) -> tuple[Any, Timestep]:
-    """A step of the environment inside."""
+    """Make a step of the wrapped environment."""
     return cfg.env.step_functional(cfg.env.cfg, world, state.inner, action, key)
 
 
@@ -258,7 +258,7 @@ def _restart_inner(
 def _restart(
     cfg: Wrapped, world: object, state: Any, finished: Tensor, reset_state: Any
 ) -> Any:
-    """Finished rows begin again, but for what the wrapper and the environment inside keep of them."""
+    """Reset finished rows, except for the fields that the wrapper or the wrapped environment keeps."""
     inner = _restart_inner(cfg, world, state, finished, reset_state)
     # `reset_state` was built from an inner state that had nothing to keep.
     begun = tree.where(finished, cfg.begin(cfg, world, inner), state)
@@ -269,7 +269,7 @@ def _restart(
 
 
 def _fill(inner: Any, value: float, dtype: torch.dtype | None = None) -> Tensor:
-    """A number for each row of a state."""
+    """Return a tensor of one equal number for each row of a state."""
     first = tree.leaves(inner)[0]
     return torch.full(first.shape[:1], value, dtype=dtype, device=first.device)
 
@@ -279,7 +279,7 @@ def _is_finished(timestep: Timestep) -> Bool[Tensor, "B"]:
 
 
 def evaluation_env(env: AnyEnvironment) -> AnyEnvironment:
-    """The environment for evaluation: running moments stay as they are, and rewards are not normalised.
+    """Return the environment for evaluation: running moments are frozen, and rewards are not normalised.
 
     One that steps on the host does so in other host objects.
     """
@@ -295,7 +295,7 @@ def evaluation_env(env: AnyEnvironment) -> AnyEnvironment:
 
 
 def stand_in_env(env: AnyEnvironment) -> AnyEnvironment:
-    """The environment with its stand-in (`HostEnvironment`) in place of what steps on the host, so that it is pure."""
+    """Return the environment made pure: a host environment inside is replaced by its stand-in (`HostEnvironment`)."""
     cfg = env.cfg
     if not isinstance(cfg, Wrapped):
         return env if env.host is None else env.host.stand_in
@@ -308,7 +308,7 @@ def stand_in_env(env: AnyEnvironment) -> AnyEnvironment:
 
 
 class TimeLimitState(NamedTuple):
-    """The state inside, and the age and end of each row's episode."""
+    """Wrapped state, with the age and end flag of each row's episode."""
 
     inner: Any
     steps: I64[Tensor, "B"]
@@ -317,7 +317,7 @@ class TimeLimitState(NamedTuple):
 
 
 def time_limit(env: AnyEnvironment, max_steps: int) -> AnyEnvironment:
-    """Truncate episodes after `max_steps` steps.
+    """Truncate episodes after `max_steps` steps; return the wrapped environment.
 
     A limit of the environment itself stays in force.
     """
@@ -369,7 +369,7 @@ def _step_time_limit(
 
 
 class Moments(NamedTuple):
-    """Running mean and variance of the numbers [...] of each row; equal in all rows where these share them."""
+    """Running mean and variance of the numbers [...] of each row; equal in all rows if rows share them."""
 
     mean: F64[Tensor, "B ..."]
     variance: F64[Tensor, "B ..."]
@@ -390,7 +390,7 @@ class MomentsConfig:
 
 
 def _initial_moments(x: Tensor) -> Moments:
-    """Mean 0 and variance 1, of Gymnasium's weight, which the first number outweighs."""
+    """Build moments of mean 0 and variance 1 with Gymnasium's small weight, which the first number outweighs."""
     mean = torch.zeros_like(x, dtype=torch.float64)
     return Moments(mean, torch.ones_like(mean), _fill(x, 1e-4, torch.float64))
 
@@ -401,7 +401,7 @@ def _update_moments(
     x: Tensor,
     is_counted: Bool[Tensor, "B"],
 ) -> Moments:
-    """Moments with the counted rows of `x` added.
+    """Add the counted rows of `x` to the moments.
 
     Source: Chan, Golub & LeVeque 1979, "Updating formulae and a pairwise algorithm for computing sample variances".
     """
@@ -430,7 +430,7 @@ def _update_moments(
 
 
 class NormalizeObservationState(NamedTuple):
-    """The state inside, the moments of observations, and which rows have finished."""
+    """Wrapped state, moments of observations, and which rows have finished."""
 
     inner: Any
     moments: Moments
@@ -460,7 +460,7 @@ def normalize_observation(
 
 
 def _features(obs: Any) -> Tensor:
-    """The numbers of an observation, without the mask.
+    """Return the numbers of an observation without its action mask.
 
     Raises:
       TypeError: it is neither a tensor nor a `MaskedObservation`.
@@ -474,7 +474,7 @@ def _features(obs: Any) -> Tensor:
 
 
 def _with_features(obs: Any, features: Tensor) -> Tensor | MaskedObservation:
-    """An observation with other features: beside its mask, if it has one."""
+    """Replace the features of an observation; keep its action mask if it has one."""
     if isinstance(obs, MaskedObservation):
         return obs._replace(features=features)
     return features
@@ -541,7 +541,7 @@ def _observe_normalized(
 
 
 class NormalizeRewardState(NamedTuple):
-    """The state inside, the discounted return so far, its moments, and which rows have finished."""
+    """Wrapped state, discounted return so far, its moments, and which rows have finished."""
 
     inner: Any
     discounted_return: F64[Tensor, "B"]
@@ -616,7 +616,7 @@ def _step_normalize_reward(
 
 
 class FrameStackState(NamedTuple):
-    """The state inside, the last observations, oldest first, and which rows have finished."""
+    """Wrapped state, last observations, oldest first, and which rows have finished."""
 
     inner: Any
     frames: Tensor  # [B, n_frames, ...]
@@ -682,7 +682,7 @@ def _step_frame_stack(
 
 
 def _action_mask(obs: Any) -> Any:
-    """The mask of an observation; () if it has none."""
+    """Return the action mask of an observation; () if it has none."""
     return obs.action_mask if isinstance(obs, MaskedObservation) else ()
 
 
@@ -699,7 +699,7 @@ def _observe_frame_stack(
 
 
 class StickyActionsState(NamedTuple):
-    """The state inside, and the action that was executed last."""
+    """Wrapped state, and the action that was executed last."""
 
     inner: Any
     last_action: Tensor
@@ -709,7 +709,7 @@ class StickyActionsState(NamedTuple):
 def sticky_actions(
     env: AnyEnvironment, probability: float = 0.25
 ) -> AnyEnvironment:
-    """Execute the last action again with some probability, in place of the one that was chosen.
+    """Repeat the last executed action with some probability in place of the chosen one; return the environment.
 
     Args:
       env: with a `spec`.
@@ -792,7 +792,7 @@ def rescale_action(
 def _wrap_actions(
     env: AnyEnvironment, low: float, high: float, step: Callable[..., Any]
 ) -> AnyEnvironment:
-    """`env` with a step that changes continuous actions, by a range."""
+    """Wrap an environment in a step that maps continuous actions by the range [low, high]."""
     spec = _spec(env)
     if spec is not None and not spec.continuous_actions:
         raise ValueError(
@@ -824,7 +824,7 @@ def _step_rescale_action(
 
 
 def flatten_observation(env: AnyEnvironment) -> AnyEnvironment:
-    """Observe [B, F] float32 numbers in place of one tensor [B, ...], such as an image; a mask of actions is kept."""
+    """Observe [B, F] float32 numbers in place of a tensor [B, ...] such as an image; an action mask is kept."""
     spec = _spec(env)
     if spec is not None:
         spec = dataclasses.replace(
@@ -841,7 +841,7 @@ def _observe_flat(cfg: Wrapped, world: object, state: PlainState) -> Any:
 
 
 class EpisodeStatisticsState(NamedTuple):
-    """The state inside, and statistics of the episode that each row is in and of the last that it finished."""
+    """Wrapped state, with statistics of each row's current episode and of its last finished one."""
 
     inner: Any
     episode_return: Tensor  # [B], undiscounted sum of rewards so far
@@ -853,7 +853,7 @@ class EpisodeStatisticsState(NamedTuple):
 
 
 def episode_statistics(env: AnyEnvironment) -> AnyEnvironment:
-    """Keep the return and the length of the last episode of each row in the state, through restarts.
+    """Keep return and length of each row's last finished episode in the state, also through restarts.
 
     Inside `normalize_reward` they are those of the rewards before normalisation.
     """

@@ -27,7 +27,7 @@ __all__ = ["cnn", "gru", "gsde", "lstm", "mlp", "nature_cnn"]
 
 
 def __getattr__(name: str) -> object:
-    """Import a network when it is first used, so that `import funcppo` stays light."""
+    """Import a network when it is first used, so that `import funcppo` stays light; return it."""
     if name in __all__:
         module = importlib.import_module("funcppo.nets.networks")
         return getattr(module, name)

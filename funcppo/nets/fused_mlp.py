@@ -40,7 +40,7 @@ from funcppo.rollout import RandomInputs, RolloutState, Transition
 
 
 class Tile(NamedTuple):
-    """How a program of a kernel computes."""
+    """Sizes with which a program of a kernel computes."""
 
     precision: str  # of products, as Triton names it
     n_rows: int  # at once
@@ -86,7 +86,7 @@ Settings: TypeAlias = tuple[Activation, bool]
 def mlp_outputs(
     params: MLPParams, x: F32[Tensor, "B F"], settings: Settings
 ) -> LayerOutputs:
-    """Apply the layers.
+    """Apply the layers to each row; return the outputs of all of them.
 
     Args:
       params: of two hidden layers, which actor and critic do not share.
@@ -101,7 +101,7 @@ def mlp_gradient(
     of_heads: F32[Tensor, "2 B S"],
     settings: Settings,
 ) -> MLPParams:
-    """The gradient of the parameters, from that of the outputs of the heads."""
+    """Compute the gradient of the parameters, given the gradient of the heads' outputs."""
     (_, _), (w2, _), (w3, _) = *params.hidden, params.heads
     _, y1, y2 = outputs
     partial_sums = _dense_backward(of_heads, x, y1, y2, w2, w3, *settings)
@@ -114,7 +114,7 @@ def critic_values(
     is_needed: Bool[Tensor, "B"],
     settings: Settings,
 ) -> F32[Tensor, "B"]:
-    """The critic's values of the rows that are needed, 0 of the others."""
+    """Compute the critic's values of the rows that are needed; 0 for all other rows."""
     return _dense_values(x, is_needed, tree.leaves(params), *settings)
 
 
@@ -142,7 +142,7 @@ def _backward(
     activation: Activation,
     is_bfloat16: bool,
 ) -> Tensor:
-    """The sums of each program [..., P, NP], here of one."""
+    """Compute the gradient sums of each program [..., P, NP], here of a single program."""
 
     def slope(y: Tensor) -> Tensor:
         return 1 - y * y if activation == "tanh" else (y > 0).to(y.dtype)
@@ -272,7 +272,7 @@ def _constants(
     tile: Tile,
     wide_columns: int,
 ) -> dict[str, int | str]:
-    """What a kernel is compiled for.
+    """Return the constants that a kernel is compiled for, by name.
 
     Args:
       wide_columns: numbers of a wide observation that a program takes at once.
@@ -300,7 +300,7 @@ def _constants(
 
 
 def _precision(is_bfloat16: bool) -> str:
-    """The precision of products."""
+    """Return the precision of matrix products."""
     return "bfloat16" if is_bfloat16 else torch.get_float32_matmul_precision()
 
 
@@ -309,18 +309,18 @@ def _n_learners(x: Tensor) -> int:
 
 
 def _of_learners(x: Tensor, is_batched: bool) -> Tensor:
-    """The tensor with a first axis of learners, those of each contiguous."""
+    """Return the tensor with a leading axis of learners, contiguous for each of them."""
     x = x if is_batched else x[None]
     return x if x[0].is_contiguous() else x.contiguous()
 
 
 def _is_wide(x: Tensor) -> bool:
-    """Return whether a program takes the numbers of an observation in parts."""
+    """Return whether a program reads the numbers of an observation in several parts."""
     return x.shape[-1] > 64
 
 
 def _forward_tile(x: Tensor, precision: str) -> tuple[Tile, int]:
-    """The tile of the forward kernel, and what the rows of a program are a multiple of."""
+    """Choose the tile of the forward kernel; return it, and what a program's number of rows is a multiple of."""
     is_few = x.shape[:-1].numel() <= 4096
     if is_few and _is_wide(x):
         return FEW_WIDE_ROWS_TILES[precision], 16
@@ -330,12 +330,12 @@ def _forward_tile(x: Tensor, precision: str) -> tuple[Tile, int]:
 
 
 def _backward_programs(x: Tensor) -> tuple[int, int]:
-    """As `_programs`, of the backward kernel."""
+    """Return the rows of a program and the number of programs, for the backward kernel."""
     return _programs(x, 64 if _is_wide(x) else PROGRAM_ROWS)
 
 
 def _programs(x: Tensor, n_part_rows: int) -> tuple[int, int]:
-    """The rows of a program, a multiple of some, and the programs of a stack of layers."""
+    """Return the rows of a program, a multiple of `n_part_rows`, and the number of programs for a stack of layers."""
     n_parts = -(-x.shape[-2] // n_part_rows)
     n_parts_of_program = -(-n_parts * _n_learners(x) // MAX_PROGRAMS)
     n_parts_of_program = min(n_parts, n_parts_of_program)
@@ -398,7 +398,7 @@ _dense_values: Any = torch.ops.funcppo.dense_values.default
 
 
 def _learners_first(info: Any, dim: int | None, x: Tensor) -> Tensor:
-    """A tensor that `torch.vmap` maps, with the mapped axis first."""
+    """Return a tensor under `torch.vmap` with the mapped axis first."""
     if dim is None:
         return x.expand(info.batch_size, *x.shape)
     return x.movedim(dim, 0)
@@ -443,7 +443,7 @@ for name, fake, rule in (
 
 
 def reason_against(cfg: Config) -> str:
-    """Why the kernels cannot compute the network of a learner; empty if they can."""
+    """Return why the kernels cannot compute the learner's network; empty if they can."""
     # units and outputs that a program holds, and numbers of an observation, of which it holds some at a time
     max_width, max_outputs, max_obs = 64, 16, 1024
     agent = cfg.update_agent or cfg.agent
@@ -478,7 +478,7 @@ def loss_gradient(
     rows: I64[Tensor, "MB"],
     scalars: Scalars,
 ) -> tuple[Params, LossMetrics]:
-    """The gradient of the loss over some rows of the batch, and the metrics of the loss."""
+    """Compute the gradient of the loss over the given rows of a batch, and the loss metrics, by the kernels."""
     settings = _settings(cfg)
     selected = minibatch.select_rows(cfg, batch, rows)
     obs: Any = selected.obs
@@ -504,7 +504,7 @@ def loss_gradient(
 def final_value(
     cfg: Config, world: object, params: object, trajectory: Transition[Any]
 ) -> F32[Tensor, "T B"]:
-    """V of the last observation of each truncated episode, at its last step; 0 elsewhere."""
+    """Compute V of the last observation of each truncated episode, [T, B], at its last step; 0 elsewhere."""
     if not rollout.uses_final_obs(cfg):
         return rollout.estimate_final_value(cfg, world, params, trajectory)
     final_obs: Any = trajectory.final_obs
@@ -525,7 +525,7 @@ def rollout_step(
     rollout_state: RolloutState[Any],
     random_inputs: RandomInputs[Any],
 ) -> tuple[RolloutState[Any], Transition[Any]]:
-    """Observe, act and step, then reset the rows that finished: see `rollout.rollout_step`."""
+    """Make a rollout step with the network by the kernels: see `rollout.rollout_step`."""
     settings = _settings(cfg)
 
     def apply(net: Any, world: object, params: Any, obs: Any) -> Any:
@@ -552,7 +552,7 @@ def actor_step(
     rollout_state: RolloutState[Any],
     random_inputs: RandomInputs[Any],
 ) -> tuple[RolloutState[Any], Transition[Any]]:
-    """`rollout.rollout_step` without the critic's value, which no step waits for: `values` has those of all steps."""
+    """Make a rollout step without the critic's value, which no step needs; `values` computes all values later."""
     next_state, transition = rollout.rollout_step(
         cfg, world, params, rollout_state, random_inputs
     )
@@ -563,7 +563,7 @@ def actor_step(
 def values(
     cfg: Config, world: object, params: object, obs: Any
 ) -> F32[Tensor, "T B"]:
-    """The critic's value of each observation of a rollout, whose tensors are [T, B, ...]."""
+    """Compute the critic's value [T, B] of each observation of a rollout."""
     x = features(obs)
     flat = x.flatten(0, 1)
     is_needed = flat.new_ones(len(flat), dtype=torch.bool)
@@ -577,13 +577,13 @@ def _settings(cfg: Config) -> Settings:
 
 
 def _layers(params: Any) -> networks.MLPParams:
-    """The layers among the parameters of a network."""
+    """Return the layers among the parameters of a network."""
     is_gaussian = isinstance(params, networks.GaussianParams)
     return params.net if is_gaussian else params
 
 
 def _with_outputs(params: Any, heads: Tensor) -> Any:
-    """Parameters of a network without hidden layers, for observations without numbers.
+    """Build parameters without hidden layers whose biases are the given outputs, for empty observations.
 
     It returns its biases, which are the outputs of each row.
     """
@@ -593,7 +593,7 @@ def _with_outputs(params: Any, heads: Tensor) -> Any:
 
 
 def _with_layers(params: Any, layers: networks.MLPParams) -> Any:
-    """The parameters with other layers."""
+    """Replace the layers among the parameters."""
     if isinstance(params, networks.GaussianParams):
         return networks.GaussianParams(layers, params.log_std)
     return layers

@@ -24,7 +24,7 @@ def _product(a, b, precision: tl.constexpr):
 
 @triton.jit
 def _activate(x, is_tanh: tl.constexpr):
-    """Relu, or tanh by an exponential, in fewer instructions than that of libdevice: it errs as numbers near 1 do."""
+    """Compute relu, or tanh by a fast exponential, with an absolute error like that of numbers near 1."""
     if is_tanh:
         whole = libdevice.fast_expf(2.0 * x) + 1.0
         return 1.0 - 2.0 * libdevice.fast_dividef(1.0, whole)
@@ -33,7 +33,7 @@ def _activate(x, is_tanh: tl.constexpr):
 
 @triton.jit
 def _slope(y, is_tanh: tl.constexpr):
-    """The derivative of the activation where it is y."""
+    """Compute the derivative of the activation where its output is y."""
     if is_tanh:
         return 1.0 - y * y
     return (y > 0).to(tl.float32)
@@ -43,7 +43,7 @@ def _slope(y, is_tanh: tl.constexpr):
 def _load_columns(
     place, height, width, stride, H: tl.constexpr, W: tl.constexpr
 ):
-    """Some columns of a matrix in memory, padded with zeros to [H, W]; its rows are `stride` apart."""
+    """Load some columns of a matrix in memory, padded with zeros to [H, W]; its rows are `stride` apart."""
     i = tl.arange(0, H)[:, None]
     j = tl.arange(0, W)[None, :]
     return tl.load(place + i * stride + j, (i < height) & (j < width), 0.0)
@@ -51,13 +51,13 @@ def _load_columns(
 
 @triton.jit
 def _load(place, height, width, H: tl.constexpr, W: tl.constexpr):
-    """A matrix of so many rows and columns in memory, padded with zeros to [H, W]."""
+    """Load a matrix [height, width] from memory, padded with zeros to [H, W]."""
     return _load_columns(place, height, width, width, H, W)
 
 
 @triton.jit
 def _store(place, x, height, width, H: tl.constexpr, W: tl.constexpr):
-    """Store so many rows and columns of a matrix [H, W]."""
+    """Store the first `height` rows and `width` columns of a matrix [H, W]."""
     i = tl.arange(0, H)[:, None]
     j = tl.arange(0, W)[None, :]
     tl.store(place + i * width + j, x, (i < height) & (j < width))
@@ -65,7 +65,7 @@ def _store(place, x, height, width, H: tl.constexpr, W: tl.constexpr):
 
 @triton.jit
 def _layer(place, stack, stride, n_in, n_out):
-    """Where the weights of a stack of layers begin."""
+    """Return the address where the weights of a stack of layers begin."""
     return place + stack // 2 * stride + stack % 2 * (n_in * n_out)
 
 
@@ -73,7 +73,7 @@ def _layer(place, stack, stride, n_in, n_out):
 def _load_layer(
     place, stack, stride, n_in, n_out, I: tl.constexpr, O: tl.constexpr
 ):
-    """The first rows of the weights of a stack of layers, or its bias, which has a single row."""
+    """Load the first rows of the weights of a stack of layers, or its bias, which has a single row."""
     return _load(_layer(place, stack, stride, n_in, n_out), n_in, n_out, I, O)
 
 
@@ -90,7 +90,7 @@ def _apply_first(
     F: tl.constexpr,
     precision: tl.constexpr,
 ):
-    """The product of a tile of rows x with the weights w, of which `first` are the first X rows."""
+    """Multiply a tile of rows x by the weights w, of which `first` holds the first X rows."""
     total = _product(
         _load_columns(x, n_left, n_obs, n_obs, R, X), first, precision
     )
@@ -113,7 +113,7 @@ def _store_layer(
     I: tl.constexpr,
     O: tl.constexpr,
 ):
-    """Store the gradient of a layer; where that of the next layer begins.
+    """Store the gradient of a layer; return the address for the next layer's gradient.
 
     Args:
       k: the first row of the weights, if programs share them; else only the program whose k is 0 stores anything.
@@ -130,7 +130,7 @@ def _store_layer(
 
 @triton.jit
 def _add_gradient(of_weight, of_bias, x, d, precision: tl.constexpr):
-    """Add the gradient by rows x that a layer read; d is that of what it made of them."""
+    """Add the gradient of a layer over rows x; d is the gradient of its output."""
     of_weight += _product(tl.trans(x), d, precision)
     return of_weight, of_bias + tl.sum(d, 0)
 
@@ -173,7 +173,7 @@ def forward_kernel(
     is_tanh: tl.constexpr,
     precision: tl.constexpr,
 ):
-    """y1, y2 and out[l, s, i] = the layers of stack s of learner l, of row x[l, i]."""
+    """Compute y1, y2 and out[l, s, i], the layers of stack s of learner l, of row x[l, i]."""
     stack = tl.program_id(1).to(tl.int64)
     first = _load_layer(w1, stack, stride_w1, n_obs, n_first, X, F)
     bias1 = _load_layer(b1, stack, stride_b1, 1, n_first, 1, F)
@@ -236,7 +236,7 @@ def backward_kernel(
     is_tanh: tl.constexpr,
     precision: tl.constexpr,
 ):
-    """out[l, p] = the gradient of all parameters of learner l, by the rows of program p; g is that of the outputs.
+    """Compute out[l, p], the gradient of learner l's parameters over program p's rows; g is that of the outputs.
 
     Parameters are laid out one after the other, of each the actor's before the critic's. A program has X rows of the
     first layer's weights; that with the first ones has all other parameters, too.
@@ -313,7 +313,7 @@ def value_kernel(
     is_tanh: tl.constexpr,
     precision: tl.constexpr,
 ):
-    """out[l, i] = the critic's value of row x[l, i] of learner l where it is needed, 0 elsewhere.
+    """Compute out[l, i], the critic's value of row x[l, i] of learner l; 0 where it is not needed.
 
     A program has a tile of rows, and computes nothing where none of them is needed.
     """

@@ -45,21 +45,21 @@ from funcppo.interfaces import (
 
 
 def features(obs: Tensor | MaskedObservation) -> Tensor:
-    """What an observation shows beside the action mask."""
+    """Return the features of an observation, without its action mask."""
     return obs.features if isinstance(obs, MaskedObservation) else obs
 
 
 def with_features(
     obs: Tensor | MaskedObservation, features: Tensor
 ) -> Tensor | MaskedObservation:
-    """The observation with other features, and the action mask where it has one."""
+    """Replace the features of an observation; keep its action mask if it has one."""
     if isinstance(obs, MaskedObservation):
         return MaskedObservation(features, obs.action_mask)
     return features
 
 
 class PolicyValue(NamedTuple):
-    """The output of an actor-critic over discrete actions."""
+    """Output of an actor-critic over discrete actions."""
 
     # [B, S], -inf for an illegal action; [B, D, S] for D actions at once, the shorter ones filled up by -inf
     logits: F32[Tensor, "B S"] | F32[Tensor, "B D S"]
@@ -67,7 +67,7 @@ class PolicyValue(NamedTuple):
 
 
 class GaussianPolicyValue(NamedTuple):
-    """The output of an actor-critic over continuous actions."""
+    """Output of an actor-critic over continuous actions."""
 
     mean: F32[Tensor, "B U"]
     log_std: F32[Tensor, "B U"]
@@ -75,7 +75,7 @@ class GaussianPolicyValue(NamedTuple):
 
 
 class Dense(NamedTuple):
-    """An affine map, or a stack of them. Sizes differ from layer to layer, so their axes have no letters."""
+    """Affine map, or a stack of them. Sizes differ from layer to layer, so their axes have no letters."""
 
     weight: Tensor  # [..., In, Out]
     bias: Tensor  # [Out]; [..., 1, Out] in a stack
@@ -84,7 +84,7 @@ class Dense(NamedTuple):
 def init_dense(
     key: I64[Tensor, "2"], n_in: int, n_out: int, scale: float = 1.0
 ) -> Dense:
-    """A layer with uniform weights on +-scale sqrt(3 / n_in) and zero bias: unit inputs give variance scale**2."""
+    """Build a layer with weights uniform on +-scale sqrt(3 / n_in) and zero bias: unit inputs give variance scale^2."""
     bound = scale * (3.0 / n_in) ** 0.5
     weight = (2.0 * random.uniform(key, (n_in, n_out)) - 1.0) * bound
     return Dense(weight, torch.zeros(n_out, device=key.device))
@@ -95,7 +95,7 @@ def dense(
     x: F32[Tensor, "... In"],
     matmul_dtype: torch.dtype | None = None,
 ) -> F32[Tensor, "... Out"]:
-    """Apply a layer: x W + b.
+    """Apply a layer: compute x W + b.
 
     Args:
       matmul_dtype: dtype of the matrix product and of its gradients; the bias is added in the dtype of `x`. None: the
@@ -119,7 +119,7 @@ ARGUMENTS: dict[str, tuple[int, ...]] = {
 
 
 def build_agent(name: str, network: object, spec: EnvironmentSpec) -> AnyAgent:
-    """The agent that a function builds for the sizes of an environment.
+    """Build the agent for an environment's spec by the function `network`.
 
     Args:
       name: of the argument that the function was handed in as, for an error.
@@ -158,7 +158,7 @@ def build_agent(name: str, network: object, spec: EnvironmentSpec) -> AnyAgent:
 
 
 def describe(value: object) -> str:
-    """What a value is, for an error: the name of a function or class, else the type."""
+    """Describe a value for an error: a function or class by its name, else by its type."""
     name = getattr(value, "__qualname__", None)
     kind = type(value).__name__
     return f"the {kind} {name}" if isinstance(name, str) else kind
@@ -170,7 +170,7 @@ Activation: TypeAlias = Literal["tanh", "relu"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MLPConfig:
-    """Static sizes and options."""
+    """Static sizes and options of an MLP."""
 
     n_obs: Size  # numbers in an observation
     n_actions: Size  # discrete actions, or components of a continuous one
@@ -191,7 +191,7 @@ class MLPConfig:
 
 
 class MLPParams(NamedTuple):
-    """Actor and critic; weights are [2, In, Out], the actor's first. Those of a shared trunk are [1, In, Out]."""
+    """Parameters of actor and critic; weights are [2, In, Out], the actor's first. A shared trunk has [1, In, Out]."""
 
     hidden: tuple[Dense, ...]
     # as wide as the actor's; the critic's is padded with zeros, which get no gradient
@@ -199,7 +199,7 @@ class MLPParams(NamedTuple):
 
 
 class GaussianParams(NamedTuple):
-    """As `MLPParams`, with a standard deviation that does not depend on the observation."""
+    """Parameters of an MLP, with a log standard deviation that does not depend on the observation."""
 
     net: MLPParams
     # () if it is an output of the network; of gSDE that of the noise matrix
@@ -207,12 +207,12 @@ class GaussianParams(NamedTuple):
 
 
 def init_mlp(cfg: MLPConfig, key: I64[Tensor, "2"]) -> MLPParams:
-    """Parameters with orthogonal weights, gain sqrt(2) in hidden layers, 0.01 for the policy, 1 for the value."""
+    """Build parameters with orthogonal weights, gain sqrt(2) in hidden layers, 0.01 for the policy, 1 for the value."""
     return _init(cfg, key, cfg.n_actions)
 
 
 def _init(cfg: MLPConfig, key: I64[Tensor, "2"], n_outputs: int) -> MLPParams:
-    """As `init_mlp`, with `n_outputs` numbers for the policy."""
+    """Build parameters like `init_mlp`, with `n_outputs` numbers for the policy."""
     *hidden_keys, policy_key, value_key = random.split(
         key, len(cfg.hidden) + 2
     ).unbind()
@@ -243,7 +243,7 @@ def _n_trunks(cfg: MLPConfig) -> int:
 
 
 def stack_heads(policy: Dense, value: Dense) -> Dense:
-    """Both heads as one stack, the value's padded to the width of the policy's."""
+    """Stack both heads in one layer, the value's padded to the width of the policy's."""
     padding = (0, policy.bias.shape[0] - 1)
     weight = torch.stack([policy.weight, pad(value.weight, padding)])
     bias = torch.stack([policy.bias, pad(value.bias, padding)])
@@ -256,7 +256,7 @@ def apply_mlp(
     params: MLPParams,
     obs: F32[Tensor, "B F"] | MaskedObservation,
 ) -> PolicyValue:
-    """Logits, -inf for actions that the observation masks, and value."""
+    """Compute logits and value of each row; logits are -inf for actions that the observation masks."""
     logits, value, _ = _apply(cfg, params, features(obs))
     if isinstance(obs, MaskedObservation):
         logits = torch.where(obs.action_mask, logits, -torch.inf)
@@ -268,7 +268,7 @@ def apply_mlp(
 def _apply(
     cfg: MLPConfig, params: MLPParams, x: F32[Tensor, "B F"]
 ) -> tuple[F32[Tensor, "B S"], F32[Tensor, "B"], F32[Tensor, "B H"]]:
-    """The numbers for the policy, the value, and what the last hidden layer of the actor makes."""
+    """Compute the policy's numbers, the value, and the features of the actor's last hidden layer, for each row."""
     x = x.expand(_n_trunks(cfg), *x.shape)
     for layer in params.hidden:
         x = activate(cfg.activation, dense(layer, x, cfg.matmul_dtype))
@@ -277,14 +277,14 @@ def _apply(
 
 
 def activate(activation: Activation, x: Tensor) -> Tensor:
-    """Apply the activation function of a name."""
+    """Apply an activation function by its name."""
     return torch.tanh(x) if activation == "tanh" else torch.relu(x)
 
 
 def _stack_actions(
     logits: F32[Tensor, "B S"], sizes: tuple[int, ...]
 ) -> F32[Tensor, "B D S"]:
-    """The logits of several actions, side by side, as a stack in which -inf fills up the shorter ones."""
+    """Stack the logits of several actions as [B, D, S], padded by -inf."""
     parts = torch.split(logits, list(sizes), -1)
     padded = [
         pad(part, (0, max(sizes) - part.shape[-1]), value=-torch.inf)
@@ -294,7 +294,7 @@ def _stack_actions(
 
 
 def init_gaussian(cfg: MLPConfig, key: I64[Tensor, "2"]) -> GaussianParams:
-    """Parameters as those of `init_mlp`, with unit standard deviations, or nearly so if they are outputs."""
+    """Build parameters like `init_mlp` with unit standard deviations, or nearly so if the network outputs them."""
     if cfg.log_std == "state":
         return GaussianParams(_init(cfg, key, 2 * cfg.n_actions), ())
     return GaussianParams(
@@ -309,7 +309,7 @@ def apply_gaussian(
     params: GaussianParams,
     obs: F32[Tensor, "B F"],
 ) -> GaussianPolicyValue:
-    """Mean, log standard deviation and value."""
+    """Compute mean, log standard deviation and value of each row."""
     mean, value, _ = _apply(cfg, params.net, obs)
     if isinstance(params.log_std, Tensor):
         log_std = params.log_std.expand_as(mean)
@@ -323,7 +323,7 @@ def apply_gaussian(
 def orthogonal(
     key: I64[Tensor, "2"], n_in: int, n_out: int, gain: float
 ) -> F32[Tensor, "In Out"]:
-    """`gain` times a matrix with orthonormal rows or columns, uniform over all such matrices.
+    """Sample `gain` times a matrix with orthonormal rows or columns, uniform over all such matrices.
 
     Source: Saxe et al. 2014, arXiv:1312.6120; sign correction of Mezzadri 2007, arXiv:math-ph/0609050.
     """
@@ -339,7 +339,7 @@ def orthogonal(
 def mlp_agent(
     cfg: MLPConfig,
 ) -> Agent[object, MLPParams, Tensor | MaskedObservation, PolicyValue]:
-    """The network for discrete actions."""
+    """Build the MLP agent for discrete actions."""
     distribution = MULTI_CATEGORICAL if cfg.action_sizes else CATEGORICAL
     return Agent(
         cfg=cfg, init=init_mlp, apply=apply_mlp, distribution=distribution
@@ -349,7 +349,7 @@ def mlp_agent(
 def gaussian_agent(
     cfg: MLPConfig,
 ) -> Agent[object, GaussianParams, Tensor, GaussianPolicyValue]:
-    """The network for continuous actions."""
+    """Build the MLP agent for continuous actions."""
     return Agent(
         cfg=cfg,
         init=init_gaussian,
@@ -366,7 +366,7 @@ def mlp(
     squash: bool = False,
     matmul_dtype: torch.dtype | None = None,
 ) -> NetworkFactory:
-    """A network of dense layers, built for the environment that it is used with.
+    """Return a factory of MLPs, which builds one for the environment that it is used with.
 
     Observations are [B, F], or of type `MaskedObservation` where actions are discrete.
 
@@ -417,7 +417,7 @@ Convolution: TypeAlias = tuple[Size, ...]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CNNConfig:
-    """Static sizes, and the network that reads the features."""
+    """Static sizes of a CNN, and the network that reads its features."""
 
     image_shape: tuple[Size, Size, Size]  # height, width, channels
     convolutions: tuple[Convolution, ...]
@@ -427,7 +427,7 @@ class CNNConfig:
 
 
 class CNNParams(NamedTuple):
-    """The layers in order, and the parameters of the network that reads their features."""
+    """Convolution layers in order, and the parameters of the network that reads their features."""
 
     convolutions: tuple[Dense, ...]  # weights [Out, In, K, K]
     reader: Any
@@ -437,7 +437,7 @@ def n_features(
     image_shape: tuple[int, int, int],
     convolutions: tuple[Convolution, ...],
 ) -> int:
-    """Numbers that the convolutions make of an image.
+    """Count the numbers that the convolutions produce from an image.
 
     Raises:
       ValueError: the image is smaller than a kernel.
@@ -456,7 +456,7 @@ def n_features(
 
 
 def init_cnn(cfg: CNNConfig, key: I64[Tensor, "2"]) -> CNNParams:
-    """Parameters with orthogonal kernels, gain sqrt(2), and those of the network that reads the features."""
+    """Build parameters with orthogonal kernels, gain sqrt(2), and those of the network that reads the features."""
     *layer_keys, reader_key = random.split(
         key, len(cfg.convolutions) + 1
     ).unbind()
@@ -477,7 +477,7 @@ def apply_cnn(
     params: CNNParams,
     obs: Tensor | MaskedObservation,
 ) -> Any:
-    """The output of the network that reads the features of the images, and the action mask where there is one."""
+    """Apply the network to images; an action mask is passed on to the network that reads the features."""
     read = _read_images(cfg, params, obs)
     return cfg.reader.apply(cfg.reader.cfg, world, params.reader, read)
 
@@ -485,7 +485,7 @@ def apply_cnn(
 def _read_images(
     cfg: CNNConfig, params: CNNParams, obs: Tensor | MaskedObservation
 ) -> Tensor | MaskedObservation:
-    """The observations with features in place of images."""
+    """Replace the images of observations by their convolution features."""
     return with_features(obs, convolve(cfg, params.convolutions, features(obs)))
 
 
@@ -494,7 +494,7 @@ def convolve(
     layers: tuple[Dense, ...],
     image: Tensor,
 ) -> F32[Tensor, "B F"]:
-    """Features of images [B, H, W, C]; bytes are divided by 255 first."""
+    """Compute the features of images [B, H, W, C]; bytes are divided by 255 first."""
     x = image.permute(0, 3, 1, 2).to(layers[0].weight.dtype)
     if image.dtype == torch.uint8:
         x = x / 255.0
@@ -504,7 +504,7 @@ def convolve(
 
 
 def reader_memory(cfg: CNNConfig, n_rows: int, device: torch.device) -> Memory:
-    """That of the network that reads the features."""
+    """Build the initial memory of the network that reads the features."""
     return rollout.initial_memory(cfg.reader, n_rows, device)
 
 
@@ -514,7 +514,7 @@ def encode_images(
     params: CNNParams,
     obs: Tensor | MaskedObservation,
 ) -> Any:
-    """What the network that reads the features makes of them without its memory."""
+    """Encode images by the convolutions and by the part of the reading network that needs no memory."""
     read = _read_images(cfg, params, obs)
     return rollout.encode(cfg.reader, world, params.reader, read)
 
@@ -526,7 +526,7 @@ def apply_recurrent_cnn(
     encoded: Any,
     memory: Memory,
 ) -> tuple[Any, Memory]:
-    """The output of the network that reads the features, and its memory after the observations."""
+    """Apply the reading network to encoded images; return its output and its next memory."""
     reader = cfg.reader
     assert reader.apply_recurrent is not None
     return reader.apply_recurrent(
@@ -535,7 +535,7 @@ def apply_recurrent_cnn(
 
 
 def cnn_agent(cfg: CNNConfig) -> AnyAgent:
-    """The network, which acts, and remembers, as the one that reads its features."""
+    """Build the CNN agent; it acts and remembers like the network that reads its features."""
     reader = cfg.reader
     functions: dict[str, Any] = {"apply": apply_cnn}
     if reader.initial_memory is not None:
@@ -556,7 +556,8 @@ def cnn_agent(cfg: CNNConfig) -> AnyAgent:
 def cnn(
     *convolutions: tuple[int, int, int], then: NetworkFactory | None = None
 ) -> NetworkFactory:
-    """A network for images [B, H, W, C]; by default that of MinAtar: 16 channels of 3 x 3, then 128 units, relu.
+    """Return a factory of networks for images [B, H, W, C]. Default: MinAtar's, 16 channels of 3 x 3, then 128
+    units, relu.
 
     Args:
       convolutions: channels, kernel size and stride of each layer, without padding; relu follows each.
@@ -596,7 +597,7 @@ def cnn(
 
 
 def _read_convolution(numbers: object) -> Convolution:
-    """The layer that three numbers describe."""
+    """Read a convolution layer from three numbers: channels, kernel size and stride."""
     if not isinstance(numbers, tuple | list) or len(cast(Any, numbers)) != 3:
         raise ValueError(
             f"convolutions: expected (channels, kernel size, stride), got {numbers!r}"
@@ -608,7 +609,7 @@ def _read_convolution(numbers: object) -> Convolution:
 
 
 def nature_cnn(*, then: NetworkFactory | None = None) -> NetworkFactory:
-    """The network for frames of Atari: 32, 64 and 64 channels, then 512 units, relu.
+    """Return a factory of the network for Atari frames: 32, 64 and 64 channels, then 512 units, relu.
 
     Args:
       then: the network that reads the features. None: `mlp(512, activation="relu", shared_trunk=True)`.
@@ -623,7 +624,7 @@ N_GATES = {"gru": 3, "lstm": 4}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RecurrentConfig:
-    """Static sizes, and the network that acts on what the cell remembers."""
+    """Static sizes of a recurrent network, and the network that acts on the cell's memory."""
 
     n_obs: Size  # numbers in an observation
     cell: Literal["gru", "lstm"]
@@ -636,14 +637,14 @@ class RecurrentConfig:
 
 
 class Cell(NamedTuple):
-    """A recurrent cell; gates side by side, in the order of PyTorch: r, z, n of a GRU; i, f, g, o of an LSTM."""
+    """Recurrent cell with gates side by side in PyTorch's order: r, z, n of a GRU; i, f, g, o of an LSTM."""
 
     input: Dense  # [In, n_gates * n_units]
     recurrent: Dense  # [n_units, n_gates * n_units]
 
 
 class RecurrentParams(NamedTuple):
-    """The dense layers, the cell, and the network that acts."""
+    """Parameters of the dense layers, of the cell, and of the network that acts."""
 
     hidden: tuple[Dense, ...]
     cell: Cell
@@ -657,7 +658,7 @@ class GRUMemory(NamedTuple):
 
 
 class LSTMMemory(NamedTuple):
-    """Memory of an LSTM: the hidden state, and the state of the cell."""
+    """Memory of an LSTM: its hidden state and its cell state."""
 
     h: F32[Tensor, "B H"]
     c: F32[Tensor, "B H"]
@@ -666,7 +667,7 @@ class LSTMMemory(NamedTuple):
 def init_recurrent(
     cfg: RecurrentConfig, key: I64[Tensor, "2"]
 ) -> RecurrentParams:
-    """Parameters with orthogonal weights, gain sqrt(2) in dense layers and 1 in each gate, and zero biases."""
+    """Build parameters with orthogonal weights, gain sqrt(2) in dense layers and 1 in each gate, and zero biases."""
     *hidden_keys, input_key, recurrent_key, actor_key = random.split(
         key, len(cfg.hidden) + 3
     ).unbind()
@@ -699,7 +700,7 @@ def _init_gates(
 def initial_memory(
     cfg: RecurrentConfig, n_rows: int, device: torch.device
 ) -> GRUMemory | LSTMMemory:
-    """Zeros."""
+    """Build a memory of zeros for `n_rows` rows."""
     h = torch.zeros(n_rows, cfg.n_units, device=device)
     return GRUMemory(h) if cfg.cell == "gru" else LSTMMemory(h, h.clone())
 
@@ -710,7 +711,7 @@ def encode(
     params: RecurrentParams,
     obs: Tensor | MaskedObservation,
 ) -> Tensor | MaskedObservation:
-    """What observations add to the gates of the cell, [B, n_gates * n_units], beside the action mask."""
+    """Compute the observations' input to the cell's gates, [B, n_gates * n_units]; keep the action mask."""
     x = features(obs)
     for layer in params.hidden:
         x = activate(cfg.activation, dense(layer, x))
@@ -724,7 +725,7 @@ def apply_recurrent(
     encoded: Tensor | MaskedObservation,
     memory: GRUMemory | LSTMMemory,
 ) -> tuple[Any, GRUMemory | LSTMMemory]:
-    """The output of the network that acts, and the memory after the observations.
+    """Step the cell and apply the acting network; return its output and the next memory.
 
     Args:
       encoded: of `encode`.
@@ -740,7 +741,7 @@ def cell_step(
     inputs: F32[Tensor, "B G"],
     memory: GRUMemory | LSTMMemory,
 ) -> GRUMemory | LSTMMemory:
-    """The memory after one step: of a GRU,
+    """Compute the memory after one step: of a GRU,
 
         r, z = sigmoid(x + V h),  n = tanh(x + r (V h)),  h' = (1 - z) n + z h
 
@@ -765,7 +766,7 @@ def cell_step(
 
 
 def recurrent_agent(cfg: RecurrentConfig) -> AnyAgent:
-    """The network, which acts as its last part does."""
+    """Build the recurrent agent, whose action distribution is that of its acting network."""
     return Agent(
         cfg=cfg,
         init=init_recurrent,
@@ -784,7 +785,7 @@ def gru(
     activation: Activation = "tanh",
     then: NetworkFactory | None = None,
 ) -> NetworkFactory:
-    """A network with a gated recurrent unit as memory.
+    """Return a factory of networks with a gated recurrent unit as memory.
 
     Observations are [B, F], or of type `MaskedObservation` where actions are discrete.
 
@@ -808,7 +809,7 @@ def lstm(
     activation: Activation = "tanh",
     then: NetworkFactory | None = None,
 ) -> NetworkFactory:
-    """A network with a long short-term memory; arguments as those of `gru`."""
+    """Return a factory of networks with a long short-term memory; arguments as those of `gru`."""
     return _factory("lstm", n_units, hidden, activation, then)
 
 
@@ -844,7 +845,7 @@ def _factory(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GSDEConfig:
-    """Static sizes and options."""
+    """Static sizes and options of a network with gSDE."""
 
     mlp: MLPConfig  # actor and critic
     # of each number of the noise matrix, before the first update
@@ -858,7 +859,7 @@ class GSDEConfig:
 
 
 class GSDEPolicyValue(NamedTuple):
-    """The output of an actor-critic whose noise is a random matrix times features."""
+    """Output of an actor-critic whose action noise is a random matrix times features."""
 
     mean: F32[Tensor, "B U"]
     log_std: F32[Tensor, "B U"]  # of the action, over all noise matrices
@@ -868,7 +869,7 @@ class GSDEPolicyValue(NamedTuple):
 
 
 def init_gsde(cfg: GSDEConfig, key: I64[Tensor, "2"]) -> GaussianParams:
-    """Parameters as those of `mlp`, or uniform ones, with equal deviations for all numbers of the noise matrix."""
+    """Build parameters like those of `mlp`, or uniform ones, with equal deviations in the whole noise matrix."""
     net = init_mlp(cfg.mlp, key)
     if not cfg.orthogonal:
         net = _init_uniform(cfg.mlp, key, net)
@@ -882,7 +883,7 @@ def init_gsde(cfg: GSDEConfig, key: I64[Tensor, "2"]) -> GaussianParams:
 def _init_uniform(
     cfg: MLPConfig, key: I64[Tensor, "2"], like: MLPParams
 ) -> MLPParams:
-    """Parameters of the shapes of others, uniform on +-1 / sqrt(n_in) in each layer, as those of `torch.nn.Linear`."""
+    """Build parameters shaped like `like`, uniform on +-1 / sqrt(n_in) in each layer as in `torch.nn.Linear`."""
     *hidden_keys, policy_key, value_key = random.split(
         key, len(like.hidden) + 2
     ).unbind()
@@ -899,7 +900,7 @@ def _init_uniform(
 def _uniform_layer(
     key: I64[Tensor, "2"], weight: tuple[int, ...], bias: tuple[int, ...]
 ) -> Dense:
-    """A layer with weights and biases of these shapes."""
+    """Build a layer with uniform weights and biases of the given shapes."""
     bound = weight[-2] ** -0.5
     weight_key, bias_key = random.split(key).unbind()
     return Dense(
@@ -914,7 +915,7 @@ def apply_gsde(
     params: GaussianParams,
     obs: F32[Tensor, "B F"],
 ) -> GSDEPolicyValue:
-    """Mean and value, and the noise: of the action it has the deviation
+    """Compute mean, value and noise of each row; the noise of action component u has the deviation
 
     std_u = sqrt(sum over h of features_h^2 exp(2 log_std_hu))
     """
@@ -935,7 +936,7 @@ def apply_gsde(
 def _sample(
     key: I64[Tensor, "2"], output: GSDEPolicyValue
 ) -> F32[Tensor, "B U"]:
-    """The mean plus the features times a noise matrix, which the key draws for each row."""
+    """Sample actions: the mean plus the features times a noise matrix, drawn by the key for each row."""
     shape = (output.mean.shape[0], *output.matrix_std.shape)
     matrix = output.matrix_std * random.normal(key, shape)
     return output.mean + (output.features.unsqueeze(-1) * matrix).sum(-2)
@@ -952,7 +953,7 @@ GSDE: Distribution[GSDEPolicyValue] = Distribution(
 def gsde_agent(
     cfg: GSDEConfig,
 ) -> Agent[object, GaussianParams, Tensor, GSDEPolicyValue]:
-    """The network, with a noise matrix for as many steps as it says."""
+    """Build the gSDE agent, which keeps each noise matrix for `noise_steps` steps."""
     return Agent(
         cfg=cfg,
         init=init_gsde,
@@ -971,7 +972,7 @@ def gsde(
     orthogonal: bool = True,
     matmul_dtype: torch.dtype | None = None,
 ) -> NetworkFactory:
-    """Dense layers for continuous actions, with generalised state-dependent exploration (gSDE).
+    """Return a factory of MLPs for continuous actions with generalised state-dependent exploration (gSDE).
 
     Args:
       hidden: units of each hidden layer; the noise is read from the last one of the actor.

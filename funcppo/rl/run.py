@@ -23,7 +23,7 @@ Statistic = Callable[[F64[np.ndarray, "... K M"]], F64[np.ndarray, "..."]]
 
 
 class Estimate(NamedTuple):
-    """A statistic of returns with its interval of 95 %."""
+    """Statistic of returns with its 95 % interval."""
 
     value: float
     low: float
@@ -34,14 +34,14 @@ class Estimate(NamedTuple):
 
 
 def mean_return(returns: F64[np.ndarray, "... K M"]) -> F64[np.ndarray, "..."]:
-    """The mean over seeds and tasks."""
+    """Compute the mean return over seeds and tasks."""
     return returns.mean((-2, -1))
 
 
 def interquartile_mean(
     returns: F64[np.ndarray, "... K M"],
 ) -> F64[np.ndarray, "..."]:
-    """The mean of the middle half of all returns, those of K seeds on M tasks taken together.
+    """Compute the mean of the middle half of all returns, pooled over K seeds and M tasks.
 
     A quarter of them, rounded down, is left out at either end.
     """
@@ -56,7 +56,7 @@ def estimate(
     statistic: Statistic = interquartile_mean,
     seed: int = 0,
 ) -> Estimate:
-    """A statistic with its percentile interval by the stratified bootstrap: seeds are resampled task by task.
+    """Compute a statistic with its percentile interval by the stratified bootstrap: seeds are resampled task by task.
 
     Args:
       returns: of K seeds on M tasks.
@@ -85,7 +85,7 @@ class Returns(NamedTuple):
 
 
 def make_learner(env: str, settings: RLSettings) -> Learner[Any, Any]:
-    """The learner of an environment by its name; images are flattened.
+    """Build the learner of an environment by its name; images are flattened.
 
     Raises:
       ValueError: there is no environment of that name, or its actions are discrete and the exploration is gSDE.
@@ -111,7 +111,7 @@ def make_learner(env: str, settings: RLSettings) -> Learner[Any, Any]:
 
 
 def _network(settings: RLSettings) -> NetworkFactory:
-    """The network that the settings are for."""
+    """Build the network that the settings describe."""
     if settings.exploration == "independent":
         return nets.mlp(*settings.hidden, activation=settings.activation)
     return nets.gsde(
@@ -124,24 +124,24 @@ def _network(settings: RLSettings) -> NetworkFactory:
 
 
 def seeds_of(config: RLConfig) -> tuple[int, ...]:
-    """The seeds of a run."""
+    """Return the seeds of a run."""
     return tuple(range(config.seed, config.seed + config.seeds))
 
 
 def n_updates(config: RLConfig) -> int:
-    """Updates of the whole run."""
+    """Return the number of updates of the whole run."""
     batch_size = config.ppo.n_envs * config.ppo.n_steps
     return math.ceil(config.steps / batch_size)
 
 
 def evaluation_interval(config: RLConfig) -> int:
-    """Updates between two evaluations, 20 of a run unless evaluate_every says otherwise."""
+    """Return the updates between two evaluations: `evaluate_every`, or 20 evaluations a run if it is None."""
     interval = max(1, n_updates(config) // 20)
     return config.evaluate_every or interval
 
 
 def read_returns(folder: Path) -> Returns:
-    """The evaluations in the metrics log of a run.
+    """Read the evaluations from the metrics log of a run.
 
     Raises:
       ValueError: it holds none, or a line is no row.
@@ -157,7 +157,7 @@ def read_returns(folder: Path) -> Returns:
 
 
 def _stack_returns(rows: Sequence[logs.Row]) -> Returns:
-    """The evaluations that all seeds have a row of."""
+    """Stack the evaluations for which all seeds have a row."""
     seeds = tuple(dict.fromkeys(row["seed"] for row in rows))
     by_seed = [
         {row["steps"]: row for row in rows if row["seed"] == seed}
@@ -186,7 +186,7 @@ def _stack_returns(rows: Sequence[logs.Row]) -> Returns:
 
 
 def summarize(returns: Returns) -> Json:
-    """The last evaluation: for each policy the mean and the interquartile mean over seeds, and the seeds one by one."""
+    """Summarise the last evaluation: for each policy the mean, the interquartile mean, and each seed's return."""
     summary: Json = {}
     for policy in POLICIES:
         last = getattr(returns, policy)[:, -1:]

@@ -31,7 +31,7 @@ GSDE_DEFAULTS = {"noise_steps": None, "first_log_std": 0.0, "orthogonal": True}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RLSettings:
-    """What training on an environment depends on, but for the seeds."""
+    """Settings of training on an environment, without its seeds and device."""
 
     source: str
     """Where the settings are published that no option names, and what differs there."""
@@ -70,7 +70,7 @@ class RLSettings:
     """Settings of proximal policy optimisation (PPO)."""
 
     def __post_init__(self) -> None:
-        """Raise ValueError naming a field that is out of range, or that is for gSDE alone."""
+        """Raise ValueError naming a field that is out of range, or set for gSDE without gSDE."""
         check_fields(self)
         if self.exploration == "gsde":
             return
@@ -180,7 +180,7 @@ PUBLISHED = {
 
 
 def published_settings(name: str) -> RLSettings:
-    """The settings of an environment; the defaults of `PPOConfig` where none are published."""
+    """Return the published settings of an environment; the defaults of `PPOConfig` if there are none."""
     default = RLSettings(
         source="the defaults of PPOConfig: none are published for it",
         steps=500_000,
@@ -219,18 +219,18 @@ class RLConfig(RLSettings):
     """Episodes of each seed, greedy and sampled, in an evaluation."""
 
     def __post_init__(self) -> None:
-        """Raise ValueError naming a field that is out of range; settings for gSDE alone are reset later."""
+        """Raise ValueError naming a field that is out of range; gSDE settings are reset later."""
         check_fields(self)
 
 
 def settings_of(config: RLConfig) -> RLSettings:
-    """What the run does, whatever its seeds and its device."""
+    """Return the settings of a run without its environment, seeds and device."""
     names = [field.name for field in dataclasses.fields(RLSettings)]
     return RLSettings(**{name: getattr(config, name) for name in names})
 
 
 def read_config(folder: Path) -> RLConfig:
-    """Read the config.json of a run of `funcppo rl`.
+    """Load the config.json of a run of `funcppo rl`.
 
     Raises:
       ValueError: the folder holds no such run, a newer version of funcppo wrote it, or a field is missing, unknown, of
@@ -260,7 +260,7 @@ def read_config(folder: Path) -> RLConfig:
 
 
 def is_rl_run(folder: Path) -> bool:
-    """Whether a folder holds a run of `funcppo rl`.
+    """Return whether a folder holds a run of `funcppo rl`.
 
     Raises:
       ValueError: its config.json is no object of JSON.

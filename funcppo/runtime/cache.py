@@ -55,11 +55,11 @@ Result = TypeVar("Result")
 
 
 class UncachedError(ValueError):
-    """A later process could not find or trust the code of a function; the message says why."""
+    """Error for a function whose code a later process could not find or trust; the message is the reason."""
 
 
 class CompileEvent(NamedTuple):
-    """One request for compiled code."""
+    """One request for compiled code, with its seconds and whether the cache had it."""
 
     name: str  # of the function
     seconds: float  # time to compile, or to load
@@ -78,7 +78,7 @@ uncached_reasons: dict[str, str] = {}
 
 
 def use_folder(folder: Path | None = None) -> Path | None:
-    """Keep compiled code in a folder from now on.
+    """Keep compiled code in a folder from now on; return it, or None if it cannot be made.
 
     Args:
       folder: `compiled` in it is used. None: the folder that TORCHINDUCTOR_CACHE_DIR names, or else one in the user's
@@ -106,7 +106,7 @@ def use_folder(folder: Path | None = None) -> Path | None:
 
 
 def functions_folder() -> Path | None:
-    """The folder of saved functions and of generated sources; None if there can be none.
+    """Return the folder of saved functions and generated sources; None if it cannot be made.
 
     Raises:
       ValueError: others own it, or may write it.
@@ -119,7 +119,7 @@ def functions_folder() -> Path | None:
 
 
 def _make_private(path: Path) -> bool:
-    """Make a folder that only this user may read and write; return whether there is one.
+    """Create a folder that only this user may write; return whether it exists.
 
     Raises:
       ValueError: others own it, or may write it.
@@ -142,7 +142,7 @@ def _make_private(path: Path) -> bool:
 
 
 def share_triton_cache(device: torch.device) -> None:
-    """Let Triton keep and assemble kernels as Inductor will tell it to, before the first kernel is compiled.
+    """Set Triton's cache folder and assembler to Inductor's, before the first kernel is compiled.
 
     Otherwise Triton would look in another folder, and for kernels of another assembler, once Inductor has told it.
     """
@@ -161,7 +161,7 @@ def share_triton_cache(device: torch.device) -> None:
 
 
 class CompiledFunction(Generic[Result]):
-    """A function that is compiled once for each kind of arguments: for all processes if it has a name in its module."""
+    """Function compiled once for each kind of arguments; saved for all processes if its module has its name."""
 
     def __init__(
         self,
@@ -169,7 +169,7 @@ class CompiledFunction(Generic[Result]):
         options: dict[str, Any] | None = None,
         prepare: Callable[[], dict[str, Any]] = dict,
     ) -> None:
-        """Compile nothing yet, and import no compiler.
+        """Prepare the function; compile nothing and import no compiler yet.
 
         Args:
           fn: a pure function of trees of tensors and frozen settings.
@@ -188,7 +188,7 @@ class CompiledFunction(Generic[Result]):
         self._code_by_key: dict[CallKey, Callable[..., Result]] = {}
 
     def __call__(self, *args: object) -> Result:
-        """Return the function's value; the first call with each kind of arguments compiles, or loads from disk.
+        """Call the function; the first call with each kind of arguments compiles it or loads it from disk.
 
         Raises:
           Exception: whatever the compiler raises.
@@ -207,7 +207,7 @@ class CompiledFunction(Generic[Result]):
 
     @functools.cached_property
     def _guarded(self) -> Callable[..., Result]:
-        """The function, compiled by PyTorch with guards."""
+        """Return the function compiled by PyTorch with guards, which is not saved."""
         use_folder()
         _raise_recompile_limit()
         if self._function_id is None:
@@ -221,7 +221,7 @@ class CompiledFunction(Generic[Result]):
     def _load_or_compile(
         self, key: CallKey, args: tuple[object, ...]
     ) -> Callable[..., Result]:
-        """Code for calls of this kind."""
+        """Load or compile the code for calls with this key."""
         start = time.perf_counter()
         reason = ""
         _raise_recompile_limit()
@@ -248,7 +248,7 @@ class CompiledFunction(Generic[Result]):
         return code
 
     def _code_path(self, args: tuple[object, ...]) -> Path:
-        """The file of the code for such arguments.
+        """Return the file of the saved code for such arguments.
 
         Raises:
           UncachedError: why there is none.
@@ -277,7 +277,7 @@ class CompiledFunction(Generic[Result]):
     def _compile_and_save(
         self, args: tuple[object, ...], path: Path
     ) -> Callable[..., Result]:
-        """Code without guards, because the keys tell calls apart, and most of what a guard refers to cannot be saved.
+        """Compile without guards and save the code; keys tell calls apart, and most guards cannot be saved.
 
         Raises:
           UncachedError: there can be none; if the function itself cannot be compiled, calling it says so.
@@ -324,13 +324,13 @@ class CompiledFunction(Generic[Result]):
 
 
 def _raise_recompile_limit() -> None:
-    """Let PyTorch compile a function 64 times at least."""
+    """Raise PyTorch's limit of compilations of one function to at least 64."""
     config = torch._dynamo.config
     config.recompile_limit = max(64, config.recompile_limit)
 
 
 def _load_code(path: Path, function: Any) -> Callable[..., Any] | None:
-    """The code that `_save_code` wrote; None if there is none, or if what it depends on is not as it was."""
+    """Load code that `_save_code` wrote; None if there is none, or if anything it depends on has changed."""
     try:
         saved = json.loads(path.with_suffix(".json").read_text())
         values = _Globals(getattr(function, "__globals__", {}))
@@ -355,7 +355,7 @@ def _load_code(path: Path, function: Any) -> Callable[..., Any] | None:
 
 
 def _save_code(path: Path, code: Any, globals_read: dict[str, str]) -> str:
-    """Write code and what it depends on; each file is put in place whole, so that no process reads a part of it.
+    """Save code and what it depends on, each file atomically; return a reason if it cannot be kept, else empty.
 
     Returns:
       Why the sources of the code cannot be trusted, so that it is not written; empty if they can.
@@ -385,7 +385,7 @@ _TensorKey = tuple[int, tuple[int, ...], tuple[int, ...], torch.dtype, str]
 
 
 class CallKey(NamedTuple):
-    """What calls in one process must have in common to share code."""
+    """Arguments' structure, tensor layouts and global settings that calls must share to use the same code."""
 
     structure: object  # of the arguments
     # tensors by their specification, settings serialized
@@ -393,14 +393,14 @@ class CallKey(NamedTuple):
     settings: tuple[object, ...]  # global settings of PyTorch
 
     def to_bytes(self) -> bytes | None:
-        """The key in another process; None if a class of the arguments has no name there."""
+        """Return the key as bytes equal in every process; None if a class of the arguments cannot be imported."""
         structure = serialize(self.structure)
         rest = repr((self.leaves, self.settings)).encode()
         return None if structure is None else structure + rest
 
 
 def call_key(args: tuple[object, ...]) -> CallKey | None:
-    """The key of a call; None if code without guards could not run it.
+    """Return the key of a call; None if code without guards could not run it.
 
     That is so inside a transform, for tensor subclasses, for tensors that require gradients, and for settings that
     cannot be serialized.
@@ -428,7 +428,7 @@ def call_key(args: tuple[object, ...]) -> CallKey | None:
 def describe_change(
     before: CallKey, now: CallKey, args: tuple[object, ...]
 ) -> str:
-    """What distinguishes the key of a call with some arguments from an earlier one."""
+    """Describe how the key of a call differs from an earlier key."""
     if before.structure != now.structure:
         return "other arguments"
     fields = ("alias number", "shape", "stride", "dtype", "device")
@@ -447,7 +447,7 @@ def describe_change(
 
 
 def serialize(x: object) -> bytes | None:
-    """Pickle of functions, by their names, and of settings; None for what has no name, and for tensors."""
+    """Pickle functions by name, and settings; None if a part has no importable name or is a tensor."""
     file = io.BytesIO()
     try:
         _KeyPickler(file).dump(x)
@@ -457,13 +457,13 @@ def serialize(x: object) -> bytes | None:
 
 
 class _KeyPickler(pickle.Pickler):
-    """Pickler of keys, which nothing reads back."""
+    """Pickler that writes keys; its output is compared and never loaded."""
 
     # no memo: equal settings become equal bytes, whatever strings they share
     fast = True
 
     def reducer_override(self, obj: object) -> Any:
-        """Default pickling, to the same bytes whether a partial application's attributes have been read or not."""
+        """Refuse tensors; pickle all else by default, equally whether or not a partial's attributes were read."""
         if isinstance(obj, Tensor):
             raise pickle.PicklingError("expected no tensor, got one")
         if isinstance(obj, functools.partial):
@@ -476,7 +476,7 @@ _serialized: dict[int, tuple[object, bytes | None]] = {}
 
 
 def _serialize_settings(settings: object) -> bytes | None:
-    """Type-exact serialization of a config: it distinguishes 1, 1.0 and True.
+    """Serialise a config exactly by type: 1, 1.0 and True differ. None if it cannot be pickled.
 
     None if the config cannot be serialized. Frozen dataclasses are serialized once.
     """
@@ -491,7 +491,7 @@ def _serialize_settings(settings: object) -> bytes | None:
 
 
 def _global_settings() -> tuple[object, ...]:
-    """Global PyTorch settings that affect compilation."""
+    """Return the global PyTorch settings that affect compilation."""
     autocast = [
         (torch.is_autocast_enabled(device), torch.get_autocast_dtype(device))
         for device in ("cpu", "cuda")
@@ -513,7 +513,7 @@ def _global_settings() -> tuple[object, ...]:
 
 
 def _environment(args: tuple[object, ...]) -> tuple[object, ...]:
-    """Versions, processors, and settings of the compilers, which it imports."""
+    """Return versions, processors and compiler settings that compiled code depends on; imports the compilers."""
     from torch._functorch import config as functorch_config
     from torch._inductor import config as inductor_config
 
@@ -538,7 +538,7 @@ def _environment(args: tuple[object, ...]) -> tuple[object, ...]:
 
 @functools.cache
 def _package_digest() -> str:
-    """A digest of this package's sources and of the records of installed packages, but for those of PyTorch."""
+    """Hash this package's sources and the records of installed packages, except PyTorch's."""
     digest = hashlib.sha256()
     for file in sorted(PACKAGE_FOLDER.rglob("*.py")):
         digest.update(_read_source(file))
@@ -551,7 +551,7 @@ def _package_digest() -> str:
 
 
 def _read_source(file: Path) -> bytes:
-    """A source.
+    """Read a source file; raise UncachedError if it changed since this process began.
 
     Raises:
       UncachedError: it has changed since this process began, which may run another one.
@@ -562,7 +562,7 @@ def _read_source(file: Path) -> bytes:
 
 
 def _is_source(name: str, module: Any) -> bool:
-    """Whether a loaded module is of a source that `_package_digest` leaves out, and that no compiler generated."""
+    """Check whether a loaded module has a source that `_package_digest` omits and no compiler generated."""
     file = getattr(module, "__dict__", {}).get("__file__") or ""
     left_out = (
         *(str(PACKAGE_FOLDER), *sysconfig.get_paths().values()),
@@ -574,7 +574,7 @@ def _is_source(name: str, module: Any) -> bool:
 
 
 def _source_digest(name: str) -> str:
-    """A digest of a module's source, loaded or not; empty if it has none."""
+    """Hash the source of a module, loaded or not; empty if it has none."""
     module = sys.modules.get(name)
     file = getattr(module, "__file__", None)
     if module is None:
@@ -586,7 +586,7 @@ def _source_digest(name: str) -> str:
 
 
 def _describe_globals(guards: Iterable[Any]) -> dict[str, str]:
-    """What a traced function read of module globals, by PyTorch's expression for each.
+    """Return {PyTorch's expression: description} of the module globals that a traced function read.
 
     Args:
       guards: PyTorch's entries for them, as a `guard_filter_fn` receives them.
@@ -607,7 +607,7 @@ def _describe_globals(guards: Iterable[Any]) -> dict[str, str]:
 
 
 def describe_value(value: Any) -> str:
-    """What identifies a constant, a function or a class in another process; empty for what is read through them."""
+    """Describe a constant, function or class identically in every process; empty for any other value."""
     if isinstance(value, bool | int | float | complex | str | bytes | None):
         return repr(value)
     name = f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', '')}"
@@ -618,7 +618,7 @@ def describe_value(value: Any) -> str:
 
 
 class _Globals(dict[str, object]):
-    """The globals of a function's module, and modules by PyTorch's names for them."""
+    """Mapping of a function's module globals, and of modules by PyTorch's names for them."""
 
     def __missing__(self, name: str) -> object:
         module = name.removeprefix("__import_").replace("_dot_", ".")

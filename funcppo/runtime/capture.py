@@ -63,7 +63,7 @@ _separations: list[str] = []
 
 
 class CaptureError(RuntimeError):
-    """A function cannot be captured; the message says why, and so does a stable code."""
+    """Error for a function that cannot be captured; it has a message and a stable code."""
 
     def __init__(
         self, message: str, code: ReasonCode = ReasonCode.OTHER
@@ -73,12 +73,12 @@ class CaptureError(RuntimeError):
 
 
 class StateMismatchError(CaptureError):
-    """A step returns a state with another structure, shape, dtype or device than the state it was given."""
+    """Error for a step that returns a state with other structure, shape, dtype or device than it was given."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CapturedStep(Generic[State, Output]):
-    """A step and the buffers that it advances."""
+    """Step with the buffers of its state, which each call advances."""
 
     # the buffers: read them between steps, and clone what must outlive the next step
     state: State
@@ -172,7 +172,7 @@ def capture(
 def _agree_on(
     agree: Agree, reason: str, code: ReasonCode | None
 ) -> tuple[str, ReasonCode | None]:
-    """Why there is no CUDA graph, here or else in another process; empty and None if there is one in all."""
+    """Return why this or another process has no CUDA graph, as text and code; empty and None if all have one."""
     found = agree("recording a CUDA graph", reason)
     if found and code is None:
         return found, ReasonCode.OTHER
@@ -194,17 +194,17 @@ def _keep(switch: list[str], value: str = "") -> Iterator[None]:
 
 
 def without_cuda_graphs(reason: str) -> AbstractContextManager[None]:
-    """Let no capture of this process record a CUDA graph meanwhile; `fallback_reason` says the reason."""
+    """Prevent CUDA graphs for all captures within the context; `fallback_reason` gives the reason."""
     return _keep(_reasons_to_stay_eager, reason)
 
 
 def with_cuda_graphs_only() -> AbstractContextManager[None]:
-    """Let every capture of this process that tries a CUDA graph raise `CaptureError` if it records none meanwhile."""
+    """Make captures within the context raise `CaptureError` if they try a CUDA graph and record none."""
     return _keep(_demands)
 
 
 def separate_graph_pools() -> AbstractContextManager[None]:
-    """Let every capture of this process meanwhile have a memory pool of its own, so that captures may run side by side.
+    """Give each capture within the context its own memory pool, so that captures may run side by side.
 
     They take more memory: what one has freed is not there for the others.
     """
@@ -212,17 +212,17 @@ def separate_graph_pools() -> AbstractContextManager[None]:
 
 
 def cudagraph_trees_only() -> AbstractContextManager[None]:
-    """Let PyTorch record what is compiled meanwhile, and no capture of ours."""
+    """Let PyTorch's CUDAGraph Trees record what is compiled within the context, in place of our captures."""
     return _keep(_tree_demands)
 
 
 def are_trees_demanded() -> bool:
-    """Whether `cudagraph_trees_only` is open."""
+    """Return whether a `cudagraph_trees_only` context is open."""
     return bool(_tree_demands)
 
 
 def clear_graph_pools() -> None:
-    """Let later captures begin with an empty memory pool; existing captures keep theirs."""
+    """Start later captures with an empty memory pool; existing captures keep theirs."""
     _memory_pools.clear()
 
 
@@ -235,7 +235,7 @@ def _clone_contiguous(state: State) -> State:
 def _reason_against_graph(
     leaves: list[Tensor],
 ) -> tuple[str, ReasonCode | None]:
-    """Why a CUDA graph is not even tried, as text and as code; empty and None if it may be."""
+    """Return why a CUDA graph is not even tried, as text and code; empty and None if it may be tried."""
     if _reasons_to_stay_eager:
         return _reasons_to_stay_eager[-1], ReasonCode.DISABLED
     devices = {leaf.device for leaf in leaves}
@@ -287,7 +287,7 @@ def _capture_cuda_graph(
 def _replay_graph(
     graph: torch.cuda.CUDAGraph, out: Output, keep_alive: object
 ) -> Output:
-    """Launch the graph; returns its output buffers.
+    """Replay the graph; return its output buffers.
 
     Args:
       keep_alive: all that the graph reads at fixed addresses, so that it lives as long as the step does.
@@ -316,7 +316,7 @@ def _call_and_write_back(
 
 
 def _write_back(old: State, new: State, out: Output) -> Output:
-    """Copy `new` over `old`, and return `out`, which then shares no memory with `old`.
+    """Copy `new` over `old`; return `out`, copied if it shared memory with `old`.
 
     A new leaf may be a view of any old leaf: two leaves swapped, rotated or passed through. Such leaves are cloned
     before the first one is overwritten. A leaf that is the very leaf it replaces is left alone.
@@ -347,7 +347,7 @@ def _is_same_view(a: Tensor, b: Tensor) -> bool:
 
 
 def _check_fits(old: Tree, new: Tree, error_type: type[Exception]) -> None:
-    """Raise an error if `new` cannot be copied over `old` leaf by leaf."""
+    """Raise an error unless `new` can be copied over `old` leaf by leaf."""
     has_same_structure = tree.structure(old) == tree.structure(new)
     if not has_same_structure and tree.paths(old) != tree.paths(new):
         raise error_type(
@@ -371,7 +371,7 @@ def _describe(x: Tensor) -> str:
 
 
 def _check_capturable(buffers: State, new_state: State, out: object) -> None:
-    """Raise an error if a CUDA graph cannot write the new state and the output."""
+    """Raise an error unless a CUDA graph can write the new state and the output."""
     _check_fits(buffers, new_state, StateMismatchError)
     device = tree.leaves(buffers)[0].device
     for name, leaf in zip(tree.paths(out), tree.leaves(out)):
@@ -384,7 +384,7 @@ def _check_capturable(buffers: State, new_state: State, out: object) -> None:
 
 
 def _root_cause(error: BaseException) -> tuple[str, ReasonCode]:
-    """The first failure, explained: the end of a broken capture raises an error of its own on top of it."""
+    """Return the first failure of a broken capture as text and code; the capture's end raises an error on top of it."""
     cause: BaseException | None = error
     while cause is not None and not isinstance(cause, CaptureError):
         cause = cause.__context__
@@ -392,7 +392,7 @@ def _root_cause(error: BaseException) -> tuple[str, ReasonCode]:
 
 
 def _explain(error: BaseException) -> tuple[str, ReasonCode]:
-    """One line that says what cannot be captured, and where in the user's code; and its code."""
+    """Format an error on one line, with the place in the user's code; return it with its reason code."""
     line = next(iter(str(error).strip().splitlines()), "")
     code = ReasonCode.OTHER
     if isinstance(error, torch.cuda.OutOfMemoryError):
@@ -428,16 +428,16 @@ class _GraphCache:
     """Captures of pure functions, each made at its first call."""
 
     def __init__(self, *, strict: bool = False, agree: Agree = alone) -> None:
-        """Capture nothing yet; `strict` and `agree` are those of `capture`."""
+        """Start with no captures; `strict` and `agree` are arguments of `capture`."""
         self._capture = partial(capture, strict=strict, agree=agree)
         self._captures: dict[tuple[object, ...], _Capture] = {}
 
     def captures(self) -> list[_Capture]:
-        """All captures so far."""
+        """List all captures so far."""
         return list(self._captures.values())
 
     def fallback_reasons(self) -> list[str]:
-        """Why calls do not replay graphs; empty if all do."""
+        """List why calls do not replay graphs; empty if all do."""
         reasons = {captured.fallback_reason for captured in self.captures()}
         return sorted(reasons - {""})
 
@@ -455,21 +455,21 @@ class _GraphCache:
 def _capture_key(
     cfg: object, world: object, inputs: object
 ) -> tuple[object, ...]:
-    """What a graph is captured for: the settings, the addresses of the world, and the shapes of the inputs."""
+    """Return the key of a capture: the settings, the addresses of the world, and shapes and dtypes of the inputs."""
     world_key = [(x.data_ptr(), x.shape) for x in tree.leaves(world)]
     input_key = [(x.shape, x.dtype) for x in tree.leaves(inputs)]
     return (cfg, *world_key, *input_key)
 
 
 class GraphedStep(_GraphCache, Generic[State]):
-    """A pure `step(cfg, world, *inputs, state) -> state` whose calls on a GPU replay a CUDA graph.
+    """Pure `step(cfg, world, *inputs, state) -> state` whose calls on a GPU replay a CUDA graph.
 
     It returns its buffers, which the next call overwrites. A call with the state that the last call returned, and with
     the same other arguments, continues in place. Any other call copies its arguments into the buffers first.
     """
 
     def __init__(self, step: Callable[..., State]) -> None:
-        """Capture nothing yet; the step is a pure function."""
+        """Start with no capture; `step` must be a pure function."""
         super().__init__()
         self._step = step
         self._captured: _Capture | None = None
@@ -477,7 +477,7 @@ class GraphedStep(_GraphCache, Generic[State]):
         self._in_place_args: tuple[object, ...] = ()
 
     def __call__(self, cfg: object, world: object, *inputs: object) -> State:
-        """Return the next state.
+        """Compute the next state, in buffers that the next call overwrites.
 
         Args:
           cfg: frozen settings.
@@ -502,7 +502,7 @@ class GraphedStep(_GraphCache, Generic[State]):
         return captured.state[-1]
 
     def release(self) -> None:
-        """Let go of all graphs and their buffers; later calls capture anew."""
+        """Free all graphs and their buffers; later calls capture again."""
         self._captures.clear()
         self._in_place_args = ()
         self._captured = None
@@ -511,7 +511,7 @@ class GraphedStep(_GraphCache, Generic[State]):
     def _advance(
         self, cfg: object, world: object, inputs: tuple[Any, ...]
     ) -> tuple[tuple[Any, ...], tuple[()]]:
-        """The inputs with the state replaced by the next one."""
+        """Return the inputs with the state replaced by the next state."""
         state = self._step(cfg, world, *inputs)
         return (*inputs[:-1], state), ()
 
@@ -529,7 +529,7 @@ class ScanState(NamedTuple):
 
 
 class GraphedScan(_GraphCache):
-    """A `scan` over parts of a training step; on a GPU its body is captured once, and launched for each step.
+    """`scan` whose body is captured once as a CUDA graph and replayed for each step; on a CPU it runs eagerly.
 
     As `tree.scan` it is a pure function: what it returns is not overwritten by later calls.
     """
@@ -573,7 +573,7 @@ def _initial_scan_state(
     carry: object,
     xs: object,
 ) -> ScanState:
-    """The loop before its first step; the body runs once, for the shapes of its output."""
+    """Build the loop's state before its first step; the body runs once to find its output shapes."""
     _, y = body(*inputs, carry, tree.item(xs, 0))
     n_steps = tree.length(xs)
     ys = tree.map(lambda leaf: leaf.new_zeros((n_steps, *leaf.shape)), y)
@@ -585,7 +585,7 @@ def _initial_scan_state(
 def _run_body(
     body: Callable[..., tuple[Any, Any]], loop: ScanState
 ) -> tuple[ScanState, tuple[()]]:
-    """The loop after one more step.
+    """Run the loop's body for one step; return the loop's next state.
 
     The outputs are written into their rows of `ys` here. As new tensors, all rows would be copied in every step.
     """
@@ -606,7 +606,7 @@ def capture_loop_bodies(
     strict: bool = False,
     agree: Agree = alone,
 ) -> CapturedStep[State, Output]:
-    """Capture the body of each loop of a training step as a CUDA graph, instead of the whole step as one.
+    """Capture each loop body of a training step as a CUDA graph, instead of the whole step as one graph.
 
     Warm-up and capture then take a few loop bodies instead of all of them, which saves seconds with eager kernels. The
     price is one launch for each step of a loop, and the few hundred kernels between the loops launched one by one.
@@ -651,7 +651,7 @@ CUDAGRAPH_OPTIONS: dict[str, Any] = {"triton.cudagraphs": True}
 
 
 def _initialize_thread() -> None:
-    """Let the current thread have trees.
+    """Prepare the current thread for CUDAGraph Trees.
 
     PyTorch 2.13 does so by itself. In 2.10 the thread that imports them has some, and so have its threads of autograd.
     """
@@ -666,7 +666,7 @@ def _initialize_thread() -> None:
 
 
 class TreeFunction(Generic[Result]):
-    """A compiled function of which PyTorch records a CUDA graph, one for each kind of arguments.
+    """Compiled function of which PyTorch's CUDAGraph Trees record a graph for each kind of arguments.
 
     Every call begins a step of the trees and clones what it returns. So each recording is the root of a tree, whatever
     is called before or after it, and no later replay overwrites a result.
@@ -678,7 +678,7 @@ class TreeFunction(Generic[Result]):
     def __init__(
         self, fn: Callable[..., Result], options: dict[str, Any]
     ) -> None:
-        """Compile nothing yet.
+        """Wrap the function; it is compiled at its first call.
 
         Args:
           fn: a pure function of trees of tensors and frozen settings.
@@ -694,7 +694,7 @@ class TreeFunction(Generic[Result]):
         )
 
     def __call__(self, *args: object) -> Result:
-        """Return the function's value.
+        """Call the compiled function; return a copy of its output.
 
         Raises:
           Exception: whatever the compiler raises.

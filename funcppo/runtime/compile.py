@@ -77,12 +77,12 @@ _Calls = Mapping[str, list[tuple[Any, ...]]]
 
 
 class EquivalenceError(RuntimeError):
-    """A compiled function runs, but returns other numbers than the eager one."""
+    """Error for a compiled function that runs but returns other numbers than the eager one."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Failure:
-    """A strategy or a part that is not in use, and why."""
+    """Strategy or part that is not in use, and the reason."""
 
     name: str  # of the strategy, the rollout part or the replay mode
     error_type: str  # class of the exception
@@ -93,7 +93,7 @@ class Failure:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StrategyRecord:
-    """How the training step runs on this machine, and why not faster."""
+    """Record of how the training step runs on this machine, and why not faster."""
 
     strategy: str  # the one in use
     # of faster strategies, in the order of trial, and of rollout parts that run eagerly
@@ -124,7 +124,7 @@ class StrategyRecord:
 
 
 def reason_against_compiling() -> str:
-    """What turns the compiler of PyTorch off: an environment variable or a stance; empty if nothing does."""
+    """Return what turns PyTorch's compiler off, an environment variable or a stance; empty if nothing does."""
     for name in ("TORCH_COMPILE_DISABLE", "TORCHDYNAMO_DISABLE"):
         if os.environ.get(name, "0") == "1":
             return f"{name}=1"
@@ -145,6 +145,7 @@ def compile_function(
     **inductor_options: object,
 ) -> Callable[Args, Result]:
     """Compile a function as one graph of fixed shapes; a graph break is an error.
+    Return the function itself if compiling is off.
 
     The function itself is returned where PyTorch's compiler is turned off (`reason_against_compiling`).
 
@@ -175,7 +176,7 @@ def compile_function(
 
 
 def load_passes() -> dict[str, Any]:
-    """Inductor's options for this package's pass over graphs; it learns the package's random bits, too.
+    """Return Inductor's options with this package's graph pass; also register the lowering of its random bits.
 
     The import takes seconds and 75 MB, which a process that compiles nothing does without.
     """
@@ -188,7 +189,7 @@ def load_passes() -> dict[str, Any]:
 
 
 def check_available(strategy: str) -> None:
-    """Check that a strategy is not refused, before any work for it.
+    """Raise an error if a strategy cannot be used here, before any work for it.
 
     Raises:
       FieldError: as of `select_strategy`.
@@ -208,7 +209,7 @@ def select_strategy(
     rollout_parts: tuple[str, ...] = ROLLOUT_PARTS,
     agree: Agree = alone,
 ) -> tuple[Parts, StrategyRecord]:
-    """Compile the parts of a training step by the fastest strategy that works here.
+    """Compile the functions of a training step by the fastest strategy that works here; return them and a record.
 
     Args:
       collect: `train_step.collect`.
@@ -273,7 +274,7 @@ def select_strategy(
 def _reason_to_stay_eager(
     strategy: str, agree: Agree = alone
 ) -> tuple[str, ReasonCode | None]:
-    """Why nothing is compiled for a strategy that is asked for, as text and as code; empty and None if something is.
+    """Return why nothing is compiled for a strategy, as text and code; empty and None if it compiles.
 
     Raises:
       FieldError: as of `select_strategy`.
@@ -311,7 +312,7 @@ def _record_calls(
     world: object,
     state: object,
 ) -> _Calls:
-    """Arguments of the first calls of each rollout part, from a short eager rollout."""
+    """Record the arguments of the first calls of each rollout function, in a short eager rollout."""
     calls: dict[str, list[tuple[Any, ...]]] = {}
 
     def record_and_call(name: str, *args: object) -> object:
@@ -331,7 +332,7 @@ def _scan_first_steps(
     carry: Carry,
     xs: Inputs,
 ) -> tuple[Carry, Result]:
-    """As a scan, but the outputs of the fourth step stand for all that follow."""
+    """Scan only the first four steps; the fourth output stands for all later ones."""
     n_steps = tree.length(xs)
     outputs: list[Result] = []
     for t in range(min(4, n_steps)):
@@ -342,12 +343,12 @@ def _scan_first_steps(
 
 
 def _stack(trees: Iterable[Result]) -> Result:
-    """One tree whose leaves are those of several, stacked."""
+    """Stack several trees leaf by leaf into one tree."""
     return tree.map(lambda *leaves: torch.stack(leaves), *trees)
 
 
 class _Trial:
-    """Trials of strategies, and what they have found so far.
+    """Trials of strategies, and their findings so far.
 
     Attributes:
       failures: what failed.
@@ -362,7 +363,7 @@ class _Trial:
         agree: Agree,
         raise_on_failure: bool,
     ) -> None:
-        """Try nothing yet.
+        """Start with no trials made.
 
         Args:
           parts: the eager parts.
@@ -384,7 +385,7 @@ class _Trial:
     def find_kernels(
         self, device: torch.device, cfg: object, candidates: tuple[str, ...]
     ) -> None:
-        """Let kernels of Triton compute the rollout and, in one-graph, the network of the update, where they can."""
+        """Find Triton kernels for the rollout and, in one-graph, the network; note a reason where there is none."""
         cache.share_triton_cache(device)
         if are_trees_demanded():
             reason = "CUDAGraph Trees are asked for"
@@ -401,7 +402,7 @@ class _Trial:
             self.kernels.append(self.parts.kernels)
 
     def compile_rollout(self, calls: _Calls, names: tuple[str, ...]) -> Any:
-        """The parts with those of the rollout compiled that can be."""
+        """Compile those of the named rollout functions that can be; return all step functions."""
         compiled = {}
         if "rollout_step" in names and self.may_use_kernels:
             unroll = self._compile_unroll(calls["rollout_step"])
@@ -421,7 +422,7 @@ class _Trial:
     def compile_update(
         self, candidates: tuple[str, ...], args: tuple[Any, ...], collected: Any
     ) -> Callable[..., Any]:
-        """The minibatch step of the first strategy that works.
+        """Return the minibatch step of the first strategy that works.
 
         Args:
           args: of the minibatch step, but for the update state and the minibatch.
@@ -452,7 +453,7 @@ class _Trial:
         strategy: str,
         step: Any,
     ) -> tuple[Callable[..., Any], dict[str, str]]:
-        """The minibatch step of a strategy, after a check on minibatches; and fields of the record."""
+        """Compile the minibatch step by a strategy and check it on minibatches; return it and fields of the record."""
         compiled = build_minibatch_step(
             strategy,
             step,
@@ -474,7 +475,7 @@ class _Trial:
     def _first_that_works(
         self, attempts: Iterable[tuple[str, Callable[[], Result]]]
     ) -> Result:
-        """The result of the first attempt that succeeds in all processes; the failures of others are recorded.
+        """Return the result of the first attempt that succeeds in all processes; record the failures before it.
 
         Args:
           attempts: the name of each, and what it calls; at least one.
@@ -501,7 +502,7 @@ class _Trial:
     def _rollout_attempts(
         self, name: str, calls: list[tuple[Any, ...]]
     ) -> Iterable[tuple[str, Callable[[], Callable[..., Any]]]]:
-        """Ways to compile a rollout part, each with a check on the arguments of some calls."""
+        """Yield ways to compile a rollout function by name, each checked on some recorded calls."""
         part = getattr(self.parts, name)
         attempt = partial(self._attempt_part, part)
         for kernels in self.kernels:
@@ -524,7 +525,7 @@ class _Trial:
         calls: list[tuple[Any, ...]],
         compare: bool,
     ) -> Callable[..., Any]:
-        """A function compiled in place of the eager one, after some calls of it."""
+        """Compile a function in place of the eager one; check it on the given calls."""
         compiled = compile_function(fn, self.backend)
         for args in calls:
             actual = compiled(*args)  # compiles at the first call
@@ -535,7 +536,7 @@ class _Trial:
     def _compile_unroll(
         self, steps: list[tuple[Any, ...]]
     ) -> Callable[..., Any] | None:
-        """The whole rollout as one kernel, after a check on its first steps; None if there is none."""
+        """Compile the whole rollout as one kernel, checked on its first steps; None if no kernel works."""
         # Each with what computes the values afterwards, or None if the step does.
         forms = [(x.actor_step, x.values) for x in self.kernels]
         forms.append((self.parts.rollout_step, None))
@@ -556,7 +557,7 @@ class _Trial:
         step: Any,
         values: Callable[..., Any] | None,
     ) -> Callable[..., Any]:
-        """The kernel of a rollout, of a step and of what computes the values afterwards."""
+        """Build and check the rollout kernel of a step function; `values`, unless None, computes the values later."""
         from funcppo.runtime.env_kernel import rollout
 
         cfg, *args = steps[0]
@@ -573,19 +574,19 @@ class _Trial:
     def _note_no_kernel(
         self, place: str, reason: str, code: ReasonCode
     ) -> None:
-        """Note why no kernel has the place of the rollout or of the network."""
+        """Note why no kernel computes the rollout or the network."""
         self.found[f"{place}_reason"] = reason
         self.found[f"{place}_code"] = code
 
     def _note_failed_kernel(self, place: str) -> None:
-        """Move the failure of a kernel, if there is one, from the failures to the fields of its place."""
+        """Move a kernel's failure, if any, from the failures to the record's fields for its place."""
         for failure in [x for x in self.failures if x.name == place]:
             self.failures.remove(failure)
             self._note_no_kernel(place, failure.message, failure.code)
 
 
 def _with_truncations(args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The arguments of `build_batch` with all episodes truncated at each step: a short rollout has hardly any."""
+    """Return `build_batch` arguments with truncations in all steps that do not terminate, which are rare otherwise."""
     *before, trajectory, scalars, memory = args
     truncated = ~trajectory.terminated
     return *before, trajectory._replace(truncated=truncated), scalars, memory
@@ -597,7 +598,7 @@ def build_minibatch_step(
     loss: Callable[..., Any],
     compile_part: Callable[..., Any],
 ) -> Callable[..., Any]:
-    """The minibatch step of a strategy, not called yet.
+    """Build the minibatch step of a strategy, without calling it.
 
     Args:
       step: the eager one.
@@ -618,7 +619,7 @@ def _gradient_by_autograd(
     params: Params,
     *args: object,
 ) -> tuple[Params, Result]:
-    """The gradient of `loss` in `params` by the autograd engine, and the metrics of the loss."""
+    """Compute the gradient of `loss` in `params` by the autograd engine, and the loss metrics."""
     leaves = [x.detach().requires_grad_() for x in tree.leaves(params)]
     with torch.enable_grad():
         variables = tree.unflatten(params, leaves)
@@ -637,7 +638,7 @@ def fused_adam(
     params: Params,
     learning_rate: Tensor,
 ) -> tuple[Params, Moments]:
-    """The new parameters and the new state after one step, as `optim.update`, by PyTorch's fused kernel.
+    """Make one Adam step like `optim.update` by PyTorch's fused kernel; return the new parameters and state.
 
     The kernel updates in place, so it works on copies.
 
@@ -685,7 +686,7 @@ def fused_adam(
 def with_capture(
     record: StrategyRecord, captured: CapturedStep[Any, Any]
 ) -> StrategyRecord:
-    """The record of a strategy, extended by how its step is replayed, and why not as a CUDA graph if it is on a GPU."""
+    """Return the record with how the step is replayed and, on a GPU without a CUDA graph, the reason."""
     if captured.replay_mode == "none" and record.device.startswith("cuda"):
         failure = Failure(
             name="cuda-graph",
@@ -702,7 +703,7 @@ def with_capture(
 
 
 def choices(record: StrategyRecord) -> dict[str, str]:
-    """What processes that learn together must have in common, by name."""
+    """Return {name: choice} that processes which learn together must share."""
     return {
         "strategy": record.strategy,
         "rollout": record.rollout,
@@ -712,7 +713,7 @@ def choices(record: StrategyRecord) -> dict[str, str]:
 
 
 def with_host_environment(record: StrategyRecord) -> StrategyRecord:
-    """The record of a strategy, extended by why the rollout step runs eagerly where environments step on the host."""
+    """Return the record with a note that the rollout step runs eagerly because environments step on the host."""
     failure = Failure(
         name="rollout_step",
         error_type="HostEnvironment",
@@ -732,7 +733,7 @@ def check_update(
     minibatches: Minibatch,
     tolerance: float = DEFAULT_TOLERANCE,
 ) -> None:
-    """Compare two minibatch steps over the first minibatches, each from its own previous state.
+    """Compare two minibatch steps over the first minibatches, each continuing from its own state.
 
     One minibatch is not enough: while a network's last layer is zero, all other gradients are zero too.
 
@@ -773,7 +774,7 @@ def check_update(
 def check_output(
     actual: object, expected: object, tolerance: float = DEFAULT_TOLERANCE
 ) -> None:
-    """Compare two outputs leaf by leaf, as of one part of a rollout.
+    """Compare two outputs leaf by leaf, for example of one rollout function.
 
     Rounding may change a random choice, which changes all numbers of its row. So a few elements of large leaves may
     differ, one in a thousand; all elements of a leaf with fewer are equal, or close if they are floats.
@@ -807,7 +808,7 @@ def check_output(
 def _wrong_elements(
     actual: Tensor, expected: Tensor, tolerance: float, least_size: float
 ) -> Tensor:
-    """Mask of the elements that differ by more than rounding may, where none is taken for smaller than `least_size`."""
+    """Return the mask of elements that differ by more than rounding; sizes below `least_size` count as `least_size`."""
     wrong = actual != expected
     if not expected.dtype.is_floating_point:
         return wrong
@@ -826,7 +827,7 @@ def _wrong_elements(
 
 
 def _bound(expected: Tensor, change: float, tolerance: float) -> float:
-    """The largest error of a leaf that changes by so much; 0 for integers."""
+    """Compute the largest allowed error of a leaf whose change has the given norm; 0 for integers."""
     if not expected.dtype.is_floating_point:
         return 0.0
     # A change smaller than the rounding of what it changes is lost in it.
@@ -836,7 +837,7 @@ def _bound(expected: Tensor, change: float, tolerance: float) -> float:
 
 
 def _distance(a: Tensor, b: Tensor) -> float:
-    """L2 norm of a - b, in which equal infinities and pairs of NaN count as 0."""
+    """Compute the L2 norm of a - b; equal infinities and pairs of NaN count as 0."""
     a = a.double()
     b = b.double()
     both_nan = a.isnan() & b.isnan()

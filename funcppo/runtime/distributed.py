@@ -69,16 +69,16 @@ _FAILURE, _ACKNOWLEDGED = "failure", "acknowledged"
 
 
 class PeerError(ValueError):
-    """Another process has ended with an error; the message names it."""
+    """Error for another process that has ended with an error; the message names it."""
 
 
 class StalledError(RuntimeError):
-    """No process has made progress for too long; the message says how far each is."""
+    """Error after too long without progress in any process; the message says how far each process is."""
 
 
 @dataclass(kw_only=True, slots=True)
 class Processes:
-    """This process among those of the program."""
+    """Handle on all processes of the program, from the view of this one."""
 
     store: Store
     """What all processes read and write."""
@@ -97,15 +97,15 @@ class Processes:
 
     @property
     def is_main(self) -> bool:
-        """Whether this process writes and prints."""
+        """Return whether this process writes files and prints."""
         return self.rank == 0
 
     def report(self, text: str) -> None:
-        """Say how far this process is."""
+        """Publish how far this process is, for the messages about stalls."""
         self.store.set(f"progress/{self.rank}", text)
 
     def share(self, name: str, value: Any = None) -> Any:
-        """The value that rank 0 gives, a JSON value.
+        """Return the JSON value that rank 0 gives.
 
         Args:
           name: not used before.
@@ -121,7 +121,7 @@ class Processes:
         return json.loads(self.share_bytes(name))
 
     def share_bytes(self, name: str, value: bytes = b"") -> bytes:
-        """The bytes that rank 0 gives; arguments and errors as of `share`."""
+        """Return the bytes that rank 0 gives; arguments and errors as in `share`."""
         if self.is_main:
             self._put(name, value)
             return value
@@ -129,11 +129,11 @@ class Processes:
         return self._get(name)
 
     def agree(self, decision: bool) -> bool:
-        """What rank 0 has decided; errors as of `share`."""
+        """Return rank 0's decision; errors as in `share`."""
         return self.share(f"agreement/{next(self._agreements)}", decision)
 
     def first_failure(self, what: str, failure: str = "") -> str:
-        """The first failure among what all processes try, with its rank; empty if all succeeded.
+        """Return the first failure of what all processes try, with its rank; empty if all succeeded.
 
         They may have failed in a collective: none is used. Errors as of `share`.
 
@@ -149,7 +149,7 @@ class Processes:
         return found[0] if found else ""
 
     def check_equal(self, facts: Facts) -> None:
-        """Check that all processes hold equal facts, JSON values; a barrier.
+        """Check that all processes hold equal facts (JSON values); also a barrier.
 
         Raises:
           ValueError: a process holds others than rank 0, on every process; the message names both.
@@ -166,7 +166,7 @@ class Processes:
                     )
 
     def broadcast(self, values: TreeT) -> TreeT:
-        """The tensors of rank 0; those of other processes say shapes and dtypes. A collective."""
+        """Return rank 0's tensors in every process; other processes pass tensors of equal shapes. A collective."""
         import torch
         from torch import distributed
 
@@ -181,7 +181,7 @@ class Processes:
             return tree.map(receive, values)
 
     def exchange(self, name: str, value: Any) -> list[Any]:
-        """The values of all processes in the order of ranks; a barrier.
+        """Return the values of all processes in the order of ranks; also a barrier.
 
         Args:
           name: not used before.
@@ -201,7 +201,7 @@ class Processes:
     def iter_results(
         self, name: str, n_tasks: int, work: Callable[[int], bytes]
     ) -> Iterator[bytes]:
-        """Do the tasks that nobody has taken; on rank 0, yield the results of all in the order of the tasks.
+        """Work on tasks that no process has taken; on rank 0, yield the results of all tasks in order.
 
         Args:
           name: of a task, in reports of progress; not used before.
@@ -229,7 +229,7 @@ class Processes:
     def _iter_in_order(
         self, name: str, n_tasks: int, work: Callable[[int], bytes]
     ) -> Iterator[bytes]:
-        """Do the tasks that nobody has taken; on rank 0, yield the results of all in their order."""
+        """Work on tasks that no process has taken; on rank 0, yield the results of all tasks in order."""
         own: dict[int, bytes] = {}
         n_yielded = 0
         for task, result in self._iter_own(name, n_tasks, work):
@@ -250,7 +250,7 @@ class Processes:
     def _iter_own(
         self, name: str, n_tasks: int, work: Callable[[int], bytes]
     ) -> Iterator[tuple[int, bytes]]:
-        """Do the tasks that nobody has taken; yield those and their results."""
+        """Work on tasks that no process has taken; yield each task's number and its result."""
         n_done = 0
         while (task := self.store.add(f"{name}/next", 1) - 1) < n_tasks:
             self.report(f"{n_done} done, at {name} {task + 1} of {n_tasks}")
@@ -262,7 +262,7 @@ class Processes:
 
     @contextmanager
     def deadline(self, text: str) -> Iterator[None]:
-        """End this process where what it does meanwhile, with the others, does not end in time.
+        """End this process if a block that depends on the other processes makes no progress in time.
 
         A collective waits for a process that hangs, on a GPU in a kernel that nothing interrupts. So after
         `stall_seconds` without progress of any process this one prints how far each is, and exits at once with
@@ -285,7 +285,7 @@ class Processes:
 
     @contextmanager
     def collective(self, text: str) -> Iterator[None]:
-        """As `deadline`, of what no process can end alone: an error of one ends all.
+        """Watch a block like `deadline`; as no process can end it alone, an error in one process ends all.
 
         Rank 0 prints the error of another process and exits with `EXIT_PEER_FAILED`, and so do those that wait for it.
         All processes come to the same deadlines in the same order.
@@ -308,11 +308,11 @@ class Processes:
 
     @property
     def _failure_key(self) -> str:
-        """Holds the error of a process that failed within the deadline that was begun last."""
+        """Return the store's key for the error of a process that failed within the latest deadline."""
         return f"deadline/{self._n_deadlines}/failure"
 
     def _watch(self, key: str, ended: threading.Event) -> None:
-        """Exit when no process has made progress for too long, or one has failed, unless an event comes before.
+        """Exit if no process makes progress for too long or one has failed, until `ended` is set.
 
         Args:
           key: holds the error of a process that failed.
@@ -327,7 +327,7 @@ class Processes:
                 os._exit(EXIT_STALLED)
 
     def _exit_for_peer(self, error: str) -> None:
-        """Exit because another process has failed, when rank 0 has printed its error."""
+        """Exit because another process has failed, after rank 0 has printed its error."""
         if self.is_main:
             _print_error(error)
             self.store.set(_ACKNOWLEDGED, "")
@@ -335,7 +335,8 @@ class Processes:
         os._exit(EXIT_PEER_FAILED)
 
     def fail(self, message: str) -> bool:
-        """Tell the others that this process ends with an error. Rank 0 calls this when it has printed the error.
+        """Tell the other processes that this one ends with an error; return whether rank 0 has printed an error.
+        Rank 0 prints its own before the call.
 
         Args:
           message: one line.
@@ -354,7 +355,7 @@ class Processes:
             return self.is_main
 
     def _wait_for_acknowledgement(self) -> bool:
-        """Wait until rank 0 has printed an error; whether it has."""
+        """Wait until rank 0 has printed an error; return False if it does not in time."""
         stop = time.monotonic() + TELL_SECONDS
         while not self.store.check([_ACKNOWLEDGED]):
             if time.monotonic() > stop:
@@ -363,7 +364,7 @@ class Processes:
         return True
 
     def _take(self, name: str, task: int, own: dict[int, bytes]) -> bytes:
-        """The result of a task, which is there, and not in the store afterwards."""
+        """Return the result of a finished task, and delete it from the store."""
         if task in own:
             return own.pop(task)
         key = f"{name}/{task}"
@@ -373,7 +374,7 @@ class Processes:
         return result
 
     def _put(self, key: str, value: bytes) -> None:
-        """Write a value of any size; its key comes last."""
+        """Write a value of any size to the store in parts, its key last."""
         starts = range(0, len(value), MAX_VALUE_BYTES)
         for i, start in enumerate(starts):
             part = value[start : start + MAX_VALUE_BYTES]
@@ -388,7 +389,7 @@ class Processes:
         )
 
     def _wait(self, key: str) -> None:
-        """Wait until a key is there."""
+        """Wait until a key is in the store."""
         started = time.monotonic()
         stalls = self._iter_stalls()
         while not self.store.check([key]):
@@ -401,7 +402,7 @@ class Processes:
             time.sleep(min(0.02, waited / 4 + 1e-4))
 
     def _iter_stalls(self) -> Iterator[str]:
-        """Look at all processes; yield how far each is where none has moved for too long, else an empty text."""
+        """Yield at each look how far all processes are if none has moved for too long, else an empty text."""
         seen: list[str] = []
         moved_at = time.monotonic()
         while True:
@@ -414,7 +415,7 @@ class Processes:
             yield text if is_stalled else ""
 
     def _progress(self) -> list[str]:
-        """How far each process is."""
+        """Return how far each process is, one line per rank."""
         lines: list[str] = []
         for rank in range(self.world_size):
             key = f"progress/{rank}"
@@ -424,44 +425,44 @@ class Processes:
         return lines
 
     def _raise_failure(self) -> None:
-        """Raise the error that another process has ended with."""
+        """Raise `PeerError` if another process has ended with an error."""
         if self.store.check([_FAILURE]):
             failure = json.loads(self.store.get(_FAILURE))
             raise PeerError(f"rank {failure['rank']}: {failure['message']}")
 
 
 def _print_error(line: str) -> None:
-    """Print a line on standard error, which processes other than rank 0 have replaced."""
+    """Print a line on the original standard error; processes other than rank 0 have replaced sys.stderr."""
     print(f"funcppo: {line}", file=sys.__stderr__, flush=True)
 
 
 def launched_size() -> int:
-    """The number of processes that a launcher started for this program; 0 where it was not started by one."""
+    """Return the number of processes that a launcher started for this program; 0 without a launcher."""
     return _number("WORLD_SIZE") if _is_launched() else 0
 
 
 def launched_rank() -> int:
-    """The number of this process among those that a launcher started; 0 where it was not started by one."""
+    """Return the rank of this process among those that a launcher started; 0 without a launcher."""
     return _number("RANK") if _is_launched() else 0
 
 
 def local_rank() -> int:
-    """The number of this process among those that a launcher started on its host."""
+    """Return the rank of this process among those on its host."""
     return _number("LOCAL_RANK" if "LOCAL_RANK" in os.environ else "RANK")
 
 
 def local_size() -> int:
-    """The number of processes that share the memory of this host, at least 1."""
+    """Return the number of processes on this host, at least 1."""
     return max(1, _number("LOCAL_WORLD_SIZE")) if _is_launched() else 1
 
 
 def _is_launched() -> bool:
-    """Whether a launcher has set the variables of this process."""
+    """Return whether a launcher has set the environment variables of this process."""
     return all(name in os.environ for name in LAUNCH_VARIABLES)
 
 
 def _number(variable: str) -> int:
-    """The number in an environment variable, 0 if it holds none."""
+    """Return the number in an environment variable; 0 if it holds no number."""
     text = os.environ.get(variable, "")
     return int(text) if text.isdecimal() else 0
 
@@ -470,12 +471,12 @@ _joined: list[Processes] = []
 
 
 def current_processes() -> Processes | None:
-    """The processes that this one has joined; None where it works alone."""
+    """Return the group of processes that this one has joined; None if it works alone."""
     return _joined[0] if _joined else None
 
 
 def join(facts: Facts, *, hide_gpus: bool = True) -> Processes | None:
-    """Connect with the other processes of the program; a process joins once.
+    """Connect with the other processes of the program, once; return None if this process works alone.
 
     Args:
       facts: what must be the same for all, beside the versions of Python and PyTorch; JSON values.
@@ -521,7 +522,7 @@ def join(facts: Facts, *, hide_gpus: bool = True) -> Processes | None:
 
 
 def gpu_facts(device: str) -> dict[str, str]:
-    """The model of the GPU that a process computes on, which all must have: others round differently."""
+    """Return the GPU model of this process, which all processes must share: other models round differently."""
     if not is_cuda(device):
         return {"GPU": "none"}
 
@@ -531,7 +532,7 @@ def gpu_facts(device: str) -> dict[str, str]:
 
 
 def _stall_seconds() -> float:
-    """The time without progress after which a process that waits gives up."""
+    """Read how many seconds a waiting process allows without progress."""
     text = os.environ.get(STALL_VARIABLE, "600")
     try:
         seconds = float(text)
@@ -545,7 +546,7 @@ def _stall_seconds() -> float:
 
 
 def _choose_gpu() -> None:
-    """Let PyTorch see one GPU of those that it may see: that with the number of this process on its host."""
+    """Let PyTorch see only the GPU with this process's number on its host, of those that it may see."""
     number = local_rank()
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     names = [] if visible is None else visible.split(",")
@@ -560,13 +561,13 @@ def _choose_gpu() -> None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AllGather:
-    """Gathers the rows of all processes; equal in all of them, so that they compile one graph."""
+    """Collective that gathers rows; equal in all processes, so that they compile the same graph."""
 
     world_size: int
     group_name: str
 
     def __call__(self, rows: Tensor, /) -> Tensor:
-        """The rows [world_size * n, ...] of all processes in the order of ranks, from n of this one.
+        """Gather n rows of each process into rows [world_size * n, ...] in the order of ranks.
 
         Raises:
           RuntimeError: called under `torch.vmap`, which would return numbers of no meaning, or under `torch.func.grad`,
@@ -585,7 +586,7 @@ class AllGather:
 
 
 def connect(processes: Processes, facts: Facts) -> Processes:
-    """Connect the processes for collectives: by NCCL on GPUs, by Gloo on CPUs.
+    """Connect the processes for collectives, by NCCL on GPUs and by Gloo on CPUs.
 
     A process group that the program has made itself is used as it is.
 
@@ -622,7 +623,7 @@ def connect(processes: Processes, facts: Facts) -> Processes:
 
 
 def choose_gpu() -> None:
-    """Make the GPU with the number of this process on its host the current one, if there is one."""
+    """Make the GPU with this process's number on its host the current one, if it exists."""
     import torch
 
     number = int(os.environ.get("LOCAL_RANK", "0"))
@@ -632,7 +633,7 @@ def choose_gpu() -> None:
 
 @contextmanager
 def _discard_native_output() -> Iterator[None]:
-    """Discard what C++ code prints: Gloo of PyTorch 2.10 reports each connection amid the results of a program."""
+    """Discard output of C++ code in the context: Gloo of PyTorch 2.10 reports each connection on standard output."""
     if sys.__stdout__ is None:  # closed: file descriptor 1 may be a socket
         yield
         return
@@ -658,11 +659,11 @@ def _disconnect() -> None:
 
 
 class PeerFailedError(RuntimeError):
-    """What all processes try works here, but not in another one; the message names it, and why."""
+    """Error for an attempt that works here but not in another process; the message names it and the reason."""
 
 
 class _Attempt:
-    """Something that all processes try, and the first failure among them; empty as long as there is none."""
+    """Attempt of all processes, with the first failure among them; empty while there is none."""
 
     def __init__(self, agree: Agree, what: str) -> None:
         self.agree = agree
@@ -670,7 +671,7 @@ class _Attempt:
         self.failure = ""
 
     def settle(self, failure: str = "") -> None:
-        """Tell the others whether this process succeeded so far; nothing if the attempt is over.
+        """Exchange with the other processes whether each succeeded so far; no effect after the attempt is over.
 
         Raises:
           PeerFailedError: this process succeeded, another did not.
@@ -686,13 +687,13 @@ _attempts: list[_Attempt] = []
 
 
 def alone(_: str, failure: str = "", /) -> str:
-    """The agreement of one process."""
+    """Return this process's own failure: the agreement function of a single process."""
     return failure
 
 
 @contextmanager
 def attempt_together(agree: Agree, what: str) -> Iterator[None]:
-    """An attempt of all processes, which ends with their agreement on it.
+    """Run a block as an attempt of all processes, which ends with their agreement on its success.
 
     Raises:
       PeerFailedError: this process succeeded, another did not.
@@ -714,7 +715,7 @@ def attempt_together(agree: Agree, what: str) -> Iterator[None]:
 
 
 def settle() -> None:
-    """Agree that all have compiled what comes next, if they `attempt_together`.
+    """Agree that all processes have compiled what runs next, within `attempt_together`; otherwise do nothing.
 
     Raises:
       PeerFailedError: another process has not.
@@ -726,7 +727,7 @@ def settle() -> None:
 def backend_options(
     backend: str, options: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Arguments of `torch.compile`: a backend and its options; it ends with `settle` in an `attempt_together`."""
+    """Return the arguments of `torch.compile` for a backend, which calls `settle` within `attempt_together`."""
     if not _attempts or _attempts[-1].agree is alone:
         return {
             "backend": backend,

@@ -52,7 +52,7 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RewriteThresholds:
-    """Shapes at which one form becomes faster than another; m, k and n as in [m, k] @ [k, n]."""
+    """Shapes from which one form is faster than another; m, k and n as in [m, k] @ [k, n]."""
 
     # multiply-accumulates up to which a product is written as multiply and sum
     mul_sum_max_macs: int
@@ -107,7 +107,7 @@ Rewrite: TypeAlias = Callable[[fx.Graph, fx.Node, RewriteThresholds], fx.Node]
 
 
 class MatmulPass(CustomGraphPass):
-    """The pass, with thresholds for each type of device."""
+    """Graph pass of Inductor that rewrites operators to faster forms, by thresholds for each device type."""
 
     def __init__(
         self,
@@ -117,7 +117,7 @@ class MatmulPass(CustomGraphPass):
         self.thresholds = {"cuda": gpu, "cpu": cpu}
 
     def __call__(self, graph: fx.Graph) -> None:
-        """Replace each node that has a faster form."""
+        """Replace each node of a graph that has a faster form."""
         for node in list(graph.nodes):
             value = node.meta.get("val")
             if node.target not in REWRITES or not isinstance(value, Tensor):
@@ -142,7 +142,7 @@ class MatmulPass(CustomGraphPass):
         graph.eliminate_dead_code()
 
     def uuid(self) -> bytes:
-        """Identifier of the pass in Inductor's cache: a hash of the sources and the thresholds."""
+        """Return the pass's identifier in Inductor's cache: a hash of the sources and the thresholds."""
         sources = (__file__, operators.__file__)
         return get_hash_for_files(sources, repr(self.thresholds))
 
@@ -150,7 +150,7 @@ class MatmulPass(CustomGraphPass):
 def _choose_matmul_rewrite(
     node: fx.Node, thresholds: RewriteThresholds
 ) -> Rewrite | None:
-    """The form that a product's shape asks for; None where it stays as it is."""
+    """Choose the fastest form of a product by its shape; None to leave it unchanged."""
     a, b = (_value(arg) for arg in node.args)
     m, k = a.shape[-2:]
     n = b.shape[-1]
@@ -182,7 +182,7 @@ def _choose_matmul_rewrite(
 def _transposed_matmul(
     graph: fx.Graph, node: fx.Node, thresholds: RewriteThresholds
 ) -> fx.Node:
-    """(b^T a^T)^T, the inner product in the form that its own shape asks for."""
+    """Compute (b^T a^T)^T, with the inner product itself rewritten by its shape."""
     a, b = _factors(node)
     b_transposed = _transpose(graph, b)
     a_transposed = _transpose(graph, a)
@@ -199,7 +199,7 @@ def _transposed_matmul(
 def _mul_sum(
     graph: fx.Graph, node: fx.Node, thresholds: RewriteThresholds
 ) -> fx.Node:
-    """sum_k a[.., m, k, 1] b[.., 1, k, n]"""
+    """Compute sum_k a[.., m, k, 1] b[.., 1, k, n]."""
     a, b = _factors(node)
     left = _unsqueeze(graph, a, -1)
     if thresholds.rowwise_max_n:  # a device that wants contiguous rows
@@ -212,7 +212,7 @@ def _mul_sum(
 def _rowwise_mul_sum(
     graph: fx.Graph, node: fx.Node, thresholds: RewriteThresholds
 ) -> fx.Node:
-    """sum_k a[.., m, 1, k] b^T[.., 1, n, k]"""
+    """Compute sum_k a[.., m, 1, k] b^T[.., 1, n, k]."""
     a, b = _factors(node)
     left = _unsqueeze(graph, a, -2)
     columns = _make_contiguous(graph, _transpose(graph, b))
@@ -224,7 +224,7 @@ def _rowwise_mul_sum(
 def _split_k(
     graph: fx.Graph, node: fx.Node, thresholds: RewriteThresholds
 ) -> fx.Node:
-    """sum_c a[.., m, c k'] b[.., c k', n] over chunks c of k, as one batch of products and a sum."""
+    """Compute sum_c a[.., m, c k'] b[.., c k', n] over chunks c of k, as one batch of products and a sum."""
     a, b = _factors(node)
     *batch, m, k = _value(a).shape
     n = _value(b).shape[-1]
@@ -259,7 +259,7 @@ def _choose_tanh_rewrite(
 def _tanh_from_exp(
     graph: fx.Graph, node: fx.Node, thresholds: RewriteThresholds
 ) -> fx.Node:
-    """1 - 2 / (exp(2 x) + 1)"""
+    """Compute 1 - 2 / (exp(2 x) + 1)."""
     x = node.all_input_nodes[0]
     exponent = _mul(graph, x, 2.0)
     exponential = _call(graph, aten.exp.default, exponent)
@@ -272,7 +272,7 @@ def _tanh_from_exp(
 def _choose_cat_rewrite(
     node: fx.Node, thresholds: RewriteThresholds
 ) -> Rewrite | None:
-    """A sum of padded parts for a small stack; None for a large one, or for parts longer than 1 along the axis."""
+    """Choose a sum of padded parts for a small stack; None if it is large or a part is longer than 1 along the axis."""
     value = _value(node)
     if value.numel() > thresholds.cat_as_sum_max_elements:
         return None
@@ -295,7 +295,7 @@ def _cat_as_padded_sum(
     parts: list[fx.Node],
     n_inner_axes: int,
 ) -> fx.Node:
-    """sum_i part_i between i and n - 1 - i zeros; a -0.0 comes out as 0.0."""
+    """Compute sum_i part_i between i and n - 1 - i zeros; -0.0 becomes 0.0."""
     total: fx.Node | None = None
     for i, part in enumerate(parts):
         n_before = i
@@ -311,7 +311,7 @@ def _cat_as_padded_sum(
 def _choose_order_rewrite(
     node: fx.Node, thresholds: RewriteThresholds
 ) -> Rewrite | None:
-    """The order alone, of a stable sort whose values nothing reads."""
+    """Choose an argsort for a stable sort whose values are not read; otherwise None."""
     source, index = node.args
     assert isinstance(source, fx.Node)
     if source.target is not aten.sort.stable or index != 1:
@@ -325,7 +325,7 @@ def _choose_order_rewrite(
 def _argsort(
     graph: fx.Graph, node: fx.Node, thresholds: RewriteThresholds
 ) -> fx.Node:
-    """argsort(x) for sort(x)[1]"""
+    """Replace sort(x)[1] by argsort(x)."""
     (source,) = node.all_input_nodes
     options = source.kwargs
     return _call(
@@ -349,7 +349,7 @@ REWRITES: dict[
 
 
 def _factors(node: fx.Node) -> tuple[fx.Node, fx.Node]:
-    """Both inputs of a product."""
+    """Return both factors of a product."""
     a, b = node.args
     assert isinstance(a, fx.Node)
     assert isinstance(b, fx.Node)
@@ -357,18 +357,18 @@ def _factors(node: fx.Node) -> tuple[fx.Node, fx.Node]:
 
 
 def _value(node: Any) -> Tensor:
-    """The fake tensor that stands for a node's value: its shape, strides, dtype and device."""
+    """Return the fake tensor of a node's value, with its shape, strides, dtype and device."""
     return node.meta["val"]
 
 
 def _transpose(graph: fx.Graph, x: fx.Node) -> fx.Node:
-    """x with its last two axes exchanged."""
+    """Exchange the last two axes of x."""
     *batch_axes, rows, columns = range(_value(x).ndim)
     return _permute(graph, x, [*batch_axes, columns, rows])
 
 
 def _make_contiguous(graph: fx.Graph, x: fx.Node) -> fx.Node:
-    """x with contiguous rows: x itself, or a copy."""
+    """Return x with contiguous rows: x itself, or a copy."""
     value = _value(x)
     if value.stride(-1) == 1:
         return x
@@ -411,7 +411,7 @@ def _add(graph: fx.Graph, x: fx.Node, y: fx.Node | float) -> fx.Node:
 
 
 def _call(graph: fx.Graph, target: Any, *args: Any, **options: Any) -> fx.Node:
-    """A new node, with the fake value that later rewrites read."""
+    """Add a node to a graph, with the fake value that later rewrites read."""
     node = graph.call_function(target, args, options)
     values = [_value(arg) if isinstance(arg, fx.Node) else arg for arg in args]
     node.meta["val"] = target(*values, **options)
@@ -434,7 +434,7 @@ _Loader = Callable[[Sequence[_Word]], _Word]
     type_promotion_kind=None,
 )
 def _threefry2x32(*words: TensorBox) -> list[TensorBox]:
-    """Both output words of the operator; `words` are its two key words and its two counter words."""
+    """Lower the operator: compute both output words from two key words and two counter words."""
     loaders = [word.make_loader() for word in words]
     device = words[0].get_device()
     size = words[0].get_size()
@@ -452,7 +452,7 @@ def _pointwise_output(
     device: torch.device | None,
     size: Sequence[_Word],
 ) -> TensorBox:
-    """One output word as a pointwise expression of the four input words."""
+    """Return one output word as a pointwise expression of the four input words."""
 
     def compute(index: Sequence[_Word]) -> _Word:
         key_and_counter = (load(index) for load in loaders)
@@ -471,6 +471,6 @@ def _constant(n: int) -> _Word:
 
 
 def _rotate_left(x: _Word, n_bits: int) -> _Word:
-    """A 32-bit word rotated to the left; the bits above the lowest 32 are left undefined."""
+    """Rotate a 32-bit word to the left; the bits above the lowest 32 are left undefined."""
     shifted = ops.bitwise_left_shift(x, _constant(n_bits))
     return shifted | ops.bitwise_right_shift(shifted, _constant(32))

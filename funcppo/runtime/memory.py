@@ -55,7 +55,7 @@ _GROUP_FILES_V2 = ("", "memory.max", "memory.current", "inactive_file")
 
 
 def used_bytes(device: torch.device | str) -> int:
-    """Bytes in use now, without memory that is free but not returned to the system.
+    """Return the bytes in use now, after cached free memory is returned to the system.
 
     On a GPU these are whole blocks of PyTorch's allocator, those of CUDA graphs included, without the CUDA context.
     """
@@ -68,7 +68,7 @@ def used_bytes(device: torch.device | str) -> int:
 
 
 def reset_peak(device: torch.device | str) -> None:
-    """Start a new measurement of `peak_bytes`; without effect where the system cannot reset it."""
+    """Restart the measurement of `peak_bytes`; no effect if the system cannot reset it."""
     if torch.device(device).type == "cuda":
         _return_freed_memory(device)
         torch.cuda.reset_peak_memory_stats(device)
@@ -79,7 +79,7 @@ def reset_peak(device: torch.device | str) -> None:
 
 
 def peak_bytes(device: torch.device | str) -> int:
-    """Maximum of the bytes in use since `reset_peak`, or since the start of the process."""
+    """Return the maximum of the bytes in use since `reset_peak`, or since the start of the process."""
     if torch.device(device).type == "cuda":
         torch.cuda.synchronize(device)
         return torch.cuda.max_memory_reserved(device)
@@ -89,7 +89,7 @@ def peak_bytes(device: torch.device | str) -> int:
 
 
 def total_bytes(device: torch.device | str) -> int:
-    """Size of the memory of a device, or of the machine or the container."""
+    """Return the memory size of a GPU, or of the machine or container."""
     if torch.device(device).type == "cuda":
         _, total = torch.cuda.mem_get_info(device)
         return total
@@ -98,7 +98,7 @@ def total_bytes(device: torch.device | str) -> int:
 
 
 def free_bytes(device: torch.device | str) -> int:
-    """Bytes that this process may still allocate: free on the device, or on the machine and within the container.
+    """Return the bytes that this process may still allocate on the GPU, or within machine and container.
 
     On a GPU the CUDA contexts and the memory of other processes are not free, and
     `torch.cuda.set_per_process_memory_fraction` is kept; on a CPU the limits of the process are.
@@ -115,7 +115,7 @@ def free_bytes(device: torch.device | str) -> int:
 
 
 def enforces_limits(device: torch.device | str) -> bool:
-    """Whether `limit_memory` bounds what this process allocates: on a GPU, and on a CPU where the system is Linux."""
+    """Return whether `limit_memory` works on this device: on a GPU, and on a CPU under Linux."""
     return torch.device(device).type == "cuda" or _PROCESS_STATUS.exists()
 
 
@@ -123,7 +123,7 @@ def enforces_limits(device: torch.device | str) -> bool:
 def limit_memory(
     limit: int | None, device: torch.device | str
 ) -> Iterator[None]:
-    """Let this process allocate no more than a limit meanwhile; what would exceed it is an error of PyTorch or Python.
+    """Limit what this process may allocate within the context; exceeding it raises an error of PyTorch or Python.
 
     Args:
       limit: bytes, those in use included; None for no limit.
@@ -153,20 +153,20 @@ def limit_memory(
 
 
 def is_out_of_memory(error: RuntimeError) -> bool:
-    """Whether an error says that memory does not suffice; PyTorch has no type of its own for that of the machine."""
+    """Check by its text whether an error means lack of memory; PyTorch has no error type for host memory."""
     pattern = "can't allocate memory|out of memory"
     return re.search(pattern, str(error)) is not None
 
 
 def collect_unused() -> None:
-    """Free what only cycles of objects hold, and return it to the GPU; after an error for lack of memory."""
+    """Collect reference cycles and return their memory to the GPU, after an out-of-memory error."""
     gc.collect()
     if torch.cuda.is_initialized():
         torch.cuda.empty_cache()
 
 
 def _return_freed_memory(device: torch.device | str) -> None:
-    """Give the system the memory that is free: PyTorch and glibc hold on to it otherwise, and it counts as used."""
+    """Return free memory that PyTorch and glibc hold to the system; otherwise it counts as used."""
     if torch.device(device).type == "cuda":
         torch.cuda.empty_cache()
     elif _PROCESS_STATUS.exists():
@@ -176,7 +176,7 @@ def _return_freed_memory(device: torch.device | str) -> None:
 
 
 def _machine_bytes(field: str) -> int:
-    """A field of the machine's memory: MemTotal or MemAvailable."""
+    """Return a field of the machine's memory in bytes: MemTotal or MemAvailable."""
     if _MACHINE_MEMORY.exists():
         return _read_kib_field(_MACHINE_MEMORY, field)
     memory = _import_psutil().virtual_memory()
@@ -184,7 +184,7 @@ def _machine_bytes(field: str) -> int:
 
 
 def _group_memory() -> Iterator[tuple[int, int]]:
-    """Bytes of the limit of each control group that this process is in, and of what it leaves."""
+    """Yield (limit, free bytes) of the memory of each control group of this process."""
     if not _PROCESS_GROUPS.exists():
         return
     for line in _PROCESS_GROUPS.read_text().splitlines():
@@ -211,7 +211,7 @@ def _group_memory() -> Iterator[tuple[int, int]]:
 
 
 def _process_limits() -> Iterator[int]:
-    """What limits of the process leave of its data and of its address space (`ulimit -d`, `ulimit -v`)."""
+    """Yield the bytes left under the process limits on data and address space (`ulimit -d`, `ulimit -v`)."""
     if not _PROCESS_STATUS.exists():
         return
     import resource
@@ -227,7 +227,7 @@ def _process_limits() -> Iterator[int]:
 
 
 def _peak_without_proc() -> int:
-    """Peak resident size since the start of the process where there is no /proc."""
+    """Return the peak resident size since the start of the process, on systems without /proc."""
     if sys.platform == "win32":
         return _import_psutil().Process().memory_info().peak_wset
     import resource
@@ -237,7 +237,7 @@ def _peak_without_proc() -> int:
 
 
 def _import_psutil() -> Any:
-    """The package psutil.
+    """Import psutil; raise ValueError with an install hint if it is missing.
 
     Raises:
       ValueError: it is missing.
@@ -251,7 +251,7 @@ def _import_psutil() -> Any:
 
 
 def _read_kib_field(path: Path, field: str) -> int:
-    """Value in bytes of a line such as `VmRSS:   1234 kB`."""
+    """Read a value such as `VmRSS: 1234 kB` from a file, in bytes."""
     for line in path.read_text().splitlines():
         name, _, value = line.partition(":")
         if name == field:
@@ -270,7 +270,7 @@ copy_seconds: deque[float] = deque(maxlen=4096)
 
 
 class StagingBuffers(Generic[Data]):
-    """Device buffers for data from the host; a captured function closes over `data`.
+    """Device buffers for data from the host; captured functions close over `data`.
 
     Around each step call `put`, `wait_copied`, the step, and `mark_consumed`. A copy waits until the previous step has
     read the buffers, and a step waits until the copy has filled them; the host waits for neither.
@@ -289,7 +289,7 @@ class StagingBuffers(Generic[Data]):
             self._consumed = torch.cuda.Event()
 
     def put(self, values: Data) -> None:
-        """Start to copy values to the buffers; returns once they are in pinned memory.
+        """Start copying values to the buffers; return when they are in pinned memory.
 
         Args:
           values: a tree on the host, of the structure, shapes and dtypes of the buffers.
@@ -324,13 +324,13 @@ class StagingBuffers(Generic[Data]):
             torch.cuda.current_stream().wait_event(self._copied)
 
     def mark_consumed(self) -> None:
-        """Let the next copy begin after the work queued so far; call it after a step."""
+        """Allow the next copy to start after all work queued so far; call it after a step."""
         if self._uses_cuda:
             self._consumed.record()
 
 
 def _check_not_capturing(name: str) -> None:
-    """Raise an error while the current stream is captured: the host takes part in a copy once, not at each replay."""
+    """Raise RuntimeError while a CUDA graph is captured: its replays would not repeat the host's part of a copy."""
     if torch.cuda.is_current_stream_capturing():
         raise RuntimeError(
             f"{name}: expected a call between the steps, got one while a CUDA graph is captured"
@@ -347,7 +347,7 @@ def to_host(values: Data) -> Data:
 
 
 def to_device(values: Data, device: torch.device | str) -> Data:
-    """Copy a tree from the host through pinned memory; the host waits for nothing."""
+    """Copy a tree from the host through pinned memory, without waiting."""
     if torch.device(device).type != "cuda":
         return values
     return tree.map(
@@ -358,7 +358,7 @@ def to_device(values: Data, device: torch.device | str) -> Data:
 def prefetch(
     rows: Tensor, chunk_size: int, device: torch.device | str
 ) -> Iterator[Tensor]:
-    """Yield chunks of a table on the device, each copied while the one before is used.
+    """Yield chunks of a table on the device, each copied while the previous chunk is used.
 
     A chunk lives as long as the consumer holds it. Rows that are on the device already are not copied.
 
@@ -398,7 +398,7 @@ def prefetch(
 def _start_copy(
     chunk: Tensor, copy_stream: torch.cuda.Stream
 ) -> tuple[Tensor, torch.cuda.Event, torch.cuda.Event]:
-    """The chunk on the device, valid once the second of two events has happened."""
+    """Start copying a chunk to the device; return it with two events: it is valid after the second."""
     _check_not_capturing("prefetch")
     begun = torch.cuda.Event(enable_timing=True)
     copied = torch.cuda.Event(enable_timing=True)
@@ -411,14 +411,14 @@ def _start_copy(
 
 
 class AsyncReadback:
-    """Copies of device values to the host that arrive one call later, so that neither side waits for the other."""
+    """Copies of device values to the host, returned one call later so that neither side waits for the other."""
 
     def __init__(self) -> None:
-        """No value is on its way yet."""
+        """Start with no value on its way."""
         self._previous: tuple[Tensor, torch.cuda.Event] | None = None
 
     def __call__(self, x: Tensor) -> Tensor | None:
-        """Return the value of the previous call, None on the first; a tensor on the host is returned at once.
+        """Return the value of the previous call, None on the first call; a host tensor is returned at once.
 
         Raises:
           RuntimeError: a CUDA graph is being captured.

@@ -85,7 +85,7 @@ class Monitor(logging.Handler):
         logging.getLogger(CUDAGRAPH_SKIP_LOGGER).removeHandler(self)
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Store the reason for a skipped graph, which PyTorch logs."""
+        """Store the reason that PyTorch logs for a skipped CUDA graph; a logging handler."""
         first_line = record.getMessage().strip().splitlines()[0]
         self.cudagraph_skip_reasons.append(first_line)
 
@@ -97,7 +97,7 @@ class Monitor(logging.Handler):
 
     @property
     def cudagraph_rerecordings(self) -> int:
-        """Number of graphs that CUDAGraph Trees recorded again because an input had moved."""
+        """Count the graphs that CUDAGraph Trees recorded again because an input had moved."""
         # imported only by those who use it
         cudagraph_trees = sys.modules.get("torch._inductor.cudagraph_trees")
         if cudagraph_trees is None or not torch.cuda.is_available():
@@ -110,7 +110,7 @@ class Monitor(logging.Handler):
         return sum(sum(counts.values()) for counts in counts_by_node)
 
     def poll(self) -> None:
-        """Count the compilations since the last call, and collect the reasons for recompilations."""
+        """Update the counts of compilations and cache hits, and collect the reasons for recompilations."""
         events = cache.compile_events
         for event in events[self._n_events :]:
             if event.cache_hit:
@@ -140,7 +140,7 @@ class Monitor(logging.Handler):
                 )
 
     def record_capture(self, captured: CapturedStep[Any, Any]) -> None:
-        """Count the graphs of a captured step, and store why it is none."""
+        """Count the graphs of a captured step, and store the reason if it is not replayed as a graph."""
         self.fallback_reason = captured.fallback_reason
         self.fallback_code = captured.fallback_code
         self.cudagraph_recordings += captured.n_graphs
@@ -152,14 +152,14 @@ class Monitor(logging.Handler):
         self._addresses = _leaf_addresses(state)
 
     def moved_leaves(self, state: object) -> list[str]:
-        """Names of the leaves that are at other addresses than when they were last watched."""
+        """List the names of leaves whose addresses have changed since they were last watched."""
         before = self._addresses
         now = _leaf_addresses(state).items()
         return [name for name, at in now if before.get(name, at) != at]
 
     @contextmanager
     def timer(self, name: str) -> Iterator[None]:
-        """Measure the time of a block, on the GPU if there is one and without waiting for it; a range for profilers.
+        """Measure the time of a block, on the GPU if available without waiting for it; also a range for profilers.
 
         Args:
           name: under which `median_ms` and `report` give the time.
@@ -180,7 +180,7 @@ class Monitor(logging.Handler):
         times.append((begin, end))
 
     def median_ms(self, name: str) -> float | None:
-        """Median of the times under a name, in milliseconds; None if there is none, or the GPU has not finished one."""
+        """Compute the median time under a name, in milliseconds; None if no time is known yet."""
         times: list[float] = []
         for entry in self._times.get(name, ()):
             if not isinstance(entry, tuple):
@@ -193,17 +193,17 @@ class Monitor(logging.Handler):
         return self._times.setdefault(name, deque(maxlen=512))
 
     def end_warmup(self) -> None:
-        """Begin the steady state, in which a compilation or a recording leads to a warning."""
+        """Begin the steady state, in which any compilation or recording leads to a warning."""
         self.poll()
         self._warmup_counts = self._counts()
 
     def _counts(self) -> tuple[int, int]:
-        """Compilations and recordings so far, which should stay the same after the warm-up."""
+        """Return the numbers of compilations and of recordings so far; both should stay constant after the warm-up."""
         recordings = self.cudagraph_recordings + self.cudagraph_rerecordings
         return self.compiles, recordings
 
     def warning(self) -> str | None:
-        """One line, once, if something was compiled or recorded after the warm-up; None otherwise."""
+        """Return one line, once, if anything was compiled or recorded after the warm-up; otherwise None."""
         self.poll()
         counts = self._counts()
         if self._has_warned or counts == self._warmup_counts:
@@ -221,15 +221,15 @@ class Monitor(logging.Handler):
         )
 
     def recompile_codes(self) -> dict[str, int]:
-        """How often functions were compiled again, by code."""
+        """Count recompilations by reason code."""
         return Counter(map(reasons.recompile_code, self.recompile_reasons))
 
     def cudagraph_skip_codes(self) -> dict[str, int]:
-        """How often CUDAGraph Trees recorded nothing, by code."""
+        """Count by reason code how often CUDAGraph Trees recorded nothing."""
         return Counter(map(reasons.skip_code, self.cudagraph_skip_reasons))
 
     def report(self) -> dict[str, object]:
-        """All counts, median times and recent reasons, as `metrics.jsonl` and `--log-compiles` show them."""
+        """Return all counts, median times and recent reasons by name, for `metrics.jsonl` and `--log-compiles`."""
         self.poll()
         report: dict[str, object] = {
             "compiles": self.compiles,

@@ -18,7 +18,7 @@ from torch import Tensor
 
 
 def supports_skinny_bmm(a: Tensor, b: Tensor, max_m: int) -> bool:
-    """Return whether `skinny_bmm` takes this batch of products and is worth its launch.
+    """Return whether `skinny_bmm` supports this batch of products and is worth its launch.
 
     Args:
       a: left factors [n, M, K].
@@ -37,7 +37,7 @@ def supports_skinny_bmm(a: Tensor, b: Tensor, max_m: int) -> bool:
 
 
 def _skinny_bmm(a: Tensor, b: Tensor) -> Tensor:
-    """Return a @ b.
+    """Compute a @ b for a batch of small matrices.
 
     Args:
       a: left factors [n, M, K], of any strides.
@@ -59,7 +59,7 @@ def _skinny_bmm(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _stable_argsort(x: Tensor, dim: int, descending: bool) -> Tensor:
-    """Return `torch.argsort` of x, stable."""
+    """Return the indices of a stable sort of x, [.., n] int64."""
     return torch.argsort(x, dim=dim, descending=descending, stable=True)
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 @unique
 class ReasonCode(StrEnum):
-    """Why something is not as fast as it may be."""
+    """Reason why a step is not as fast as it may be."""
 
     OTHER = "other"
     OUT_OF_MEMORY = "out_of_memory"
@@ -109,17 +109,17 @@ _COMPILER_MODULES = ("torch._dynamo", "torch._inductor", "triton")
 
 
 def skip_code(text: str) -> ReasonCode:
-    """The code of a reason that CUDAGraph Trees log."""
+    """Return the code of a reason that CUDAGraph Trees log for skipping a graph."""
     return _first_match(_SKIP_WORDS, text)
 
 
 def recompile_code(text: str) -> ReasonCode:
-    """The code of the guard that failed."""
+    """Return the code of a guard that failed and caused a recompilation."""
     return _first_match(_RECOMPILE_WORDS, text)
 
 
 def failure_code(error: BaseException) -> ReasonCode:
-    """The code of an exception that a strategy or a part raised."""
+    """Return the code of an exception from a strategy or a part of the step."""
     classes = type(error).__mro__
     names = {cls.__name__ for cls in classes}
     modules = tuple(cls.__module__ for cls in classes)
@@ -139,7 +139,7 @@ def failure_code(error: BaseException) -> ReasonCode:
 def _first_match(
     words: Mapping[ReasonCode, Sequence[str]], text: str
 ) -> ReasonCode:
-    """The first code with a word in the text; `OTHER` if there is none."""
+    """Return the first code that has a word in the text; `OTHER` if no code has."""
     lower = text.lower()
     for code, parts in words.items():
         if any(part in lower for part in parts):
@@ -148,7 +148,7 @@ def _first_match(
 
 
 def error_line(error: BaseException) -> str:
-    """What an error says, on one line; of one without a text, such as a failed assertion, where it was raised."""
+    """Format an error on one line; an error without text is named by the line that raised it."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     is_dynamos = lines[:1] == ["from user code:"]  # added to an empty text
     if lines and not is_dynamos:

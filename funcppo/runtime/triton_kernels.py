@@ -22,7 +22,7 @@ def _skinny_bmm_kernel(
     columns: tl.constexpr,
     inner: tl.constexpr,
 ):
-    """out[n, m] = sum over k of a[n, m, k] b[n, k], for one n a block; `out` is contiguous."""
+    """Compute out[n, m] = sum over k of a[n, m, k] b[n, k], one n per block; `out` is contiguous."""
     n = tl.program_id(0).to(tl.int64)
     k = tl.arange(0, inner)
     c = tl.arange(0, columns)

@@ -326,7 +326,7 @@ def open_log(
 
 
 def read(path: Path) -> list[Record]:
-    """Read the records of a file; an unfinished last line is left out.
+    """Read the records of a file; an unfinished last line is omitted.
 
     Raises:
       ValueError: a line, which the message names, is no record.

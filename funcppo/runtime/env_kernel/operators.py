@@ -108,7 +108,7 @@ COMPARISONS = {
 def pointwise(
     writer: Writer, op: Any, dtype: torch.dtype, args: Sequence[Any]
 ) -> LaneTensor:
-    """An operator of `POINTWISE`.
+    """Write an operator of `POINTWISE` in the form for its dtype.
 
     Raises:
       UnsupportedError: it has no code for this dtype.
@@ -159,7 +159,7 @@ def _divide(
     *args: Any,
     rounding_mode: str | None = None,
 ) -> LaneTensor:
-    """The quotient of integers, rounded down."""
+    """Write the quotient of integers, rounded down."""
     if dtype.is_floating_point or rounding_mode != "floor":
         raise UnsupportedError(f"a quotient, rounded: {rounding_mode}")
     # Languages round an inexact quotient of integers differently.
@@ -235,7 +235,7 @@ def _join(
     row_dim: int | None,
     n_tile: int,
 ) -> LaneTensor:
-    """Tensors of several sizes side by side, in one tile."""
+    """Concatenate tensors of several sizes in one tile."""
     ends = np.cumsum([x.places.shape[dim] for x in parts]).tolist()
     pieces: list[Expression] = []
     shape: tuple[int, ...] = ()
@@ -254,7 +254,7 @@ def _join(
 def _full(
     writer: Writer, dtype: torch.dtype, result: Tensor, *args: Any, **_: Any
 ) -> LaneTensor:
-    """A tensor of the shape of the result whose numbers are all the last argument."""
+    """Return a tensor of the result's shape filled with the last argument."""
     zeros = np.zeros(result.shape, np.int64)
     places, row_dim = rearrange(torch.clone, zeros, None)
     return LaneTensor(places * 0, dtype, row_dim, (literal(args[-1], dtype),))
@@ -317,7 +317,7 @@ def _reduce(
     reduction: Reduction,
     **_: Any,
 ) -> LaneTensor:
-    """A reduction of one axis; its numbers have the dtype of the result."""
+    """Reduce one axis, in the dtype of the result."""
     axes = (dims,) if isinstance(dims, int) else tuple(dims)
     if len(axes) != 1:
         raise UnsupportedError(f"{reduction} of several axes")
@@ -360,7 +360,7 @@ def _index(
     x: LaneTensor,
     indices: Sequence[LaneTensor | None],
 ) -> LaneTensor:
-    """Numbers by indices: constant ones along an axis, or computed ones of a table that all rows share."""
+    """Index a tensor: by constant indices along an axis, or by computed indices of a table that all rows share."""
     given = [index for index in indices if index is not None]
     dim = next(i for i, index in enumerate(indices) if index is not None)
     if any(index.dtype == torch.bool for index in given):
@@ -387,7 +387,7 @@ def _take(x: Tensor, dim: int, numbers: Tensor) -> Tensor:
 
 
 def _constant_index(index: LaneTensor) -> NDArray[Any] | None:
-    """An index [N] or [] whose numbers are known and not negative; None of others."""
+    """Return the numbers of an index [N] or [] if all are known and not negative; otherwise None."""
     if index.tile != 0 or index.row_dim is not None:
         return None
     codes = [number.code for number in index.numbers()]
@@ -403,7 +403,7 @@ def _choose_row(
     x: LaneTensor,
     indices: Sequence[LaneTensor],
 ) -> LaneTensor:
-    """Rows of a table of few numbers in the code, by one index: the first, or another where the index says so."""
+    """Choose rows of a small constant table by one computed index."""
     if len(indices) > 1 or indices[0].places.ndim != 1:
         raise UnsupportedError("constants by several indices")
     (index,) = indices
@@ -419,7 +419,7 @@ def _choose_row(
 def _choose(
     writer: Writer, x: LaneTensor, dim: int, index: LaneTensor, n_back: int = 0
 ) -> LaneTensor:
-    """One of the slices of a tensor along an axis, by an index; the first where it names none.
+    """Choose a slice of a tensor along an axis by an index; the first slice if the index names no slice.
 
     Args:
       n_back: how much less an index may be that names the same slice; 0: no less.
@@ -442,7 +442,7 @@ def _choose(
 
 
 def _check_index(writer: Writer, index: LaneTensor, n: int) -> LaneTensor:
-    """Which numbers of an index are within bounds; the kernel ends with an error if one of a row is not."""
+    """Return the mask of indices within bounds; the kernel ends with an error if an index of a valid row is not."""
     is_within = writer.pointwise(
         f"(({{0}} >= {-n}) & ({{0}} < {n}))",
         [index],
@@ -457,7 +457,7 @@ def _check_index(writer: Writer, index: LaneTensor, n: int) -> LaneTensor:
 def _look_up(
     writer: Writer, table: LaneTensor, indices: Sequence[LaneTensor]
 ) -> LaneTensor:
-    """Numbers of a table in memory, by an index of each of its first axes."""
+    """Load numbers of a table in memory, given an index for each of its first axes."""
     sizes = table.places.shape[: len(indices)]
     steps = _steps(table.places, len(indices))
     are_within = [
@@ -490,7 +490,7 @@ def _look_up(
 
 
 def _steps(offsets: NDArray[Any], n_axes: int) -> list[int]:
-    """The steps in memory along the first axes of a table, which the rest of its axes have in common.
+    """Return the memory strides of the first axes of a table; raise UnsupportedError if they are not uniform.
 
     Raises:
       UnsupportedError: there are no such steps.
@@ -516,7 +516,7 @@ def _load_many(
     start: LaneTensor,
     is_there: LaneTensor,
 ) -> LaneTensor:
-    """Many numbers of a table in memory, at offsets from a place of each row of the program."""
+    """Load many numbers of a table in memory as a tile, at offsets from each row's start."""
     if start.places.size > 1 or offsets.size > MAX_TILE_WIDTH:
         raise UnsupportedError("many numbers by computed indices")
     code = index_code(offsets)
@@ -561,7 +561,7 @@ def _argmax(
     *,
     sign: str = ">",
 ) -> LaneTensor:
-    """The first of the largest numbers, or of the least; a NaN comes before any other."""
+    """Return the index of the first largest number, or smallest by `sign`; a NaN counts as the extreme."""
     x, dim = writer.narrow(x, dim)
     slices = np.moveaxis(x.places, dim, 0)
     row_dim = without_axis(x.row_dim, dim)
@@ -606,7 +606,7 @@ def _matmul(
     x: LaneTensor,
     weight: LaneTensor,
 ) -> LaneTensor:
-    """A product of [..., rows, K] with [..., K, N] that all rows share."""
+    """Multiply [..., rows, K] by a matrix [..., K, N] that all rows share."""
     row_dim = x.places.ndim - 2
     if not weight.pointer or x.row_dim != row_dim:
         raise UnsupportedError("a matrix product other than of rows and params")
@@ -636,7 +636,7 @@ def _matmul(
 
 
 def _row(x: LaneTensor, places: NDArray[Any]) -> list[Part]:
-    """The numbers [K] of a row: parts of tiles, or one number each."""
+    """Split the numbers [K] of a row into tiles with their positions, or into single numbers."""
     if x.tile != 0:
         return parts_of(x, places) or []
     numbers = x._replace(places=places).numbers()
@@ -646,7 +646,7 @@ def _row(x: LaneTensor, places: NDArray[Any]) -> list[Part]:
 def _wide_product(
     writer: Writer, row: list[Part], matrix: LaneTensor
 ) -> Expression:
-    """The product of the numbers of a row with a matrix of many columns."""
+    """Multiply a row of numbers by a matrix with many columns."""
     n_in, n_out = matrix.places.shape
     if len(row) == n_in:
         terms = [
@@ -670,7 +670,7 @@ def _wide_product(
 def _streamed_product(
     writer: Writer, row: list[Part], matrix: LaneTensor
 ) -> Expression:
-    """A product whose matrix is read from memory, as many of its rows at a time as registers hold."""
+    """Multiply a row by a matrix in memory, which is read in chunks of rows that fit in registers."""
     n_out = matrix.places.shape[1]
     n_read = max(8_192 // padded(n_out), 1)
     # products [R, P, N] of numbers with the rows that were read, by P: summed up, as a sum over P waits for all threads
@@ -699,7 +699,7 @@ def _streamed_product(
 def _without_padding(
     writer: Writer, tile: Expression, width: int
 ) -> Expression:
-    """A tile whose padding is 0: that of a quotient may be no number."""
+    """Set the padding of a tile to 0; otherwise a quotient there may be NaN."""
     mask = mask_code(width)
     full = writer.full_tile(tile, width)
     if not mask:
@@ -708,12 +708,12 @@ def _without_padding(
 
 
 def _load_matrix(writer: Writer, matrix: LaneTensor) -> str:
-    """Code of a matrix [K, N] in registers; its padding is 0."""
+    """Load a matrix [K, N] into registers, with padding 0; return its code."""
     return writer.line(_matrix_code(writer, matrix), "wide", once=True).code
 
 
 def _matrix_code(writer: Writer, matrix: LaneTensor, before: str = "") -> str:
-    """Code that loads a matrix [K, N], with axes of size 1 before it; its padding is 0."""
+    """Write code that loads a matrix [K, N], with axes of size 1 before it and padding 0."""
     offsets = matrix.places
     first = int(offsets[0, 0])
     step = int(offsets[1, 0]) - first, int(offsets[0, 1]) - first
@@ -730,7 +730,7 @@ def _matrix_code(writer: Writer, matrix: LaneTensor, before: str = "") -> str:
 
 
 def _dot(writer: Writer, row: list[Part], column: LaneTensor) -> Expression:
-    """The product of the numbers of a row with one column."""
+    """Multiply a row of numbers by one column and sum."""
     offsets = column.places
     if len(row) == len(offsets):
         weights = writer.load(column).numbers()

@@ -78,7 +78,7 @@ aten = torch.ops.aten
 
 
 class Program(NamedTuple):
-    """The code of a function: what is done once, and what at each call."""
+    """Code of a function: lines that run once, and lines that run at each call."""
 
     preamble: list[str]
     body: list[str]
@@ -105,7 +105,7 @@ REFUSED = {aten.searchsorted, aten.nonzero, aten.topk}
 
 
 class _Refusal(TorchDispatchMode):
-    """Raises an error at operators that no program has."""
+    """Dispatch mode that raises an error at operators for which no kernel code exists."""
 
     def __torch_dispatch__(
         self,
@@ -126,7 +126,7 @@ def write_program(
     max_held: int | None = None,
     n_carried: int = 0,
 ) -> Program:
-    """Write a function as Triton code.
+    """Write a traced function as Triton code; return its lines and outputs.
 
     Args:
       fn: takes and returns tensors; each row of its results depends on the same row of its arguments only.
@@ -188,7 +188,7 @@ def write_program(
 def _trace(
     fn: Callable[..., Sequence[Tensor]], examples: Sequence[Tensor]
 ) -> fx.GraphModule:
-    """The graph of a function.
+    """Trace a function on examples; return its graph of core ATen operators.
 
     Raises:
       UnsupportedError: it calls an operator that no program has, or cannot be traced.
@@ -213,7 +213,7 @@ def _trace(
 def _apply(
     writer: Writer, node: fx.Node, args: Any, kwargs: dict[str, Any]
 ) -> Any:
-    """The result of an operator."""
+    """Write the code of one graph node; return its value."""
     op: Any = node.target
     if op is operator.getitem:
         return args[0][args[1]]
@@ -237,7 +237,7 @@ def _apply(
 def _needed_lines(
     lines: Sequence[str], codes: Iterable[str]
 ) -> tuple[list[str], set[str]]:
-    """The lines that compute what some code names, or check something; and all names in these lines and that code."""
+    """Keep the lines that the codes need, and all checks; return them with all names that occur."""
     names = set(NAME.findall(" ".join(codes)))
     kept: list[str] = []
     for line in reversed(lines):
@@ -315,7 +315,7 @@ def threefry_1(k0, k1, x0, x1):
 
 
 class StepArguments(NamedTuple):
-    """The trees that one step of a rollout reads: see `rollout.rollout_step`."""
+    """Trees that one step of a rollout reads: see `rollout.rollout_step`."""
 
     world: object
     params: object
@@ -328,7 +328,7 @@ CHECKED = {"debug": True, "sanitize_overflow": False}
 
 
 class RolloutCode(NamedTuple):
-    """A kernel's code, and the trees that it returns."""
+    """Source of a rollout kernel, with examples of the trees that it returns."""
 
     source: str
     batch_shape: tuple[int, ...]  # B environments, or [L, B] of L learners
@@ -346,7 +346,7 @@ def compile_unroll(
     args: StepArguments,
     values: Callable[..., Tensor] | None = None,
 ) -> RolloutKernel:
-    """The rollout as a kernel, for the shapes of one step's arguments.
+    """Build a rollout kernel for the shapes of one step's arguments.
 
     Args:
       values: as of `RolloutKernel`.
@@ -366,7 +366,7 @@ def compile_unroll(
 def write_rollout_kernel(
     step: Callable[..., tuple[Any, Any]], cfg: object, args: StepArguments
 ) -> RolloutCode:
-    """Write the kernel of a rollout.
+    """Write the kernel of a rollout for the shapes of one step's arguments.
 
     Args:
       step: as `rollout.rollout_step`; of several learners, `torch.vmap` of the step that `inspect.unwrap` finds in it.
@@ -409,7 +409,7 @@ def write_rollout_kernel(
 
 
 def _check_params(n_params: int, n_streamed: int, n_rows: int) -> None:
-    """Check that a block can hold the params, and read what it does not hold at each step.
+    """Check that a block can hold the parameters in registers, and can read the remaining ones at each step.
 
     Args:
       n_streamed: numbers that it reads.
@@ -433,7 +433,7 @@ def _check_params(n_params: int, n_streamed: int, n_rows: int) -> None:
 
 
 def _batch_shape(args: StepArguments) -> tuple[int, ...]:
-    """The environments of a step, or its learners and the environments of each.
+    """Return the batch shape of a step: (environments,), or (learners, environments of each).
 
     Raises:
       UnsupportedError: tensors of the state do not have one row for each environment.
@@ -448,7 +448,7 @@ def _batch_shape(args: StepArguments) -> tuple[int, ...]:
 def _block(
     n_rows: int, params: object, program: Program
 ) -> tuple[int, int, int]:
-    """The size of a block for a learner's environments; one of several rows spills its registers in bfloat16."""
+    """Choose the block size for a learner's environments. With bfloat16, several rows would spill registers."""
     if program.n_streamed:
         # One stage: params that are read are not copied to shared memory, which they would fill.
         return 1, 4, 1
@@ -461,7 +461,7 @@ def _block(
 
 
 def _examples(args: StepArguments) -> tuple[StepArguments, list[LaneTensor]]:
-    """Arguments with `TRACED_ROWS` rows, and where a kernel finds each of their tensors."""
+    """Build arguments with `TRACED_ROWS` rows, and the kernel's tensor for each leaf."""
     inputs: list[LaneTensor] = []
 
     def add(kind: str, x: Tensor) -> Tensor:
@@ -489,7 +489,7 @@ def _examples(args: StepArguments) -> tuple[StepArguments, list[LaneTensor]]:
 def _kernel_source(
     program: Program, args: StepArguments, n_outputs: int
 ) -> str:
-    """The module that holds the kernel; arguments as of `_examples`, which names them by their positions."""
+    """Write the source of the kernel's module; `args` come from `_examples`, which names tensors by position."""
     leaves = tree.leaves(args)
     n_world, n_params, n_states, _ = (len(tree.leaves(x)) for x in args)
     n_shared = n_world + n_params
@@ -540,7 +540,7 @@ def _step_lines(
     drawn: dict[str, Tensor],
     states: dict[str, Tensor],
 ) -> list[str]:
-    """The lines of one step; tensors by their names."""
+    """Write the lines of one step: load keys and random inputs, run the body, store outputs, carry the state."""
     lines: list[str] = []
     for name, x in key.items():
         place = f"(t * n_learners + learner) * {x.numel()}"
@@ -555,7 +555,7 @@ def _step_lines(
 
 
 def _tile_places(places: str, n: int, numbers: NDArray[Any]) -> tuple[str, str]:
-    """Code of the places in memory of numbers of rows of n, in steps of one size, and which of them are there."""
+    """Write the code of the addresses of evenly spaced numbers in rows of n, and of the mask of valid ones."""
     width = len(numbers)
     first = int(numbers[0])
     step = int(numbers[1]) - first if width > 1 else 1
@@ -566,7 +566,7 @@ def _tile_places(places: str, n: int, numbers: NDArray[Any]) -> tuple[str, str]:
 
 
 def load_rows(name: str, x: Tensor, before: str = "") -> list[str]:
-    """Lines that load the numbers of each row, as `named_tensor` names them.
+    """Write lines that load the numbers of each row, under the names of `named_tensor`.
 
     Args:
       before: code of the rows before these in memory.
@@ -584,7 +584,7 @@ def load_rows(name: str, x: Tensor, before: str = "") -> list[str]:
 
 
 def store_rows(pointer: str, value: LaneTensor, before: str = "") -> list[str]:
-    """Lines that store the numbers of each row.
+    """Write lines that store the numbers of each row.
 
     Args:
       before: code of the rows before these in memory.
@@ -618,14 +618,14 @@ def store_rows(pointer: str, value: LaneTensor, before: str = "") -> list[str]:
 
 
 def _spread(number: Expression, n: int) -> str:
-    """Code of a tile [R, P] for n numbers."""
+    """Write the code that broadcasts a number to a tile [R, P] for n numbers."""
     return f"tl.broadcast_to({column_code(number)}, [R, {padded(n)}])"
 
 
 def _carry(
     states: dict[str, Tensor], values: Sequence[LaneTensor]
 ) -> list[str]:
-    """Lines that make the next state, the first of some values, the state, as rows of its dtype."""
+    """Write lines that assign the next state, which is the first of the values, in the dtypes of the state."""
     computed: list[str] = []
     assigned: list[str] = []
     for (name, x), value in zip(states.items(), values):
@@ -644,7 +644,7 @@ def _carry(
 
 
 class _Word:
-    """A word of 32 bits in assembly code, for `random.threefry_rounds`."""
+    """32-bit word in assembly code, for `random.threefry_rounds`."""
 
     def __init__(self, code: str, lines: list[str]) -> None:
         self.code = code  # a register, or a literal
@@ -660,7 +660,7 @@ class _Word:
         return self  # a word of 32 bits has no more
 
     def rotate_left(self, n_bits: int) -> _Word:
-        """The word, rotated to the left."""
+        """Return the word rotated to the left by `n_bits`."""
         twice = f"{self.code}, {self.code}"
         return self._line(f"shf.l.wrap.b32 {{}}, {twice}, {n_bits};")
 
@@ -671,7 +671,7 @@ class _Word:
 
 
 def threefry_source() -> str:
-    """Functions of both words that the random numbers are made of.
+    """Write the source of the Triton functions that compute the Threefry random words.
 
     Their 80 operations are assembly code of NVIDIA (PTX), which is one operation to Triton: its passes take more than
     linear time in the operations of a program.
@@ -693,7 +693,7 @@ def threefry_source() -> str:
 
 
 def load_source(source: str) -> types.ModuleType:
-    """The module of generated source; a file in the folder of compiled code, because Triton reads files."""
+    """Import generated source as a module, from a file in the folder of compiled code: Triton reads source files."""
     digest = hashlib.sha256(source.encode()).hexdigest()[:32]
     name = f"funcppo_source_{digest}"
     if name in sys.modules:
@@ -711,7 +711,7 @@ def load_source(source: str) -> types.ModuleType:
 
 
 class RolloutKernel:
-    """A rollout as one kernel, for the shapes that it was written for; as `rollout.unroll`.
+    """Rollout as one kernel, for the shapes that it was written for; called like `rollout.unroll`.
 
     Args:
       values: the field `value` of all transitions, by the configuration, the world, the params and the observations
@@ -734,7 +734,7 @@ class RolloutKernel:
         random_inputs: Any,
         *_: object,
     ) -> tuple[Any, Any]:
-        """Roll out; the state after the last step, and all transitions [T, (L,) B, ...]."""
+        """Roll out; return the last state and all transitions [T, (L,) B, ...]."""
         code = self.code
         *shared, state, random_leaves = map(
             tree.leaves, (world, params, rollout_state, random_inputs)
@@ -773,5 +773,5 @@ class RolloutKernel:
 
 
 def _bytes(x: Tensor) -> Tensor:
-    """The tensor, a bool as a byte."""
+    """View a bool tensor as bytes; return any other tensor unchanged."""
     return x.view(torch.uint8) if x.dtype == torch.bool else x

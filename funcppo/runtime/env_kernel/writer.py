@@ -29,7 +29,7 @@ MAX_TILE_WIDTH = 4096
 
 
 class UnsupportedError(RuntimeError):
-    """A function cannot be written as a kernel; the text says why."""
+    """Error for a function that cannot be written as a kernel; the text is the reason."""
 
 
 Kind: TypeAlias = Literal["scalar", "row", "wide"]
@@ -37,14 +37,14 @@ Kind: TypeAlias = Literal["scalar", "row", "wide"]
 
 @dataclass(frozen=True, slots=True)
 class Expression:
-    """A Triton expression: one number, one for each row [R], or several for each row [R, W]."""
+    """Triton expression for one number, for one number in each row [R], or for several in each row [R, W]."""
 
     code: str
     kind: Kind = "scalar"
 
 
 class LaneTensor(NamedTuple):
-    """What a kernel knows of a tensor: for each number its place.
+    """Symbolic tensor of a kernel: for each of its numbers, the place where the kernel holds it.
 
     The number at place p of a tensor in memory is p numbers after `pointer`; of any other it is the number p % width of
     the expression p // width. So a view, a transposition or a stack of tensors costs nothing until it is used.
@@ -61,11 +61,11 @@ class LaneTensor(NamedTuple):
     pointer: str = ""  # a tensor in memory, not loaded yet
 
     def numbers(self) -> list[Expression]:
-        """The expressions of a tensor without tiles, in the order of its numbers."""
+        """Return the expression of each number in order, for a tensor without tiles."""
         return [self.held[place] for place in self.places.reshape(-1)]
 
     def needed(self) -> Sequence[Expression]:
-        """All expressions that its numbers are in."""
+        """Return all expressions that hold the tensor's numbers."""
         return self.numbers() if self.tile == 0 else self.held
 
 
@@ -80,7 +80,7 @@ TRITON_DTYPES = {
 
 
 def memory_tensor(pointer: str, x: Tensor) -> LaneTensor:
-    """A contiguous tensor in memory that all rows share."""
+    """Describe a contiguous tensor in memory that all rows share."""
     return LaneTensor(_count(*x.shape), x.dtype, pointer=pointer)
 
 
@@ -91,7 +91,7 @@ def held_tensor(
     row_dim: int | None = None,
     tile: int = 0,
 ) -> LaneTensor:
-    """A tensor of some expressions, each of which holds its last axes."""
+    """Build a tensor from expressions, each of which holds the numbers of the last axes."""
     width = math.prod(shape[len(shape) - tile :])
     return LaneTensor(_count(*shape), dtype, row_dim, tuple(held), width, tile)
 
@@ -101,7 +101,7 @@ def _count(*shape: int) -> NDArray[Any]:
 
 
 def named_tensor(name: str, x: Tensor) -> LaneTensor:
-    """A tensor [TRACED_ROWS, ...] whose numbers are the variables `name_0`, `name_1` and so on of the program.
+    """Build a tensor [TRACED_ROWS, ...] from the program's variables `name_0`, `name_1` and so on.
 
     Where a row has more than `MAX_NUMBERS_A_ROW` numbers, the first of them holds all.
     """
@@ -119,7 +119,7 @@ def named_tensor(name: str, x: Tensor) -> LaneTensor:
 
 
 def numbers_a_row(x: LaneTensor) -> list[Expression]:
-    """The expressions of a tensor [rows, ...] without tiles, in the order of memory.
+    """Return the expressions of one row in memory order, for a tensor [rows, ...] without tiles.
 
     Raises:
       UnsupportedError: the rows are not its first axis.
@@ -134,7 +134,9 @@ Part: TypeAlias = tuple[Expression, NDArray[Any]]
 
 
 def parts_of(x: LaneTensor, places: NDArray[Any]) -> list[Part] | None:
-    """The tiles that hold a row of numbers, by their places; None if it shows some as a part only, or not in steps."""
+    """Return the tiles that hold a row of numbers, with their positions.
+    None if a tile is not shown whole and evenly spaced.
+    """
     flat = places.reshape(-1)
     tile = flat // x.width
     parts: list[Part] = []
@@ -148,7 +150,7 @@ def parts_of(x: LaneTensor, places: NDArray[Any]) -> list[Part] | None:
 
 
 def constant_tensor(x: Tensor) -> LaneTensor:
-    """A tensor whose numbers are literals."""
+    """Build a tensor of literals from a constant tensor."""
     if x.numel() > MAX_NUMBERS_A_ROW:
         raise UnsupportedError(f"a constant of {x.numel()} numbers")
     numbers = [literal(n, x.dtype) for n in x.flatten().tolist()]
@@ -158,7 +160,7 @@ def constant_tensor(x: Tensor) -> LaneTensor:
 def concatenate(
     tensors: Sequence[LaneTensor], dim: int, row_dim: int | None
 ) -> LaneTensor:
-    """Tensors side by side along an axis, whose expressions hold equally many numbers."""
+    """Concatenate tensors along an axis; their expressions hold equally many numbers."""
     (first, *_) = tensors
     held: list[Expression] = []
     places: list[NDArray[Any]] = []
@@ -177,7 +179,7 @@ def concatenate(
 
 
 def literal(value: float | bool, dtype: torch.dtype) -> Expression:
-    """A number as Triton code."""
+    """Write a number as a Triton expression of a dtype."""
     if dtype == torch.bool:
         return Expression(str(bool(value)))
     if not dtype.is_floating_point:
@@ -191,12 +193,12 @@ def literal(value: float | bool, dtype: torch.dtype) -> Expression:
 
 
 def without_axis(row_dim: int | None, dim: int) -> int | None:
-    """Where the rows are once another axis is gone."""
+    """Return the axis of the rows after axis `dim` is removed; None stands for no row axis."""
     return row_dim - (dim < row_dim) if row_dim is not None else None
 
 
 def column_code(number: Expression) -> str:
-    """Code of an expression beside tiles."""
+    """Write an expression so that it broadcasts beside tiles."""
     return f"{number.code}[:, None]" if number.kind == "row" else number.code
 
 
@@ -206,7 +208,7 @@ def rearrange(
     row_dim: int | None,
     *options: Any,
 ) -> tuple[NDArray[Any], int | None]:
-    """Places of numbers in another order, and where the rows are then.
+    """Apply a view operator to the places of a tensor; return the new places and the new axis of the rows.
 
     Args:
       op: an operator of PyTorch that moves numbers, such as a view.
@@ -249,22 +251,22 @@ def rearrange(
 
 
 def padded(width: int) -> int:
-    """The numbers of a tile of `width` numbers, with its padding."""
+    """Round the width of a tile up to a power of two."""
     return 1 << (width - 1).bit_length()
 
 
 def axis_code(width: int) -> str:
-    """Code of the numbers of a tile [1, P]."""
+    """Write the indices of the numbers of a tile [1, P]."""
     return f"tl.arange(0, {padded(width)})[None, :]"
 
 
 def mask_code(width: int) -> str:
-    """Code that tells which numbers of a tile are no padding; empty if all are."""
+    """Write the mask of the numbers of a tile that are not padding; empty if there is no padding."""
     return "" if padded(width) == width else f"({axis_code(width)} < {width})"
 
 
 def coordinate_code(shape: tuple[int, ...], dim: int, n_dims: int = 1) -> str:
-    """Code of the coordinate along axes of a tile that follow each other; in the padding it is within bounds, too."""
+    """Write the coordinate along consecutive axes of a tile; in the padding too it stays within bounds."""
     end = dim + n_dims
     after = math.prod(shape[end:])
     code = axis_code(math.prod(shape))
@@ -275,7 +277,7 @@ def coordinate_code(shape: tuple[int, ...], dim: int, n_dims: int = 1) -> str:
 
 
 def n_tile_axes(expressions: NDArray[Any], row_dim: int | None) -> int | None:
-    """How many of the last axes one expression each can hold: as many as possible; None if none can.
+    """Return the largest number of last axes that single expressions can hold; None if no axis can be held.
 
     Args:
       expressions: which of the expressions each number of a tensor is in.
@@ -292,7 +294,7 @@ def n_tile_axes(expressions: NDArray[Any], row_dim: int | None) -> int | None:
 
 
 def varying_axes(numbers: NDArray[Any]) -> list[int]:
-    """The axes along which an array changes."""
+    """List the axes along which an array changes."""
     return [
         dim
         for dim in range(numbers.ndim)
@@ -301,7 +303,7 @@ def varying_axes(numbers: NDArray[Any]) -> list[int]:
 
 
 def index_code(places: NDArray[Any]) -> str | None:
-    """Code of places in a tile of the shape of `places`; None if no sum of functions of each coordinate gives them."""
+    """Write places in a tile as a sum of functions of each coordinate; None if no such sum gives them."""
     flat = places.reshape(-1)
     if code := _line_code(flat):
         return code
@@ -323,7 +325,7 @@ def index_code(places: NDArray[Any]) -> str | None:
 
 
 def _line_code(places: NDArray[Any]) -> str:
-    """Code of places in steps of one size, which may stay the same before and after; empty if they are others."""
+    """Write places that change in steps of one size, perhaps constant before and after; empty for any other places."""
     changes = np.flatnonzero(np.diff(places))
     start, step = int(places[0]), 0
     if len(changes):
@@ -344,7 +346,7 @@ def _line_code(places: NDArray[Any]) -> str:
 
 
 def _function_code(variable: str, values: NDArray[Any]) -> str:
-    """Code of a function of a coordinate, from its values; empty if it would be too long."""
+    """Write a function of a coordinate from its values; empty if the code would be too long."""
     n = len(values)
     if (values == values[1] * np.arange(n)).all():
         return f"{int(values[1])} * {variable}"
@@ -381,7 +383,7 @@ _Operation: TypeAlias = tuple[
 
 
 class Writer:
-    """Writes the code of one graph; the operators (`operators`) call it."""
+    """Writer of the code of one graph, called by the operators of `operators`."""
 
     def __init__(self, max_held: int | None) -> None:
         self.max_held = max_held
@@ -398,7 +400,7 @@ class Writer:
     # Lines of code
 
     def line(self, code: str, kind: Kind, *, once: bool = False) -> Expression:
-        """A variable that holds the value of some code; the same code is written once.
+        """Return a variable for the value of some code, which is written once.
 
         Args:
           once: it is the same in each call.
@@ -413,14 +415,14 @@ class Writer:
         return self._names[code]
 
     def check(self, condition: Expression, problem: str) -> None:
-        """End the kernel with an error unless a condition holds for each row that is there."""
+        """Write a check that ends the kernel with an error unless the condition holds in each valid row."""
         line = f'tl.device_assert({condition.code} | ~mask, "{problem}")'
         if line not in self.body:
             self.body.append(line)
         self.has_checks = True
 
     def load(self, x: LaneTensor) -> LaneTensor:
-        """The tensor with expressions of its numbers; one in memory is loaded."""
+        """Return the tensor with an expression for each number or tile; a tensor in memory is loaded."""
         if not x.pointer:
             return self.settle(x)
         if x.places.size > MAX_NUMBERS_A_ROW:
@@ -432,7 +434,7 @@ class Writer:
     def load_expression(
         self, x: LaneTensor, offset: str, mask: str = ""
     ) -> str:
-        """Code that loads from memory; numbers of bfloat16 are held as float32."""
+        """Write code that loads from memory; bfloat16 numbers are held as float32."""
         is_rounded = x.dtype == torch.bfloat16
         (self.rounded if is_rounded else self.loaded).add(x.pointer)
         options = f", mask={mask}, other=0" if mask else ""
@@ -440,7 +442,7 @@ class Writer:
         return f"({code} != 0)" if x.dtype == torch.bool else code
 
     def load_tile(self, x: LaneTensor, offsets: NDArray[Any]) -> Expression:
-        """Numbers of a tensor in memory, as one expression [1, P]."""
+        """Load numbers of a tensor in memory as one expression [1, P]."""
         place = index_code(offsets)
         if place is None:
             raise UnsupportedError("params in an order of no rule")
@@ -451,7 +453,7 @@ class Writer:
     # Tiles
 
     def hold(self, x: LaneTensor, like: Tensor, is_carried: bool) -> LaneTensor:
-        """An output [rows, ...]: with an expression for each number, or with tiles where there are many."""
+        """Return an output [rows, ...] with an expression for each number, or with tiles if it has many numbers."""
         n = like.numel() // max(len(like), 1) if like.ndim else 1
         if n <= MAX_NUMBERS_A_ROW and x.tile == 0:
             return self.load(x)
@@ -471,7 +473,7 @@ class Writer:
         return x._replace(places=places, row_dim=0, tile=None)
 
     def settle(self, x: LaneTensor) -> LaneTensor:
-        """A tensor whose tiles hold its last axes, and show all their numbers."""
+        """Return the tensor in tiles that hold exactly the numbers of its last axes."""
         if x.tile is not None:
             return x
         n_tile = n_tile_axes(x.places // x.width, x.row_dim)
@@ -487,21 +489,21 @@ class Writer:
         row_dim: int | None,
         n_tile: int,
     ) -> LaneTensor:
-        """The numbers of a tensor at some of its places, of which the last axes are held in a tile."""
+        """Return the numbers of a tensor at given places, with the last `n_tile` axes held in tiles."""
         lead = places.shape[: places.ndim - n_tile]
         fetch = self.tile if n_tile else self._number
         held = [fetch(x, places[index]) for index in np.ndindex(lead)]
         return held_tensor(held, places.shape, x.dtype, row_dim, n_tile)
 
     def _number(self, x: LaneTensor, place: Any) -> Expression:
-        """The expression of one number."""
+        """Return the expression of one number, loaded if it is in memory."""
         if not x.pointer:
             return x.held[int(place)]
         code = self.load_expression(x, str(int(place)))
         return self.line(code, "scalar", once=True)
 
     def tile(self, x: LaneTensor, places: NDArray[Any]) -> Expression:
-        """An expression of the numbers at some places."""
+        """Return one expression for the numbers at some places."""
         if x.pointer:
             return self.load_tile(x, places)
         # Equal expressions are one, wherever they are.
@@ -525,7 +527,7 @@ class Writer:
         expressions: NDArray[Any],
         numbers: NDArray[Any],
     ) -> Expression:
-        """A tile of several, which lie side by side along one of its axes.
+        """Build a tile from several tiles that lie side by side along one of its axes.
 
         Args:
           expressions: which tile of the tensor each number is in.
@@ -556,7 +558,7 @@ class Writer:
         shape: tuple[int, ...],
         dim: int,
     ) -> Expression:
-        """A tile of several, each of which counts up to an end along an axis, from that of the one before on."""
+        """Join tiles along an axis: each covers the coordinates from the end of the previous tile to its own end."""
         coordinate = coordinate_code(shape, dim)
         joined = parts[-1]
         for part, end in zip(reversed(parts[:-1]), reversed(ends[:-1])):
@@ -568,7 +570,7 @@ class Writer:
     def _regard(
         self, tile: Expression, x: LaneTensor, places: NDArray[Any]
     ) -> Expression:
-        """Some numbers of a tile, as another one."""
+        """Rearrange some numbers of a tile into another tile."""
         if np.array_equal(places.reshape(-1), np.arange(x.width)):
             return tile
         place = index_code(places)
@@ -600,7 +602,7 @@ class Writer:
         expressions: NDArray[Any],
         dtype: torch.dtype,
     ) -> Expression:
-        """A tile of single numbers, by the coordinate along the axes where they differ."""
+        """Build a tile of single numbers, chosen by the coordinate along the axes where they differ."""
         dims = varying_axes(expressions)
         n_dims = dims[-1] + 1 - dims[0]
         coordinate = coordinate_code(expressions.shape, dims[0], n_dims)
@@ -626,7 +628,7 @@ class Writer:
     def _of_coordinate(
         self, numbers: Sequence[Expression], coordinate: str
     ) -> Expression | None:
-        """Numbers like `x == 0`, `x == 1` and so on: one operation on a coordinate; None of others."""
+        """Return one operation on a coordinate for numbers like `x == 0`, `x == 1`; None if they have no such form."""
         operations = [
             self._operations[x] for x in numbers if x in self._operations
         ]
@@ -652,14 +654,14 @@ class Writer:
         return self.line(template.format(*codes), "wide")
 
     def full_tile(self, x: Expression, width: int) -> Expression:
-        """An expression as a tile [R, P]."""
+        """Broadcast an expression to a tile [R, P]."""
         shape = f"[R, {padded(width)}]"
         return self.line(f"tl.broadcast_to({column_code(x)}, {shape})", "wide")
 
     def cast(
         self, x: Expression, dtype: torch.dtype, to: torch.dtype
     ) -> Expression:
-        """A number in another dtype."""
+        """Convert a number to another dtype."""
         if dtype == to:
             return x
         if x.code in BOOLS or x.code.removeprefix("-").isdigit():
@@ -680,7 +682,7 @@ class Writer:
         operand_dtype: torch.dtype | Sequence[torch.dtype],
         dtype: torch.dtype,
     ) -> LaneTensor:
-        """An operator on each number.
+        """Apply an operator to each number of broadcast operands.
 
         Args:
           template: code, {0} the first operand.
@@ -724,7 +726,7 @@ class Writer:
     def _column(
         self, x: Any, dtype: torch.dtype, shape: tuple[int, ...], n_tile: int
     ) -> Sequence[Expression]:
-        """The expressions of an operand, a number or a tensor, for each number or tile of a result."""
+        """Return the expressions of an operand, one for each number or tile of the result."""
         if not isinstance(x, LaneTensor):
             n = math.prod(shape[: len(shape) - n_tile])
             return [literal(x, dtype)] * n
@@ -738,7 +740,7 @@ class Writer:
         before: Sequence[torch.dtype],
         dtypes: tuple[torch.dtype, ...],
     ) -> tuple[Expression, ...]:
-        """The results of an operator on numbers, given each operand's.
+        """Apply an operator to columns of expressions; return one result for each row of operands.
 
         Args:
           before: dtypes of the operands.
@@ -768,7 +770,7 @@ class Writer:
     def view(
         self, op: Callable[..., Tensor], x: LaneTensor, *options: Any
     ) -> LaneTensor:
-        """The same numbers in another order, as an operator of PyTorch has it; see `rearrange`."""
+        """Apply an operator of PyTorch that only rearranges numbers; see `rearrange`."""
         places, row_dim = rearrange(op, x.places, x.row_dim, *options)
         if x.tile == 0:
             return x._replace(places=places, row_dim=row_dim)
@@ -782,7 +784,7 @@ class Writer:
         return x._replace(places=places, row_dim=row_dim, tile=None)
 
     def narrow(self, x: LaneTensor, dim: int) -> tuple[LaneTensor, int]:
-        """A tensor without tiles whose axis `dim` is not the rows, and the axis counted from 0."""
+        """Load a tensor without tiles, and count axis `dim`, which must not be the rows, from 0."""
         x = self.load(x)
         if x.tile:
             raise UnsupportedError("an operator over a hidden layer")
@@ -791,7 +793,7 @@ class Writer:
     def fold(
         self, reduction: Reduction, x: LaneTensor, dim: int, keep: bool
     ) -> LaneTensor:
-        """A reduction of an axis, from its first number to its last."""
+        """Reduce an axis, from its first number to its last."""
         template, *_ = REDUCTIONS[reduction]
         x = self.load(x)
         dim = _not_rows(x, dim)
@@ -821,7 +823,7 @@ class Writer:
     def _fold_tile(
         self, reduction: Reduction, x: LaneTensor, dim: int, keep: bool
     ) -> LaneTensor:
-        """A reduction of an axis of a tile; of its other axes each place is an expression then."""
+        """Reduce an axis of a tile; each place of the remaining tile axes becomes an expression."""
         _, template, neutral = REDUCTIONS[reduction]
         if "inf" in neutral and not x.dtype.is_floating_point:
             raise UnsupportedError("the largest or least integer of a tile")
@@ -843,7 +845,7 @@ class Writer:
 
 
 def _common_row_dim(tensors: Sequence[LaneTensor]) -> int | None:
-    """Where the rows are in a result of tensors that are broadcast.
+    """Return the axis of the rows in the result of broadcast tensors; None if no tensor has rows.
 
     Raises:
       UnsupportedError: in several axes.
@@ -860,7 +862,7 @@ def _common_row_dim(tensors: Sequence[LaneTensor]) -> int | None:
 
 
 def _not_rows(x: LaneTensor, dim: int) -> int:
-    """An axis counted from 0.
+    """Return an axis counted from 0; raise UnsupportedError if it is the rows.
 
     Raises:
       UnsupportedError: it is the rows.
@@ -872,7 +874,7 @@ def _not_rows(x: LaneTensor, dim: int) -> int:
 
 
 def _with_rows_first(x: LaneTensor, tile: tuple[int, ...]) -> NDArray[Any]:
-    """The places of a tensor [1, ...], also of one that all rows share."""
+    """Return the places of a tensor as [1, ...], also if all rows share the tensor."""
     places = x.places
     if x.row_dim is None:
         is_whole = places.ndim == len(tile) + 1
@@ -883,7 +885,7 @@ def _with_rows_first(x: LaneTensor, tile: tuple[int, ...]) -> NDArray[Any]:
 def _mask_of_others(
     tile: tuple[int, ...], dim: int, index: tuple[int, ...]
 ) -> str:
-    """Code of the numbers of a tile whose coordinates but one are these; empty if all are."""
+    """Write the mask of the numbers of a tile at fixed coordinates of all axes but one; empty for all numbers."""
     others = [i for i in range(len(tile)) if i != dim]
     padding = mask_code(math.prod(tile))
     masks = [padding] if padding else []
@@ -898,7 +900,7 @@ def _mask_of_others(
 def _tile_axes_of(
     tensors: Sequence[LaneTensor], shape: tuple[int, ...], row_dim: int | None
 ) -> int:
-    """How many axes of a result are held in a tile, given its shape with one number in place of the rows."""
+    """Return the number of a result's last axes that tiles hold, given its shape with one row."""
     if (
         not any(x.tile for x in tensors)
         and math.prod(shape) <= MAX_NUMBERS_A_ROW
