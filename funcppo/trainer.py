@@ -78,7 +78,7 @@ class TrainingNote(UserWarning):
 
 
 class ReturnEstimate(NamedTuple):
-    """The mean undiscounted return of a policy, with a bootstrap interval of 95 %."""
+    """Mean undiscounted return of a policy, with its 95 % bootstrap interval."""
 
     mean: float
     low: float

@@ -556,8 +556,8 @@ def cnn_agent(cfg: CNNConfig) -> AnyAgent:
 def cnn(
     *convolutions: tuple[int, int, int], then: NetworkFactory | None = None
 ) -> NetworkFactory:
-    """Return a factory of networks for images [B, H, W, C]. Default: MinAtar's, 16 channels of 3 x 3, then 128
-    units, relu.
+    """Return a factory of networks for images [B, H, W, C]; by default MinAtar's 16 channels of 3 x 3 and 128 units,
+    relu.
 
     Args:
       convolutions: channels, kernel size and stride of each layer, without padding; relu follows each.
