@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from funcppo.cli import Terminated
+from funcppo.kg.config import RESULTS_FILE, MiningConfig, read_config
 from funcppo.kg.graph.loaders import load
 from funcppo.kg.graph.rules import (
     RULE_FILE_FORMATS,
