@@ -48,7 +48,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
-from funcppo.version import VERSION
+from funcppo.core import VERSION
 
 if TYPE_CHECKING:  # the same names, for editors and type checkers
     from funcppo import envs, nets, train_step

@@ -24,10 +24,9 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
-from funcppo.core import files
+from funcppo.core import VERSION, files
 from funcppo.core.files import Json, shorten
 from funcppo.core.settings import FieldError
-from funcppo.version import VERSION
 
 if TYPE_CHECKING:
     from funcppo.runtime.compile import StrategyRecord

@@ -28,7 +28,7 @@ def run_python(code: str) -> str:
 def test_importing_the_package_imports_no_torch_and_of_ours_the_version_only():
     code = "import sys, funcppo; dir(funcppo); funcppo.__version__; "
     code += "print([m for m in sys.modules if m.startswith(('torch', 'optree', 'numpy', 'funcppo.'))])"
-    assert run_python(code) == "['funcppo.version']"
+    assert run_python(code) == "['funcppo.core']"
 
 
 def test_settings_and_environments_are_found_without_torch():

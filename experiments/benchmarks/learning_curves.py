@@ -28,10 +28,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # project root
 from experiments.benchmarks.side_by_side import write_record
 from experiments.paths import RESULTS, make_parser
 from experiments.provenance import describe_machine
+from funcppo import rl
 from funcppo.envs import ENVIRONMENTS
-from funcppo.rl import run
-from funcppo.rl.run import POLICIES, make_learner
-from funcppo.rl.settings import published_settings
+from funcppo.rl import POLICIES, make_learner, published_settings
 from funcppo.trainer import Evaluations, Progress, batch_size, train_many
 
 Row = dict[str, Any]
@@ -151,7 +150,7 @@ def returns_of(evaluations: list[Evaluations], policy: str) -> Row:
     by_seed = np.array(
         [[getattr(one, policy).mean for one in seeds] for seeds in evaluations]
     )
-    estimates = [run.estimate(returns[:, None]) for returns in by_seed]
+    estimates = [rl.estimate(returns[:, None]) for returns in by_seed]
     unfinished = [
         sum(getattr(one, policy).n_unfinished for one in seeds)
         for seeds in evaluations

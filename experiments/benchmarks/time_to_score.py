@@ -5,7 +5,7 @@
     python experiments/benchmarks/time_to_score.py --seeds 5 --only MinAtar/Breakout-v1 \\
         --out experiments/results/time_to_score-breakout.json
 
-Both learn with PureJaxRL's published settings (`rl.settings.published`), one seed after another. After every ten
+Both learn with PureJaxRL's published settings (`rl.published_settings`), one seed after another. After every ten
 updates the host reads the mean return of the episodes that ended in them, and the time. funcppo calls `step` of
 `fp.compile` for each update; JAX (jax_peer.py) makes the ten updates in one jitted call, as PureJaxRL scans over them.
 Compiling is not in these times; `cold_s` has it, from the start of the process to the end of the first ten updates,
@@ -34,8 +34,7 @@ import funcppo as fp
 from experiments.benchmarks import side_by_side
 from experiments.benchmarks.side_by_side import Row
 from experiments.paths import make_parser
-from funcppo.rl.run import make_learner
-from funcppo.rl.settings import published_settings
+from funcppo.rl import make_learner, published_settings
 from funcppo.trainer import batch_size, with_length
 
 ENVIRONMENTS = ("CartPole-v1", "MinAtar/Breakout-v1")

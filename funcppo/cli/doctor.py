@@ -130,7 +130,7 @@ class Doctor:
             return try_strategies(resolve_device(self.device))
 
         from funcppo.cli.options import is_run_folder
-        from funcppo.rl.settings import PUBLISHED, is_rl_run
+        from funcppo.rl import PUBLISHED, is_rl_run
 
         folder = Path(self.fill_cache)
         is_run = is_run_folder(self.fill_cache)
@@ -192,11 +192,10 @@ def _prepare_run(folder: Path) -> PreparedStep:
 
 def _prepare_environment(name: str, device: str) -> PreparedStep:
     """Prepare the step of `funcppo rl` at update 0, for a run or for an environment's published settings."""
-    from funcppo import trainer
+    from funcppo import rl, trainer
     from funcppo.cli.rl import published_config
     from funcppo.learner import prepare_step
-    from funcppo.rl import run
-    from funcppo.rl.settings import read_config, settings_of
+    from funcppo.rl import read_config, settings_of
     from funcppo.train_step import EAGER_PARTS, vmap_parts
 
     folder = Path(name)
@@ -205,9 +204,9 @@ def _prepare_environment(name: str, device: str) -> PreparedStep:
         config = read_config(folder)
     set_threads(config.threads)
     select_device(config.device)
-    learner = run.make_learner(config.env, settings_of(config))
+    learner = rl.make_learner(config.env, settings_of(config))
     learner = trainer.with_length(learner, config.steps)
-    seeds = run.seeds_of(config)
+    seeds = rl.seeds_of(config)
     state = trainer.init_many(learner, seeds, config.device)
     parts = vmap_parts(EAGER_PARTS)
     return prepare_step(

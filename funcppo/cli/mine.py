@@ -39,8 +39,8 @@ from funcppo.core.settings import (
     Seed,
     UnitInterval,
 )
-from funcppo.kg.config import MAX_PATH_LENGTH, MiningConfig
 from funcppo.kg.graph.triples import DEFAULT_CONFIG
+from funcppo.kg.mining import MAX_PATH_LENGTH, MiningConfig
 
 # PyTorch takes seconds to import, and --help is not to wait for it
 if TYPE_CHECKING:

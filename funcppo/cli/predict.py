@@ -34,8 +34,7 @@ from funcppo.cli.common import (
 from funcppo.cli.options import HIDDEN, JsonOutput, OptionalFile, ScoreOptions
 from funcppo.core.files import shorten
 from funcppo.core.settings import PositiveInt, UnitInterval
-from funcppo.kg.graph.text import escape_unprintable, format_name
-from funcppo.kg.show.names import score_text
+from funcppo.kg.graph.text import escape_unprintable, format_name, score_text
 
 # PyTorch takes seconds to import, and --help is not to wait for it
 if TYPE_CHECKING:

@@ -92,16 +92,16 @@ class Report:
             return self._plot()
         check_runs(self.runs, self.out, self.json)
         from funcppo.core.files import write_atomically
-        from funcppo.kg.show import figures, page
+        from funcppo.kg.show import report
 
         runs = self._measure(self.max_queries, self.shown, has_entries=True)
-        content = page.render(runs).encode()
+        content = report.render(runs).encode()
         write_atomically(Path(self.out), lambda file: file.write(content))
 
         found: JsonObject = {}
-        for kind in figures.KINDS:
+        for kind in report.KINDS:
             try:
-                found[kind] = figures.to_json(figures.draw(kind, runs)[1])
+                found[kind] = report.to_json(report.draw(kind, runs)[1])
             except ValueError as error:
                 found[kind] = {"problem": str(error)}
         self._write_json(runs, {"out": self.out}, {"tables": found})
@@ -119,7 +119,7 @@ class Report:
                 f"--out {self.out}: expected a name that ends in .svg or .png"
             )
         from funcppo.core.files import write_atomically
-        from funcppo.kg.show import figures
+        from funcppo.kg.show import report
 
         runs: list[RunMeasurements] | None = None
         if self.plot == "returns":
@@ -131,12 +131,12 @@ class Report:
                 self.max_queries if is_ranked else 0,
                 self.shown if self.plot == "rules" else 0,
             )
-            figure, table = figures.draw(str(self.plot), runs)
-        write = figures.to_png if suffix == ".png" else figures.to_svg
+            figure, table = report.draw(str(self.plot), runs)
+        write = report.to_png if suffix == ".png" else report.to_svg
         content = write(figure)
         write_atomically(Path(self.out), lambda file: file.write(content))
         self._write_json(
-            runs, {"plot": self.plot}, {"table": figures.to_json(table)}
+            runs, {"plot": self.plot}, {"table": report.to_json(table)}
         )
         if self.json != "-":
             print(self.out)
@@ -144,18 +144,17 @@ class Report:
 
     def _draw_returns(self) -> tuple[Figure, list[JsonObject]]:
         """Draw the returns of runs of `funcppo rl`; return the picture and its tables."""
-        from funcppo.kg.show import figures
-        from funcppo.rl.run import POLICIES, read_returns
-        from funcppo.rl.settings import read_config
+        from funcppo.kg.show import report
+        from funcppo.rl import POLICIES, read_config, read_returns
 
         check_runs(self.runs, self.out, self.json, read_config, _log_of)
         tables: list[JsonObject] = []
         for folder in (Path(run).resolve() for run in self.runs):
             returns, env = read_returns(folder), read_config(folder).env
             for policy in POLICIES:
-                curve = figures.return_curve(folder.name, env, returns, policy)
+                curve = report.return_curve(folder.name, env, returns, policy)
                 tables.append(curve)
-        return figures.draw_returns(tables), tables
+        return report.draw_returns(tables), tables
 
     def _measure(
         self,
@@ -225,9 +224,9 @@ def check_runs(
     Raises:
       ValueError: a package is missing, a run is none or given twice, or an output would overwrite what is read.
     """
-    from funcppo.kg.show import figures
+    from funcppo.kg.show import report
 
-    figures.check_packages()
+    report.check_packages()
     if not runs:
         raise ValueError("RUN: expected the folder of a run, got none")
     folders = [Path(run).resolve() for run in runs]

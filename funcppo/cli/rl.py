@@ -39,7 +39,7 @@ from funcppo.core.settings import (
 )
 from funcppo.kg.config import CHECKPOINT_FILE, RESULTS_FILE
 from funcppo.logs import LoggerName, check_loggers
-from funcppo.rl.settings import (
+from funcppo.rl import (
     GSDE_DEFAULTS,
     RLConfig,
     published_settings,
@@ -165,7 +165,7 @@ class Rl:
 
     def _run(self, folder: Path) -> int:
         """Train in a folder that no other process writes to; return the exit status."""
-        from funcppo.rl import run
+        from funcppo import rl
         from funcppo.runtime.compile import check_available
 
         start = time.perf_counter()
@@ -174,7 +174,7 @@ class Rl:
         set_threads(self.settings.threads)
         select_device(self.settings.device)
         config = self._config()
-        learner = run.make_learner(config.env, settings_of(config))
+        learner = rl.make_learner(config.env, settings_of(config))
         if self.resume:
             _check_continues(config, folder)
         else:
@@ -187,7 +187,7 @@ class Rl:
         update, exit_status, record = _train(
             config, learner, self.log, folder, console
         )
-        if update < run.n_updates(config):
+        if update < rl.n_updates(config):
             self._print_interrupted(update, config, console)
             return exit_status
         results = _results(config, folder, record)
@@ -296,15 +296,14 @@ def _check_continues(config: RLConfig, folder: Path) -> None:
 
 def _expected_steps(stored: RLConfig, config: RLConfig) -> str:
     """Describe the --steps that a resumed run allows; empty if the given steps are allowed."""
-    from funcppo import trainer
-    from funcppo.rl import run
+    from funcppo import rl, trainer
 
     if config.steps == stored.steps:
         return ""
     if config.steps < stored.steps:
         return f"{stored.steps} or more, to extend the run"
     schedule = trainer.find_ending_schedule(config.ppo)
-    if schedule and run.n_updates(config) > run.n_updates(stored):
+    if schedule and rl.n_updates(config) > rl.n_updates(stored):
         return f"{stored.steps}, where its {schedule} ends"
     return ""
 
@@ -397,8 +396,7 @@ def _train(
       The update of the checkpoint, the exit status of an interrupt, and how the step was run; None if no update was
       left to make.
     """
-    from funcppo import trainer
-    from funcppo.rl import run
+    from funcppo import rl, trainer
 
     checkpoint = folder / CHECKPOINT_FILE
     with (
@@ -415,7 +413,7 @@ def _train(
             result = trainer.train_many(
                 learner,
                 config.steps,
-                seeds=run.seeds_of(config),
+                seeds=rl.seeds_of(config),
                 device=config.device,
                 strategy=config.strategy,
                 callbacks=[
@@ -423,7 +421,7 @@ def _train(
                     trainer.MetricsLog(folder, *log),
                     display,
                 ],
-                evaluate_every=run.evaluation_interval(config),
+                evaluate_every=rl.evaluation_interval(config),
                 n_episodes=config.episodes,
                 checkpoint=checkpoint,
             )
@@ -447,17 +445,16 @@ def _results(
     config: RLConfig, folder: Path, record: StrategyRecord | None
 ) -> JsonObject:
     """Build the contents of results.json, without the seconds."""
-    from funcppo import logs
-    from funcppo.rl import run
+    from funcppo import logs, rl
 
-    returns = run.read_returns(folder)
+    returns = rl.read_returns(folder)
     return {
         "env": config.env,
         "settings": config.source,
         "seeds": list(returns.seeds),
         "steps": int(returns.steps[-1]),
         "episodes": config.episodes,
-        "returns": run.summarize(returns),
+        "returns": rl.summarize(returns),
         "n_unfinished_episodes": int(returns.n_unfinished[-1]),
         "strategy": _stored_strategy(record, folder),
         "versions": logs.package_versions(),

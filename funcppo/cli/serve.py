@@ -57,10 +57,10 @@ class Serve(ScoreOptions):
         Returns:
           The exit status; a signal raises instead.
         """
-        from funcppo.kg.show.names import check_packages
+        from funcppo.kg.show.report import check_packages
 
         packages = ("fastapi", "uvicorn", "jinja2")
-        check_packages("funcppo serve needs", "serve", *packages)
+        check_packages("funcppo serve needs", "serve", packages)
         from funcppo.kg.show import server
 
         select_device(self.device)

@@ -56,12 +56,12 @@ from funcppo.kg.config import (
     MINED_RULES_FILE,
     RESULTS_FILE,
     RUN_FILES,
-    MiningConfig,
     Note,
     RunConfig,
     read_config,
     read_settings,
 )
+from funcppo.kg.mining import MiningConfig
 from funcppo.logs import LogFn, check_loggers
 from funcppo.runtime import distributed
 from funcppo.runtime.distributed import Processes

@@ -39,7 +39,6 @@ from funcppo.kg.answers import (
 from funcppo.kg.config import (
     CHOICE_SECONDS,
     MINED_RULES_FILE,
-    MiningConfig,
     ProverTaskConfig,
     RunConfig,
 )
@@ -59,6 +58,7 @@ from funcppo.kg.logic import proof as proofs
 from funcppo.kg.logic.fixpoint import Verdict
 from funcppo.kg.logic.kb import HEAD, TAIL
 from funcppo.kg.logic.proof import Proof
+from funcppo.kg.mining import MiningConfig
 from funcppo.kg.ranking import ranking
 from funcppo.kg.ranking.explain import prove_from_other_facts
 from funcppo.kg.ranking.rank_metrics import Metrics
@@ -70,7 +70,7 @@ from funcppo.kg.run.subject import (
     dataset_subject,
     run_subject,
 )
-from funcppo.kg.show import figures, measure, page
+from funcppo.kg.show import measure, report
 from funcppo.logs import LoggerName
 
 if TYPE_CHECKING:
@@ -500,11 +500,11 @@ class Knowledge:
             raise ValueError(
                 "report: expected a trained run in a folder, as fit(graph, out=...) or open(folder) give"
             )
-        figures.check_packages()
+        report.check_packages()
         found = measure.measure(
             run, self.folder, n_queries=queries, with_entries=True
         )
-        Path(path).write_text(page.render([found]), encoding="utf-8")
+        Path(path).write_text(report.render([found]), encoding="utf-8")
 
     def _read_atom(self, query: str) -> torch.Tensor:
         """Return a query without variables as ids.

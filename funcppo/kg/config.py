@@ -1,4 +1,4 @@
-"""Settings of knowledge graphs: of the rule miner, of learning from questions and by proof search, and of a whole run.
+"""Settings of knowledge graphs: of learning from questions and by proof search, and of a whole run.
 
 The command line offers them as options, such as `--questions.*` and `--prover.*`. `RunConfig` is everything that a run
 depends on; `write_config` and `read_config` are its file. This module imports no PyTorch, so that the command line
@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Literal, NamedTuple, Self
+from typing import Literal, NamedTuple, Self
 
 from funcppo.config import PPOConfig, Schedule
 from funcppo.core import files
@@ -22,7 +22,6 @@ from funcppo.core.settings import (
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
-    Range,
     Seed,
     Share,
     Size,
@@ -33,68 +32,6 @@ from funcppo.core.settings import (
     parse_yaml,
 )
 from funcppo.kg.graph.triples import DEFAULT_CONFIG, DataConfig
-
-MAX_PATH_LENGTH = 5  # body atoms of the longest path rule
-# Bodies up to this length are found by extending shorter ones, longer ones from the facts that they derive.
-MAX_EXTENDED_LENGTH = 3
-# It turns seconds into rows, so that the rules depend on the setting and not on the machine. A core computes 2 million
-# rows a second where the graph is sparse and up to 14 where it is dense, so that on a sparse one time may end first.
-ROWS_PER_SECOND = 7_000_000
-# A graph is tiny with at most so many facts, and dense with at least one fact for each pair of entities.
-MAX_TINY_FACTS = 2_000
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class MiningConfig:
-    """Settings of rule mining: which rules to look for in a graph, and how much work to spend."""
-
-    max_length: Annotated[int, Range(1, MAX_PATH_LENGTH)] = 3
-    """Maximum number of atoms in the body of a rule; 4 and 5 are for sparse graphs."""
-    min_support: PositiveInt = 5
-    """Minimum number of facts that a rule derives from other facts."""
-    min_confidence: UnitInterval = 0.01
-    """Minimum leave-one-out confidence of a rule, from 0 to 1."""
-    constants: bool = False
-    """Whether to look for rules with constants too, h(X, c) :- b(X, Z) and h(X, c) :- b(X, d), and with h(X, X)."""
-    votes_per_fact: PositiveInt = 1
-    """A rule is kept if it is among this many best rules of some fact that it derives."""
-    seconds: PositiveFloat = 120.0
-    """Time limit in seconds. It also sets the rows, ROWS_PER_SECOND a second, if `max_rows` is None."""
-    max_rows: PositiveInt | None = None
-    """Maximum number of rows to compute, which sets what is searched whole, sampled or left out; None: by `seconds`."""
-    seed: Seed = 0
-    """Random seed of the samples."""
-
-    def __post_init__(self) -> None:
-        """Raise ValueError naming a field that is out of range."""
-        check_fields(self)
-
-    @property
-    def row_limit(self) -> int:
-        """Return the maximum number of rows to compute in all."""
-        if self.max_rows is not None:
-            return self.max_rows
-        return max(1, int(self.seconds * ROWS_PER_SECOND))
-
-
-def default_config(n_facts: int, n_entities: int) -> MiningConfig:
-    """Return the default settings for a graph of this size.
-
-    In a tiny dense graph bodies of three atoms join nearly all pairs of entities, and the best of so many are best by
-    chance. Shorter bodies, and more rules for each fact, derive more answers there and rank them better. In a small
-    graph there is time to weigh more rules for each fact. Of larger ones those that are sparse need long bodies, and
-    rules with constants tell the types of entities in the others.
-    """
-    if n_facts <= MAX_TINY_FACTS:
-        if n_facts < n_entities**2:
-            return MiningConfig()
-        return MiningConfig(max_length=2, min_support=3, votes_per_fact=3)
-    if n_facts <= 50_000:
-        return MiningConfig(votes_per_fact=3)
-    if n_facts <= 3 * n_entities:
-        return MiningConfig(max_length=5)
-    return MiningConfig(constants=True)
-
 
 # Bounds that are not set, in a run of the default time; `kg.run.budget` has those of longer runs.
 LISTING_SECONDS = 60.0

@@ -2,7 +2,7 @@
 """An actor and a critic of two hidden layers each by kernels, and the gradient of PPO's loss in their parameters.
 
 `mlp_outputs` is one operator and `mlp_gradient` another; a third has the critic's values of some rows. On a GPU each
-is one kernel of Triton (`fused_mlp_kernels`), where between two layers nothing waits for memory. Elsewhere PyTorch
+is one kernel of Triton (`runtime.triton_kernels`), where between two layers nothing waits for memory. Elsewhere PyTorch
 computes the same. `torch.vmap` maps them all. Automatic differentiation takes the derivative of the loss in the outputs
 alone; that of the parameters comes from the second operator.
 
@@ -181,13 +181,13 @@ def _product(a: Tensor, b: Tensor, is_bfloat16: bool) -> Tensor:
 def _forward_on_gpu(
     x: Tensor, leaves: list[Tensor], activation: Activation, is_bfloat16: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    from funcppo.nets import fused_mlp_kernels
+    from funcppo.runtime import triton_kernels
 
     heads, y1, y2 = _empty_outputs(x, leaves)
     inputs = [_of_learners(v, x.ndim == 3) for v in (x, *leaves)]
     tile, n_program_rows = _forward_tile(x, _precision(is_bfloat16))
     n_rows, n_programs = _programs(x, n_program_rows)
-    kernel: Any = fused_mlp_kernels.forward_kernel
+    kernel: Any = triton_kernels.forward_kernel
     kernel[n_programs, 2 * _n_learners(x)](
         *inputs,
         y1,
@@ -212,7 +212,7 @@ def _backward_on_gpu(
     activation: Activation,
     is_bfloat16: bool,
 ) -> Tensor:
-    from funcppo.nets import fused_mlp_kernels
+    from funcppo.runtime import triton_kernels
 
     n_rows, n_programs = _backward_programs(x)
     sums = _sums_of(n_programs, g, x, y1, y2)
@@ -220,7 +220,7 @@ def _backward_on_gpu(
     constants = _constants(x, w2, w3, tile, wide_columns=64)
     n_parts = -(-x.shape[-1] // int(constants["X"]))
     x_of, w2_of, w3_of = (_of_learners(v, x.ndim == 3) for v in (x, w2, w3))
-    kernel: Any = fused_mlp_kernels.backward_kernel
+    kernel: Any = triton_kernels.backward_kernel
     kernel[n_programs, 2 * _n_learners(x), n_parts](
         g.contiguous(),
         x_of,
@@ -248,12 +248,12 @@ def _values_on_gpu(
     activation: Activation,
     is_bfloat16: bool,
 ) -> Tensor:
-    from funcppo.nets import fused_mlp_kernels
+    from funcppo.runtime import triton_kernels
 
     out = _empty_values(x)
     inputs = [_of_learners(v, x.ndim == 3) for v in (x, is_needed, *leaves)]
     tile = FORWARD_TILES[_precision(is_bfloat16)]
-    kernel: Any = fused_mlp_kernels.value_kernel
+    kernel: Any = triton_kernels.value_kernel
     kernel[-(-x.shape[-2] // tile.n_rows), _n_learners(x)](
         *inputs,
         out,

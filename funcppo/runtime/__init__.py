@@ -10,7 +10,8 @@ The runtime receives the functions of a training step as arguments. From this pa
     memory.py            memory in use on a device; copies between host and GPU that overlap with computation
     distributed.py       the processes that torchrun started: agreement, tasks, results in order, collectives
     reasons.py           codes of why something is not as fast as it may be
-    operators.py         operators of this package in graphs of PyTorch, and triton_kernels.py their kernels
+    operators.py         operators of this package in graphs of PyTorch
+    triton_kernels.py    kernels written by hand: of these operators, and of `nets.fused_mlp`
     inductor.py          graph rewrites and lowerings that Inductor uses
     env_kernel/          the rollout of an environment and a network as one Triton kernel
 

@@ -1,4 +1,14 @@
-"""Triton kernels for operations that neither libraries nor Inductor do well; a CUDA build of PyTorch is needed."""
+# pyright: standard
+"""Triton kernels written by hand; a CUDA build of PyTorch is needed.
+
+`skinny_bmm_kernel` serves `operators.skinny_bmm`, `sum_products_kernel` the messages of path networks. They are for
+operations that neither libraries nor Inductor do well.
+
+The others serve `nets.fused_mlp`. A program has a learner, the actor or the critic of it, and some of its rows. It
+holds the weights of that stack of layers, and takes a tile of rows at a time through all of them. Sizes are padded with
+zeros to powers of two, which products on tensor cores need. Of observations with more than X numbers, a program takes X
+of each row at a time.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +16,7 @@ from typing import Any
 
 import triton  # pyright: ignore[reportMissingImports]
 import triton.language as tl  # pyright: ignore[reportMissingImports]
+from triton.language.extra import libdevice  # pyright: ignore[reportMissingImports]
 
 
 def _skinny_bmm_kernel(
@@ -81,3 +92,346 @@ def _sum_products_kernel(
 
 
 sum_products_kernel: Any = triton.jit(_sum_products_kernel)
+
+
+# ---- Multilayer perceptrons of two hidden layers, for `nets.fused_mlp`.
+
+
+@triton.jit
+def _product(a, b, precision: tl.constexpr):
+    if precision == "bfloat16":
+        product = tl.dot(a.to(tl.bfloat16), b.to(tl.bfloat16))
+    else:
+        product = tl.dot(a, b, input_precision=precision)
+    return product
+
+
+@triton.jit
+def _activate(x, is_tanh: tl.constexpr):
+    """Compute relu, or tanh by a fast exponential, with an absolute error like that of numbers near 1."""
+    if is_tanh:
+        whole = libdevice.fast_expf(2.0 * x) + 1.0
+        return 1.0 - 2.0 * libdevice.fast_dividef(1.0, whole)
+    return tl.maximum(x, 0.0)
+
+
+@triton.jit
+def _slope(y, is_tanh: tl.constexpr):
+    """Compute the derivative of the activation where its output is y."""
+    if is_tanh:
+        return 1.0 - y * y
+    return (y > 0).to(tl.float32)
+
+
+@triton.jit
+def _load_columns(
+    place, height, width, stride, H: tl.constexpr, W: tl.constexpr
+):
+    """Load some columns of a matrix in memory, padded with zeros to [H, W]; its rows are `stride` apart."""
+    i = tl.arange(0, H)[:, None]
+    j = tl.arange(0, W)[None, :]
+    return tl.load(place + i * stride + j, (i < height) & (j < width), 0.0)
+
+
+@triton.jit
+def _load(place, height, width, H: tl.constexpr, W: tl.constexpr):
+    """Load a matrix [height, width] from memory, padded with zeros to [H, W]."""
+    return _load_columns(place, height, width, width, H, W)
+
+
+@triton.jit
+def _store(place, x, height, width, H: tl.constexpr, W: tl.constexpr):
+    """Store the first `height` rows and `width` columns of a matrix [H, W]."""
+    i = tl.arange(0, H)[:, None]
+    j = tl.arange(0, W)[None, :]
+    tl.store(place + i * width + j, x, (i < height) & (j < width))
+
+
+@triton.jit
+def _layer(place, stack, stride, n_in, n_out):
+    """Return the address where the weights of a stack of layers begin."""
+    return place + stack // 2 * stride + stack % 2 * (n_in * n_out)
+
+
+@triton.jit
+def _load_layer(
+    place, stack, stride, n_in, n_out, I: tl.constexpr, O: tl.constexpr
+):
+    """Load the first rows of the weights of a stack of layers, or its bias, which has a single row."""
+    return _load(_layer(place, stack, stride, n_in, n_out), n_in, n_out, I, O)
+
+
+@triton.jit
+def _apply_first(
+    x,
+    w,
+    first,
+    n_left,
+    n_obs: tl.constexpr,
+    n_first: tl.constexpr,
+    R: tl.constexpr,
+    X: tl.constexpr,
+    F: tl.constexpr,
+    precision: tl.constexpr,
+):
+    """Multiply a tile of rows x by the weights w, of which `first` holds the first X rows."""
+    total = _product(
+        _load_columns(x, n_left, n_obs, n_obs, R, X), first, precision
+    )
+    for k in range(X, n_obs, X):
+        columns = _load_columns(x + k, n_left, n_obs - k, n_obs, R, X)
+        weights = _load(w + k * n_first, n_obs - k, n_first, X, F)
+        total += _product(columns, weights, precision)
+    return total
+
+
+@triton.jit
+def _store_layer(
+    place,
+    of_weight,
+    of_bias,
+    n_in,
+    n_out,
+    k,
+    is_shared: tl.constexpr,
+    I: tl.constexpr,
+    O: tl.constexpr,
+):
+    """Store the gradient of a layer; return the address for the next layer's gradient.
+
+    Args:
+      k: the first row of the weights, if programs share them; else only the program whose k is 0 stores anything.
+    """
+    stack = tl.program_id(1) % 2
+    n_stored = tl.where(k == 0, 1, 0)
+    row = k if is_shared else (1 - n_stored) * n_in
+    rows = place + (stack * n_in + row) * n_out
+    _store(rows, of_weight, n_in - row, n_out, I, O)
+    place += 2 * n_in * n_out
+    _store(place + stack * n_out, of_bias[None, :], n_stored, n_out, 1, O)
+    return place + 2 * n_out
+
+
+@triton.jit
+def _add_gradient(of_weight, of_bias, x, d, precision: tl.constexpr):
+    """Add the gradient of a layer over rows x; d is the gradient of its output."""
+    of_weight += _product(tl.trans(x), d, precision)
+    return of_weight, of_bias + tl.sum(d, 0)
+
+
+@triton.jit
+def _zeros(I: tl.constexpr, O: tl.constexpr):
+    return tl.zeros([I, O], tl.float32), tl.zeros([O], tl.float32)
+
+
+@triton.jit
+def forward_kernel(
+    x,
+    w1,
+    b1,
+    w2,
+    b2,
+    w3,
+    b3,
+    y1,
+    y2,
+    out,
+    stride_x,  # from learner to learner
+    stride_w1,
+    stride_b1,
+    stride_w2,
+    stride_b2,
+    stride_w3,
+    stride_b3,
+    n_rows,
+    n_rows_of_program,
+    n_obs: tl.constexpr,
+    n_first: tl.constexpr,
+    n_second: tl.constexpr,
+    n_outputs: tl.constexpr,
+    X: tl.constexpr,  # the same, padded; of an observation, at once
+    F: tl.constexpr,
+    S: tl.constexpr,
+    Y: tl.constexpr,
+    R: tl.constexpr,  # rows of a tile
+    is_tanh: tl.constexpr,
+    precision: tl.constexpr,
+):
+    """Compute y1, y2 and out[l, s, i], the layers of stack s of learner l, of row x[l, i]."""
+    stack = tl.program_id(1).to(tl.int64)
+    first = _load_layer(w1, stack, stride_w1, n_obs, n_first, X, F)
+    bias1 = _load_layer(b1, stack, stride_b1, 1, n_first, 1, F)
+    second = _load_layer(w2, stack, stride_w2, n_first, n_second, F, S)
+    bias2 = _load_layer(b2, stack, stride_b2, 1, n_second, 1, S)
+    head = _load_layer(w3, stack, stride_w3, n_second, n_outputs, S, Y)
+    bias3 = _load_layer(b3, stack, stride_b3, 1, n_outputs, 1, Y)
+    weights = _layer(w1, stack, stride_w1, n_obs, n_first)
+
+    x += stack // 2 * stride_x
+    base = stack * n_rows
+    start = tl.program_id(0) * n_rows_of_program
+    end = min(start + n_rows_of_program, n_rows)
+    for row in range(start, end, R):
+        n_left = end - row
+        y = _apply_first(
+            x + row * n_obs,
+            weights,
+            first,
+            n_left,
+            n_obs,
+            n_first,
+            R,
+            X,
+            F,
+            precision,
+        )
+        y = _activate(y + bias1, is_tanh)
+        _store(y1 + (base + row) * n_first, y, n_left, n_first, R, F)
+        y = _activate(_product(y, second, precision) + bias2, is_tanh)
+        _store(y2 + (base + row) * n_second, y, n_left, n_second, R, S)
+        y = _product(y, head, precision) + bias3
+        _store(out + (base + row) * n_outputs, y, n_left, n_outputs, R, Y)
+
+
+@triton.jit
+def backward_kernel(
+    g,
+    x,
+    y1,
+    y2,
+    w2,
+    w3,
+    out,
+    stride_x,
+    stride_w2,
+    stride_w3,
+    n_rows,
+    n_rows_of_program,
+    n_params,
+    n_obs: tl.constexpr,
+    n_first: tl.constexpr,
+    n_second: tl.constexpr,
+    n_outputs: tl.constexpr,
+    X: tl.constexpr,
+    F: tl.constexpr,
+    S: tl.constexpr,
+    Y: tl.constexpr,
+    R: tl.constexpr,
+    is_tanh: tl.constexpr,
+    precision: tl.constexpr,
+):
+    """Compute out[l, p], the gradient of learner l's parameters over program p's rows; g is that of the outputs.
+
+    Parameters are laid out one after the other, of each the actor's before the critic's. A program has X rows of the
+    first layer's weights; that with the first ones has all other parameters, too.
+    """
+    k = tl.program_id(2) * X
+    stack = tl.program_id(1).to(tl.int64)
+    second = _load_layer(w2, stack, stride_w2, n_first, n_second, F, S)
+    head = _load_layer(w3, stack, stride_w3, n_second, n_outputs, S, Y)
+    of_first, of_bias1 = _zeros(X, F)
+    of_second, of_bias2 = _zeros(F, S)
+    of_head, of_bias3 = _zeros(S, Y)
+
+    base = stack * n_rows
+    start = tl.program_id(0) * n_rows_of_program
+    end = min(start + n_rows_of_program, n_rows)
+    for row in range(start, end, R):
+        n_left, place = end - row, base + row
+        d = _load(g + place * n_outputs, n_left, n_outputs, R, Y)
+        y = _load(y2 + place * n_second, n_left, n_second, R, S)
+        of_head, of_bias3 = _add_gradient(of_head, of_bias3, y, d, precision)
+        d = _product(d, tl.trans(head), precision) * _slope(y, is_tanh)
+        y = _load(y1 + place * n_first, n_left, n_first, R, F)
+        of_second, of_bias2 = _add_gradient(
+            of_second, of_bias2, y, d, precision
+        )
+        d = _product(d, tl.trans(second), precision) * _slope(y, is_tanh)
+        y = _load_columns(
+            x + stack // 2 * stride_x + row * n_obs + k,
+            n_left,
+            n_obs - k,
+            n_obs,
+            R,
+            X,
+        )
+        of_first, of_bias1 = _add_gradient(of_first, of_bias1, y, d, precision)
+
+    out += (stack // 2 * tl.num_programs(0) + tl.program_id(0)) * n_params
+    out = _store_layer(out, of_first, of_bias1, n_obs, n_first, k, True, X, F)
+    out = _store_layer(
+        out, of_second, of_bias2, n_first, n_second, k, False, F, S
+    )
+    _store_layer(out, of_head, of_bias3, n_second, n_outputs, k, False, S, Y)
+
+
+@triton.jit
+def value_kernel(
+    x,
+    is_needed,
+    w1,
+    b1,
+    w2,
+    b2,
+    w3,
+    b3,
+    out,
+    stride_x,
+    stride_needed,
+    stride_w1,
+    stride_b1,
+    stride_w2,
+    stride_b2,
+    stride_w3,
+    stride_b3,
+    n_rows,
+    n_obs: tl.constexpr,
+    n_first: tl.constexpr,
+    n_second: tl.constexpr,
+    n_outputs: tl.constexpr,
+    X: tl.constexpr,
+    F: tl.constexpr,
+    S: tl.constexpr,
+    Y: tl.constexpr,
+    R: tl.constexpr,
+    is_tanh: tl.constexpr,
+    precision: tl.constexpr,
+):
+    """Compute out[l, i], the critic's value of row x[l, i] of learner l; 0 where it is not needed.
+
+    A program has a tile of rows, and computes nothing where none of them is needed.
+    """
+    learner = tl.program_id(1).to(tl.int64)
+    critic = 2 * learner + 1
+    first = _load_layer(w1, critic, stride_w1, n_obs, n_first, X, F)
+    bias1 = _load_layer(b1, critic, stride_b1, 1, n_first, 1, F)
+    second = _load_layer(w2, critic, stride_w2, n_first, n_second, F, S)
+    bias2 = _load_layer(b2, critic, stride_b2, 1, n_second, 1, S)
+    head = _load_layer(w3, critic, stride_w3, n_second, n_outputs, S, Y)
+    bias3 = _load_layer(b3, critic, stride_b3, 1, n_outputs, 1, Y)
+    weights = _layer(w1, critic, stride_w1, n_obs, n_first)
+
+    row = tl.program_id(0) * R
+    i = row + tl.arange(0, R)
+    needed = tl.load(is_needed + learner * stride_needed + i, i < n_rows, 0)
+    value = tl.zeros([R], tl.float32)
+    # A loop of one tile or none: with all of it within an if, products of bfloat16 were wrong by Triton 3.6.
+    for _ in range(tl.max(needed.to(tl.int32), 0)):
+        y = _apply_first(
+            x + learner * stride_x + row * n_obs,
+            weights,
+            first,
+            n_rows - row,
+            n_obs,
+            n_first,
+            R,
+            X,
+            F,
+            precision,
+        )
+        y = _activate(y + bias1, is_tanh)
+        y = _activate(_product(y, second, precision) + bias2, is_tanh)
+        y = _product(y, head, precision) + bias3
+        value = tl.sum(tl.where(tl.arange(0, Y)[None, :] == 0, y, 0.0), 1)
+    value = tl.where(needed != 0, value, 0.0)
+    tl.store(out + learner * n_rows + i, value, i < n_rows)

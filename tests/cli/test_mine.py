@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from funcppo.cli import Terminated
-from funcppo.kg.config import RESULTS_FILE, MiningConfig, read_config
+from funcppo.kg.config import RESULTS_FILE, read_config
 from funcppo.kg.graph.loaders import load
 from funcppo.kg.graph.rules import (
     RULE_FILE_FORMATS,
 )
-from funcppo.kg.mining import miner
+from funcppo.kg.mining import MiningConfig, miner
 from funcppo.kg.run import rule_files
 from tests.cli.runner import SMALL, contains, funcppo, json_of, mine
 

@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from funcppo.kg.show import figures, names
+from funcppo.kg.show import report
 from tests.cli.runner import funcppo
 
 
@@ -26,7 +26,7 @@ def test_a_page_and_its_tables_are_written(
     args = ("report", trained, "--out", out, "--shown", "2", "--json", "-")
     assert funcppo(monkeypatch, *args) == 0
     result = json.loads(capsys.readouterr().out)
-    assert set(result["tables"]) == set(figures.KINDS)
+    assert set(result["tables"]) == set(report.KINDS)
     assert sum(result["tables"]["ranks"]["trained"][0]) == pytest.approx(1)
     text = out.read_text()
     assert text.count('<details class="query"') == 2
@@ -74,7 +74,7 @@ def test_bad_input_is_one_line_and_writes_nothing(
 
 
 def test_a_missing_package_is_one_line(monkeypatch, capsys, trained, tmp_path):
-    monkeypatch.setattr(names.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(report.importlib.util, "find_spec", lambda name: None)
     out = tmp_path / "r.html"
     line = failed(monkeypatch, capsys, trained, "--out", out)
     assert "pip install 'funcppo[plot]'" in line

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from funcppo import checkpoint, logs
-from funcppo.rl.settings import published_settings, read_config
+from funcppo.rl import published_settings, read_config
 from tests.cli.runner import funcppo, settings
 
 TINY = "ppo.n_envs=4 ppo.n_steps=8 ppo.n_minibatches=2 hidden=8 episodes=2"

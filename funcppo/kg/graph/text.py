@@ -663,3 +663,33 @@ def read_first_line(path: Path) -> bytes:
     with _named_file_errors(path), opener(path, "rb") as file:
         line = file.readline()
     return line.removeprefix(_BYTE_ORDER_MARK).rstrip(b"\r\n")
+
+
+# ---- Texts as they are shown.
+
+
+def display(text: str) -> str:
+    """Escape control characters and marks of direction in a text, and cut it if it is very long.
+
+    Words and texts that are very long are cut, and end with how many characters they have. A word is cut by itself, so
+    that a long name in an atom does not hide what follows.
+    """
+    text = re.sub(r"\S{201,}", lambda match: _cut_long(match[0], 200), text)
+    text = _cut_long(text, 4000)
+    if text.isprintable():
+        return text
+    return "".join(
+        char if char.isprintable() else ascii(char)[1:-1] for char in text
+    )
+
+
+def _cut_long(text: str, width: int) -> str:
+    """Return the first characters of a long text, followed by its length; a short text as it is."""
+    if len(text) <= width:
+        return text
+    return f"{text[:width]}… ({len(text):,} characters)"
+
+
+def score_text(score: float) -> str:
+    """Format a score with its leading digits."""
+    return f"{score:.4f}" if score >= 0.0001 or not score else f"{score:.1e}"

@@ -33,8 +33,8 @@ from torch.nn.functional import pad
 
 from funcppo.core.host import Clock
 from funcppo.core.types import F64, I64, Bool
-from funcppo.kg.config import MAX_PATH_LENGTH
 from funcppo.kg.logic import row_index
+from funcppo.kg.mining import MAX_PATH_LENGTH
 
 # Receives what is being done, and how much of it is done; both numbers are 0 where that is not known.
 ProgressCallback = Callable[[str, float, float], object]

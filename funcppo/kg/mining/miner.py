@@ -23,10 +23,15 @@ from torch import Tensor
 
 from funcppo.core import random
 from funcppo.core.types import F32, I32, I64
-from funcppo.kg.config import MAX_EXTENDED_LENGTH, MiningConfig
 from funcppo.kg.logic import row_index
 from funcppo.kg.logic.kb import binary_atoms
-from funcppo.kg.mining import counts, paths, rules
+from funcppo.kg.mining import (
+    MAX_EXTENDED_LENGTH,
+    MiningConfig,
+    counts,
+    paths,
+    rules,
+)
 from funcppo.kg.mining.counts import (
     Budget,
     FoundRules,

@@ -22,12 +22,9 @@ from torch import Tensor
 from funcppo.core.host import NO_DEADLINE, Deadline, map_in_threads
 from funcppo.kg.config import (
     EMBEDDING_SECONDS,
-    MAX_TINY_FACTS,
     N_NETWORK_STEPS,
     NETWORK_SECONDS,
-    ROWS_PER_SECOND,
     ListwiseConfig,
-    MiningConfig,
     Note,
     ProverTaskConfig,
     RunConfig,
@@ -50,6 +47,7 @@ from funcppo.kg.logic.fixpoint import (
 )
 from funcppo.kg.logic.joins import RowBudget, RowBudgetExceeded
 from funcppo.kg.logic.kb import HEAD, TAIL, KnowledgeBase
+from funcppo.kg.mining import MAX_TINY_FACTS, ROWS_PER_SECOND, MiningConfig
 from funcppo.kg.ranking import rank_metrics, ranking
 from funcppo.kg.ranking.ranking import (
     ListedQueries,

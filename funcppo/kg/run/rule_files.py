@@ -25,7 +25,6 @@ import torch
 from torch import Tensor
 
 from funcppo.core.files import write_atomically
-from funcppo.kg.config import MiningConfig, default_config
 from funcppo.kg.graph.dataset import Dataset, facts_digest, order_facts
 from funcppo.kg.graph.rules import (
     COUNTS_PREFIX,
@@ -37,7 +36,7 @@ from funcppo.kg.graph.rules import (
 )
 from funcppo.kg.logic import fixpoint, kb
 from funcppo.kg.logic.joins import RowBudget, RowBudgetExceeded
-from funcppo.kg.mining import counts, miner
+from funcppo.kg.mining import MiningConfig, counts, default_config, miner
 from funcppo.kg.mining.counts import (
     MinedRules,
     ProgressCallback,

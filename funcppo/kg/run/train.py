@@ -46,7 +46,6 @@ from funcppo.kg.config import (
     PREVIOUS_CHECKPOINT_FILE,
     RESULTS_FILE,
     RUN_FILES,
-    MiningConfig,
     Note,
     RunConfig,
     read_config,
@@ -54,6 +53,7 @@ from funcppo.kg.config import (
 from funcppo.kg.graph import loaders
 from funcppo.kg.graph.dataset import Dataset
 from funcppo.kg.logic.joins import RowBudgetExceeded
+from funcppo.kg.mining import MiningConfig
 from funcppo.kg.ranking import evaluate, ranking
 from funcppo.kg.run import budget, choices, fit, held_out, rule_files
 from funcppo.kg.run.budget import Choice, RunTime

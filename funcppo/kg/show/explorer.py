@@ -43,6 +43,7 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp
 from torch import Tensor
 
+from funcppo.core import VERSION
 from funcppo.core.files import Json, shorten
 from funcppo.core.types import I64
 from funcppo.kg.answers import (
@@ -53,7 +54,12 @@ from funcppo.kg.answers import (
 )
 from funcppo.kg.graph.dataset import Dataset, assign_ids
 from funcppo.kg.graph.rules import format_atom, format_rule, read_query
-from funcppo.kg.graph.text import QUOTED_PATTERN, unknown_name_message, unquote
+from funcppo.kg.graph.text import (
+    QUOTED_PATTERN,
+    display,
+    unknown_name_message,
+    unquote,
+)
 from funcppo.kg.logic import kb as kbase
 from funcppo.kg.logic.fixpoint import Verdict, iter_consequences
 from funcppo.kg.logic.joins import RowBudget, RowBudgetExceeded
@@ -63,11 +69,10 @@ from funcppo.kg.ranking.scoring import graph_fallback_notes
 from funcppo.kg.run.subject import describe_numbers
 from funcppo.kg.show import values
 from funcppo.kg.show.measure import RuleUse, explain_failure, uses_by_rule
-from funcppo.kg.show.names import display, make_templates
+from funcppo.kg.show.report import make_templates
 from funcppo.kg.show.server import Guard, RequestError, Worker, is_api
 from funcppo.kg.show.values import Fact, Name, Rule
 from funcppo.runtime.capture import CaptureError
-from funcppo.version import VERSION
 
 # rows of a page of relations, facts or rules
 PAGE_ROWS = 50

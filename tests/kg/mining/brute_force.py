@@ -8,8 +8,7 @@ import numpy as np
 import torch
 from hypothesis import strategies as st
 
-from funcppo.kg.config import MiningConfig
-from funcppo.kg.mining import counts, miner, paths
+from funcppo.kg.mining import MiningConfig, counts, miner, paths
 from tests import oracles
 from tests.oracles import Program
 

@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 import torch
 
-from funcppo.kg.config import MiningConfig, ProverTaskConfig
+from funcppo.kg.config import ProverTaskConfig
 from funcppo.kg.graph.loaders import from_triples, load
 from funcppo.kg.graph.rules import format_rule_table
 from funcppo.kg.logic import kb
 from funcppo.kg.logic.fixpoint import count_rules
 from funcppo.kg.logic.joins import RowBudget
+from funcppo.kg.mining import MiningConfig
 from funcppo.kg.mining.counts import ignore_progress
 from funcppo.kg.run import rule_files
 from funcppo.kg.run.rule_files import count_mined_rules

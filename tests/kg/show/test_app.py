@@ -10,10 +10,10 @@ import pytest
 from funcppo.kg.answers import Answerer
 from funcppo.kg.config import ProverTaskConfig
 from funcppo.kg.graph import loaders
+from funcppo.kg.graph.text import display, score_text
 from funcppo.kg.run.subject import dataset_subject
 from funcppo.kg.show import explorer, values
 from funcppo.kg.show.explorer import RESOURCES, Explorer, Site
-from funcppo.kg.show.names import display, score_text
 from tests.kg.show.conftest import make_client
 from tests.kg.show.graphs import ALSO, HOSTILE, INVERSE, LIKES
 from tests.kg.show.html_page import Page

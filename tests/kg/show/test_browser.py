@@ -12,8 +12,8 @@ from urllib.parse import urlencode
 
 import pytest
 
+from funcppo.kg.graph.text import display
 from funcppo.kg.show import server
-from funcppo.kg.show.names import display
 from funcppo.kg.show.values import AnswersQuery
 from tests.kg.show.graphs import ALSO, HOSTILE, INVERSE
 

@@ -17,7 +17,7 @@ from funcppo.kg.ranking import explain
 from funcppo.kg.run import held_out
 from funcppo.kg.run.run import build_run, open_run
 from funcppo.kg.run.subject import run_subject
-from funcppo.kg.show import measure, page
+from funcppo.kg.show import measure, report
 from tests.kg.show.graphs import ALSO, INVERSE, LIKES, write_graph
 
 # -- ranks
@@ -289,7 +289,7 @@ def test_a_run_that_is_ranked_by_rules_says_so_before_the_numbers(runs):
     state = run.state._replace(best_valid_metric=metric)
     for rule_metric, is_said in ((0.5, True), (0.2, False), (None, False)):
         judged = dataclasses.replace(run, state=state, rule_metric=rule_metric)
-        html = page.render([measure.measure(judged, folder, max_ranked=1)])
+        html = report.render([measure.measure(judged, folder, max_ranked=1)])
         line = "predict and serve: answers are ranked by the rule score"
         assert (line in html) == is_said
 

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 import torch
 
-from funcppo import nets
+from funcppo import runtime
 from funcppo.core import tree
 from funcppo.nets import fused_mlp
 from funcppo.nets.fused_mlp import Settings
 from tests.nets.test_fused_mlp import by_autograd, draw, make_layers
 from tests.runtime.env_kernel import numpy_triton
 
-SOURCE = Path(fused_mlp.__file__).with_name("fused_mlp_kernels.py")
+SOURCE = Path(runtime.__file__).with_name("triton_kernels.py")
 SIZES = [
     (1, (8, 6), 1),
     (5, (33, 64), 3),
@@ -37,7 +37,7 @@ def on_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
             for name in ("forward_kernel", "backward_kernel", "value_kernel")
         }
     )
-    monkeypatch.setattr(nets, "fused_mlp_kernels", kernels, raising=False)
+    monkeypatch.setattr(runtime, "triton_kernels", kernels, raising=False)
     monkeypatch.setattr(
         torch, "get_float32_matmul_precision", lambda: "highest"
     )

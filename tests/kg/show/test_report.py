@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import json
+import re
 from types import SimpleNamespace
 from xml.etree import ElementTree
 
@@ -12,14 +13,15 @@ import pytest
 
 from funcppo.kg.ranking import evaluate
 from funcppo.kg.ranking.evaluate import Bins
-from funcppo.kg.show import figures
+from funcppo.kg.show import report
 from funcppo.kg.show.measure import (
     LearntWeights,
     MovedWeight,
     RuleUse,
     ScoreRanks,
 )
-from funcppo.rl.run import Returns
+from funcppo.rl import Returns
+from tests.kg.show.html_page import Page
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -50,10 +52,10 @@ def shown(request, pair):
 
 
 def test_a_band_is_a_standard_deviation_wide_and_of_one_run_has_no_width():
-    mean, spread = figures.band(np.array([[1.0, 4.0], [3.0, 4.0]]))
+    mean, spread = report.band(np.array([[1.0, 4.0], [3.0, 4.0]]))
     np.testing.assert_allclose(mean, [2.0, 4.0])
     np.testing.assert_allclose(spread, [2**0.5, 0.0])
-    assert figures.band(np.array([[1.0, 4.0]]))[1].tolist() == [0, 0]
+    assert report.band(np.array([[1.0, 4.0]]))[1].tolist() == [0, 0]
 
 
 def test_a_curve_has_the_updates_that_all_runs_have(pair):
@@ -62,12 +64,12 @@ def test_a_curve_has_the_updates_that_all_runs_have(pair):
     longer = dataclasses.replace(
         pair[1], log=(*log, {"update": 2, "loss": 5.0})
     )
-    curve = figures.curve([shorter, longer], "loss")
+    curve = report.curve([shorter, longer], "loss")
     assert curve["update"].tolist() == [1]
     assert curve["value"].tolist() == [[3.0]] * 2
     assert curve["n_left_out"] == 1
-    assert figures.curve([longer], "loss")["update"].tolist() == [1, 2]
-    assert not len(figures.curve([shorter], "no such quantity")["update"])
+    assert report.curve([longer], "loss")["update"].tolist() == [1, 2]
+    assert not len(report.curve([shorter], "no such quantity")["update"])
 
 
 def test_ranks_fall_into_the_bins_that_name_them(pair):
@@ -79,7 +81,7 @@ def test_ranks_fall_into_the_bins_that_name_them(pair):
         provable=np.array([True] * 6 + [False]),
         ranked={"evidence, untrained": rows, "evidence, trained": rows},
     )
-    table = figures.ranks([run])
+    table = report.ranks([run])
     counts = (table["trained"][0] * 7).round().astype(int)
     assert {name: n for name, n in zip(table["bins"], counts) if n} == {
         "1": 1, "2-3": 2, "4-10": 1, "301-1000": 1, "> 1000": 1,
@@ -88,7 +90,7 @@ def test_ranks_fall_into_the_bins_that_name_them(pair):
 
 
 def test_relations_have_the_mrr_of_the_evaluation(pair):
-    table = figures.relations(pair)
+    table = report.relations(pair)
     assert (np.diff(table["n_rows"]) <= 0).all()
     for i, run in enumerate(pair):
         groups = run.trained.metrics["by_group"]["relations"]
@@ -119,7 +121,7 @@ def test_gains_are_over_the_better_score_and_the_greatest_loss_is_first(pair):
         relation=np.array([1, 1, 2, 2]),
         provable=np.ones(4, dtype=bool),
     )
-    table = figures.gains([run])
+    table = report.gains([run])
     assert table["names"].tolist() == [run.predicates[1], run.predicates[0]]
     np.testing.assert_allclose(table["gain"][0], [0.5 - 0.8, 0.6 - 0.3])
     np.testing.assert_allclose(table["rules"][0], [0.8, 0.1])
@@ -130,7 +132,7 @@ def test_gains_are_over_the_better_score_and_the_greatest_loss_is_first(pair):
     other = dataclasses.replace(
         run, ranked=named | {f"{run.score}, trained": ranked([0.8] * 4)}
     )
-    both = figures.gains([run, other])
+    both = report.gains([run, other])
     np.testing.assert_allclose(both["gain"].mean(0), [-0.15, 0.4])
     np.testing.assert_allclose(both["error"], [0.3 / 2**0.5, 0.2 / 2**0.5])
 
@@ -143,8 +145,8 @@ def test_reliability_of_one_run_is_wilsons_and_of_several_a_deviation(pair):
         dataclasses.replace(r, bins=dict.fromkeys(states, b))
         for r, b in zip(pair, bins)
     ]
-    one = figures.reliability(runs[:1])["trained"]
-    both = figures.reliability(runs)["trained_at_temperature"]
+    one = report.reliability(runs[:1])["trained"]
+    both = report.reliability(runs)["trained_at_temperature"]
     low, high = evaluate.wilson(np.array([1]), np.array([4]))
     assert (one["low"][0], one["high"][0]) == (low[0], high[0])
     assert one["probability"][0, 0] == 0.25
@@ -156,7 +158,7 @@ def test_reliability_of_one_run_is_wilsons_and_of_several_a_deviation(pair):
 
     # without a temperature in each run there is no curve of it
     older = dataclasses.replace(pair[1], results={})
-    table = figures.reliability([pair[0], older])
+    table = report.reliability([pair[0], older])
     assert table["trained_at_temperature"] is None
     assert table["temperature"] == []
 
@@ -174,7 +176,7 @@ def test_weights_of_several_runs_are_means_and_relations_count_0_where_still(
         dataclasses.replace(run, learnt=of_run)
         for run, of_run in zip(pair, learnt)
     ]
-    single, by_relation = figures.weights(runs)
+    single, by_relation = report.weights(runs)
     # Both moved by 2; the order of their first listing decides.
     assert single["evidence"] == ["f", "e"]
     assert single["n_runs"].tolist() == [1, 2]
@@ -191,7 +193,7 @@ def test_rules_are_joined_by_their_text_and_ordered_by_proofs(pair):
         dataclasses.replace(pair[0], rules=(a, b)),
         dataclasses.replace(pair[1], rules=(a._replace(after=0.9),)),
     ]
-    table = figures.rules(runs)
+    table = report.rules(runs)
     assert table["texts"] == ["b", "a"] and table["n_runs"].tolist() == [1, 2]
     np.testing.assert_allclose(table["after"], [0.1, 0.8])
     np.testing.assert_allclose(table["confidence"], [0.5, 0.5])
@@ -207,12 +209,12 @@ def returns_of(n_seeds):
 
 
 def test_a_return_curve_is_the_interquartile_mean_with_its_interval():
-    table = figures.return_curve("a", "CartPole-v1", returns_of(8), "greedy")
+    table = report.return_curve("a", "CartPole-v1", returns_of(8), "greedy")
     assert table["steps"].tolist() == [10, 20] and table["n_seeds"] == 8
     np.testing.assert_allclose(table["iqm"], [3.5, 103.5])
     assert (table["low"] < table["iqm"]).all()
     assert (table["iqm"] < table["high"]).all()
-    one = figures.return_curve("a", "CartPole-v1", returns_of(1), "sampled")
+    one = report.return_curve("a", "CartPole-v1", returns_of(1), "sampled")
     assert one["low"].tolist() == one["iqm"].tolist() == one["high"].tolist()
 
 
@@ -230,36 +232,36 @@ def test_nothing_to_draw_is_an_error_of_one_line(reports):
         "rules": "expected test queries that rules derive",
     }.items():
         with pytest.raises(ValueError, match=words):
-            figures.draw(kind, [empty])
+            report.draw(kind, [empty])
     with pytest.raises(ValueError, match="got one that learns from proofs"):
-        figures.weights([reports["proofs"]])
+        report.weights([reports["proofs"]])
     with pytest.raises(ValueError, match="evidence and success"):
-        figures.reliability([run, reports["proofs"]])
+        report.reliability([run, reports["proofs"]])
 
 
 # -- pictures
 
 
 def test_bars_and_lines_are_those_of_the_table(shown):
-    figure, table = figures.draw("curves", shown)
-    assert [curve["name"] for curve in table] == list(figures.CURVES)
+    figure, table = report.draw("curves", shown)
+    assert [curve["name"] for curve in table] == list(report.CURVES)
     line = figure.axes[0].lines[0]
     np.testing.assert_array_equal(line.get_xdata(), table[0]["update"])
     np.testing.assert_allclose(line.get_ydata(), table[0]["value"].mean(0))
 
-    figure, table = figures.draw("gains", shown)
+    figure, table = report.draw("gains", shown)
     widths = [bar.get_width() for bar in figure.axes[0].patches]
     np.testing.assert_allclose(widths, table["gain"].mean(0))
 
-    figure, (single, by_relation) = figures.draw("weights", shown)
+    figure, (single, by_relation) = report.draw("weights", shown)
     for axes, values in zip(
         figure.axes,
         (single["after"] - single["before"], by_relation["distance"]),
     ):
         widths = [bar.get_width() for bar in axes.patches]
-        np.testing.assert_allclose(widths, values[: figures.MAX_BARS])
+        np.testing.assert_allclose(widths, values[: report.MAX_BARS])
 
-    figure, table = figures.draw("ranks", shown)
+    figure, table = report.draw("ranks", shown)
     heights = [bar.get_height() for bar in figure.axes[0].patches]
     drawn = [*table["untrained"].mean(0), *table["trained"].mean(0)]
     np.testing.assert_allclose(heights, drawn)
@@ -271,7 +273,7 @@ def test_an_axis_has_no_offset_and_shows_no_rounding_as_a_change(shown):
         for i in range(3)
     ]
     runs = [dataclasses.replace(run, log=tuple(log)) for run in shown]
-    figure, _ = figures.draw("curves", runs)
+    figure, _ = report.draw("curves", runs)
     figure.canvas.draw()
     metric, loss = figure.axes[:2]
     low, high = metric.get_ylim()
@@ -295,12 +297,12 @@ def test_pictures_hold_hostile_names_as_text_and_share_no_ids(
 ):
     """Without a warning: Matplotlib warns of a legend that took a second, unless its place was asked for."""
     ids = []
-    for kind in figures.KINDS:
-        figure, table = figures.draw(kind, shown)
-        assert json.loads(json.dumps(figures.to_json(table), allow_nan=False))
-        inline = figures.to_inline_svg(figure, kind, 'a "title" <x>')
-        assert "currentColor" in inline and figures.INK not in inline
-        for text in (figures.to_svg(figure).decode(), inline):
+    for kind in report.KINDS:
+        figure, table = report.draw(kind, shown)
+        assert json.loads(json.dumps(report.to_json(table), allow_nan=False))
+        inline = report.to_inline_svg(figure, kind, 'a "title" <x>')
+        assert "currentColor" in inline and report.INK not in inline
+        for text in (report.to_svg(figure).decode(), inline):
             root = ElementTree.fromstring(text)
             tags = {element.tag.removeprefix(SVG) for element in root.iter()}
             assert not tags & {"script", "image", "foreignObject", "b"}
@@ -322,13 +324,13 @@ def test_pictures_hold_hostile_names_as_text_and_share_no_ids(
             assert {"<b>likes</b>", '$p$ "q"', "rel\\u202e x"} <= texts
     assert len(set(ids)) == len(ids)
     assert next(slow_clock) > 0.0
-    assert figures.to_png(figure).startswith(b"\x89PNG")
+    assert report.to_png(figure).startswith(b"\x89PNG")
 
 
 @pytest.mark.filterwarnings("error")
 def test_return_curves_have_a_row_of_panels_for_each_environment(slow_clock):
     tables = [
-        figures.return_curve(name, env, returns_of(n), policy)
+        report.return_curve(name, env, returns_of(n), policy)
         for name, env, n in (
             ("a_$x$", "CartPole-v1", 3),
             ("b<&", "CartPole-v1", 2),
@@ -336,7 +338,7 @@ def test_return_curves_have_a_row_of_panels_for_each_environment(slow_clock):
         )
         for policy in ("greedy", "sampled")
     ]
-    figure = figures.draw_returns(tables)
+    figure = report.draw_returns(tables)
     assert [axes.get_title() for axes in figure.axes] == [
         "CartPole-v1, greedy",
         "CartPole-v1, sampled",
@@ -346,4 +348,108 @@ def test_return_curves_have_a_row_of_panels_for_each_environment(slow_clock):
     assert [len(axes.lines) for axes in figure.axes] == [2, 2, 1, 1]
     line = figure.axes[0].lines[1]
     np.testing.assert_array_equal(line.get_ydata(), tables[2]["iqm"])
-    ElementTree.fromstring(figures.to_svg(figure))
+    ElementTree.fromstring(report.to_svg(figure))
+
+
+def checked(text):
+    """The parts of a page that is well-formed and asks for nothing."""
+    found = Page(text)
+    tags = [tag for tag, _ in found.tags]
+    assert set(tags) >= {"html", "head", "body", "title", "svg"}
+    assert tags.count("script") == tags.count("style") == 1
+    assert not set(tags) & {"img", "link", "iframe", "object", "b"}
+    assert all(link.startswith("#") for link in found.links)
+    assert not re.search(r"url\((?!#)|@import", text)
+    return found
+
+
+@pytest.mark.parametrize(
+    "names", [["questions"], ["proofs"], ["questions", "other"]]
+)
+def test_a_page_is_well_formed_asks_for_nothing_and_escapes_names(
+    reports, names
+):
+    text = report.render([reports[name] for name in names])
+    found = checked(text)
+    assert "<script>alert" not in text and "49" not in found.words
+    for name in ("<script>alert(1)</script>", '$p$ "q"', "{{ 7*7 }}"):
+        assert name in "\n".join(found.words)
+    assert "\u202e" not in text and "\x1b" not in text
+    assert "x" * 300 not in text
+
+
+def test_a_page_has_its_parts(reports):
+    run = reports["questions"]
+    text = report.render([run])
+    for part in ("results", "curves", "ranks", "relations", "gains",
+                 "reliability", "rules", "weights", "queries", "runs"):  # fmt: skip
+        assert f'<section id="{part}">' in text
+    assert f"<td>{run.trained.metrics['mrr']:.4f}</td>" in text
+    assert "is no probability" in text
+    assert "14 of 14 test queries" in text
+    assert text.count('<details class="query"') == 14
+    assert "ppo.n_envs" in text
+    text = report.render([reports["proofs"]])
+    assert "not that the atom is true" in text
+    assert "is no probability" not in text
+    assert '<section id="weights">' not in text
+
+
+def test_a_page_says_what_learning_moved_and_what_it_did_to_probabilities(
+    reports,
+):
+    run = reports["questions"]
+    weight = MovedWeight("link", "<b>links</b>", "r", "head", 0.5, -1.25)
+    learnt = LearntWeights(7, (weight,), (("r", 7, 1.75),))
+    moved = dataclasses.replace(run, learnt=learnt)
+    text = report.render([moved])
+    checked(text)
+    assert "training moved 7 weights; the 1 that moved most are listed" in text
+    for cell in ("&lt;b&gt;links&lt;/b&gt;", "-1.250", "1.750"):
+        assert f"<td>{cell}</td>" in text
+    assert f"<td>trained, temperature {run.temperature:.3g}</td>" in text
+    for state in ("untrained", "trained", "trained_at_temperature"):
+        loss = evaluate.log_loss(run.bins[state])
+        assert f"<td>{loss:.4f}</td>" in text
+    gain = report.gains([run])["gain"]
+    assert f"<td>{gain[0, 0]:+.4f}" in text
+
+
+def test_several_runs_give_means_with_a_deviation(reports):
+    found = [reports["questions"], reports["other"]]
+    table = report.results_table(found)
+    assert all(row[-1] == "2" and "±" in row[1] for row in table["rows"])
+    one = report.results_table(found[:1])
+    assert "±" not in "".join(one["rows"][0])
+
+
+def test_what_a_run_lacks_is_said(reports):
+    run = reports["questions"]
+    lacking = dataclasses.replace(
+        run,
+        update=1,
+        is_trained=False,
+        best_update=0,
+        results={},
+        log=(),
+        ranked={},
+        sizes=run.sizes | {"test": 0},
+        n_ranked=0,
+        rules=(),
+        entries=(),
+    )
+    text = report.render([lacking])
+    assert "unfinished: the run stands at update 1 of 4" in text
+    assert "no update of PPO ranked valid better" in text
+    assert "no test split: nothing is ranked" in text
+    assert text.count("Not drawn: ") == 6
+    for changes, line in (
+        ({"update": 0, "best_update": 0}, "no update of PPO was made"),
+        ({"update": 1}, "1 of 4, stopped early"),
+        (
+            {"sizes": run.sizes | {"test": 900}},
+            "14 of 900 test queries are ranked",
+        ),
+    ):
+        text = report.render([dataclasses.replace(run, **changes)])
+        assert line in text and "unfinished" not in text
