@@ -23,11 +23,9 @@ import torch
 from funcppo.cli import common
 from funcppo.runtime import memory
 
-# Of a property, however many its test asks for; `make test-long` tries as many as it asks for.
-MAX_EXAMPLES = 25
-
+# Properties are tried with 25 examples, by `make test-long` with 300; a slow one sets a lower number for both.
 # A deadline, or a check of how long the cases take to draw, would make a test fail on a slow or busy machine.
-for profile, n_examples in (("suite", MAX_EXAMPLES), ("long", 300)):
+for profile, n_examples in (("suite", 25), ("long", 300)):
     hypothesis.settings.register_profile(
         profile,
         max_examples=n_examples,
@@ -70,18 +68,6 @@ def pytest_collection_modifyitems(items):
     items.sort(
         key=lambda item: place.get(item.nodeid.partition("::")[0], len(LONGEST))
     )
-    if hypothesis.settings.get_current_profile_name() == "suite":
-        for item in items:
-            try_few_examples(item.obj)
-
-
-def try_few_examples(test):
-    """Lower the number of examples that a test of a property asks for."""
-    name = "_hypothesis_internal_use_settings"  # set by @settings
-    asked = getattr(test, name, None)
-    if asked is not None and asked.max_examples > MAX_EXAMPLES:
-        fewer = hypothesis.settings(asked, max_examples=MAX_EXAMPLES)
-        setattr(getattr(test, "__func__", test), name, fewer)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -66,7 +66,7 @@ def test_two_steps_by_hand():
     st.floats(0, 1),
     st.floats(0, 1),
 )
-@settings(max_examples=60, deadline=None)
+@settings(deadline=None)
 def test_gae_equals_its_definition(seed, T, B, gamma, gae_lambda):
     data = episodes(seed, T, B)
     advantage, target = gae(*data, gamma=gamma, gae_lambda=gae_lambda)
@@ -80,7 +80,7 @@ def test_gae_equals_its_definition(seed, T, B, gamma, gae_lambda):
 
 
 @given(SEEDS, st.integers(1, 70))
-@settings(max_examples=40, deadline=None)
+@settings(deadline=None)
 def test_the_doubling_sum_equals_the_recurrence(seed, T):
     keys = random.split(random.key(seed))
     x, decay = (

@@ -133,7 +133,7 @@ TREES = st.recursive(
 
 
 @given(TREES)
-@settings(max_examples=60, deadline=None)
+@settings(deadline=None)
 def test_a_substitute_for_optree_does_what_optree_does(of):
     """The verbs of `funcppo.core.tree` made of either; a sum tells which leaves met."""
     double = lambda a, b: a + b

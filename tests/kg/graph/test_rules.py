@@ -8,7 +8,7 @@ import sys
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from experiments.checks.fuzz_parsers import fuzz
@@ -466,7 +466,6 @@ def test_a_rule_with_more_variables_than_letters_cannot_be_said_in_anyburl():
     st.lists(rules(ARITIES), min_size=1, max_size=4),
     st.sampled_from(["tsv", "AnyBURL"]),
 )
-@settings(max_examples=300)
 def test_line_formats_read_back_what_they_print(clauses, form):
     text = format_file(clauses, form)
     assert detect_format(text) == {"tsv": "weighted"}.get(form, form)
@@ -474,7 +473,6 @@ def test_line_formats_read_back_what_they_print(clauses, form):
 
 
 @given(st.lists(rules(BINARY), min_size=1, max_size=4))
-@settings(max_examples=300)
 def test_amie_reads_back_what_it_prints(clauses):
     text = format_file(clauses, "AMIE")
     assert detect_format(text) == "AMIE"
@@ -501,7 +499,6 @@ PROLOG_CLAUSES = (rules(ARITIES) | FACTS).filter(
         if not is_built_in(Atom(n, (n,) * k))
     ]
 )
-@settings(max_examples=300)
 def test_a_program_in_quotes_is_read_as_it_was_written(clauses):
     text = format_program(clauses)
     assert detect_format(text) == "Prolog"

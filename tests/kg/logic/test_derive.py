@@ -10,7 +10,7 @@ from fractions import Fraction
 
 import pytest
 import torch
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from funcppo.core.host import Deadline
@@ -195,7 +195,6 @@ def walk_by_hand(program, rule, row, left_out, object_identity):
 
 
 @given(programs, st.sampled_from(["fact", "pair"]), st.booleans())
-@settings(max_examples=150)
 def test_walks_are_those_along_single_facts(program, left_out, identity):
     """A probability is off by less than a unit for each atom of each grounding; other bodies have none."""
     rows = all_questions(program)
@@ -296,7 +295,6 @@ def all_questions(program):
 
 
 @given(programs, st.sampled_from(["fact", "pair"]), st.booleans())
-@settings(max_examples=150)
 def test_firings_are_those_of_every_grounding(program, left_out, identity):
     rows = all_questions(program)
     options = dict(left_out=left_out, object_identity=identity)
@@ -326,7 +324,6 @@ def path_programs(draw):
 
 
 @given(path_programs(), st.sampled_from(["fact", "pair"]))
-@settings(max_examples=60)
 def test_paths_that_come_back_to_an_entity_do_not_count(program, left_out):
     """Under object identity, where walks are merged before their last step."""
     rows = [row for row in all_questions(program) if row[0] == 1]
@@ -383,7 +380,6 @@ def test_rules_about_other_predicates_cost_a_question_no_join():
 
 
 @given(programs, st.booleans())
-@settings(max_examples=100)
 def test_derived_answers_are_the_atoms_of_one_step_that_agree_with_a_query(
     program, identity
 ):
@@ -476,7 +472,6 @@ def joined(chunks):
 
 
 @given(programs, st.booleans(), st.integers(2, 4))
-@settings(max_examples=40)
 def test_any_number_of_threads_gives_the_same_firings(
     program, identity, n_threads
 ):
@@ -596,7 +591,6 @@ def pairs_of(index, sizes, atoms):
 
 @given(programs, st.booleans(), st.integers(1, 9))
 @example(FAMILY, False, 1)
-@settings(max_examples=80)
 def test_the_rules_that_derive_an_atom_at_height_1_are_those_of_the_oracle(
     program, object_identity, n_pairs
 ):
@@ -645,7 +639,6 @@ def test_the_rules_that_derive_an_atom_at_height_1_are_those_of_the_oracle(
 
 
 @given(programs, st.randoms(use_true_random=False), st.booleans())
-@settings(max_examples=80)
 def test_the_answers_of_queries_have_the_rules_that_derive_them(
     program, random, identity
 ):
@@ -686,7 +679,6 @@ def test_the_answers_of_queries_have_the_rules_that_derive_them(
 
 @given(st.integers(0, 10_000), st.integers(1, 2))
 @example(2, 2)  # a body that holds the root, which another rule proves
-@settings(max_examples=40)
 def test_a_dead_end_leads_to_no_proof(seed, max_height):
     """All searches from every ground atom, followed to their ends by the slow resolver."""
     facts, rules, _ = program(seed)

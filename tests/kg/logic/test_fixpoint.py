@@ -64,7 +64,6 @@ def test_a_closure_worked_by_hand():
 
 
 @given(programs)
-@settings(max_examples=300)
 def test_the_model_is_the_least_model_with_its_heights(program):
     model = model_of(program)
     assert heights(model) == oracles.least_model(program)
@@ -100,7 +99,6 @@ def test_answers_and_heights_are_prologs():
 
 
 @given(programs)
-@settings(max_examples=150)
 def test_object_identity_binds_the_variables_of_a_rule_apart(program):
     assert heights(
         model_of(program, object_identity=True)
@@ -108,7 +106,6 @@ def test_object_identity_binds_the_variables_of_a_rule_apart(program):
 
 
 @given(programs)
-@settings(max_examples=100)
 def test_a_predicate_needs_only_what_its_rules_depend_on(program):
     whole = heights(model_of(program))
     for p in range(1, len(program.arity) + 1):
@@ -120,7 +117,6 @@ def test_a_predicate_needs_only_what_its_rules_depend_on(program):
 
 
 @given(programs)
-@settings(max_examples=80)
 def test_pieces_of_any_size_give_the_same_model(program):
     whole = heights(model_of(program))
     size, joins.MAX_CHUNK_ROWS = joins.MAX_CHUNK_ROWS, 2
@@ -131,7 +127,6 @@ def test_pieces_of_any_size_give_the_same_model(program):
 
 
 @given(programs)
-@settings(max_examples=80)
 def test_ids_too_wide_for_one_key_give_the_same_model(program):
     # three such ids take 93 bits
     big = lambda t: t if t <= 0 else t + 2**30 - oracles.N_CONSTANTS
@@ -170,7 +165,6 @@ def test_a_join_is_taken_in_pieces(monkeypatch):
 
 
 @given(programs)
-@settings(max_examples=100)
 def test_max_atoms_stops_after_a_whole_step_and_says_so(program):
     whole = heights(model_of(program))
     counts = model_of(program).n_atoms_after_step
@@ -219,7 +213,6 @@ def test_verdicts_worked_by_hand():
 
 
 @given(programs)
-@settings(max_examples=100)
 def test_matching_atoms_are_those_that_an_open_atom_matches(program):
     model, n = model_of(program), program.n_constants
     found, random = heights(model), Random(len(program.rules))
@@ -241,7 +234,7 @@ def test_matching_atoms_are_those_that_an_open_atom_matches(program):
 
 
 @given(programs, st.integers(0, 2), st.booleans())
-@settings(max_examples=300, deadline=None)
+@settings(deadline=None)
 def test_the_step_after_a_model_derives_what_the_next_model_has_more(
     program, h, identity
 ):
@@ -348,7 +341,6 @@ def test_smoothed_confidence_worked_by_hand():
 
 
 @given(programs, st.booleans(), st.booleans())
-@settings(max_examples=200)
 def test_consequences_are_the_heads_of_one_application(
     program, leave_one_out, identity
 ):
@@ -360,7 +352,6 @@ def test_consequences_are_the_heads_of_one_application(
 
 
 @given(programs)
-@settings(max_examples=100)
 def test_confidence_counts_each_derived_atom_once_a_rule(program):
     for smoothing, identity in itertools.product(
         (None, 0.0, 2.5), (False, True)

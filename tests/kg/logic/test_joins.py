@@ -8,7 +8,7 @@ import itertools
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from funcppo.core.host import Deadline
@@ -50,7 +50,6 @@ def as_rows(columns):
     st.booleans(),
     st.integers(0, 2),
 )
-@settings(max_examples=200)
 def test_a_view_holds_the_rows_that_agree_with_the_terms(
     rows, terms, reverse, n_indexed
 ):
@@ -184,7 +183,6 @@ def assignments(atoms, output, unequal):
 
 
 @given(queries())
-@settings(max_examples=300)
 def test_answers_are_those_of_a_nested_loop(query):
     expected = set(assignments(*query))
     assert answers_of(*query) == expected
@@ -206,7 +204,6 @@ def counts_of(atoms, output, unequal):
 
 
 @given(queries())
-@settings(max_examples=300)
 def test_counts_are_those_of_a_nested_loop(query):
     expected = collections.Counter(assignments(*query))
     assert counts_of(*query) == expected
@@ -281,7 +278,6 @@ def test_a_chain_of_variables_becomes_one():
 
 
 @given(rule_terms, rule_terms)
-@settings(max_examples=2000)
 def test_the_unifier_is_a_most_general_one(left, right):
     left, right = (1, *left), (1, *right)
     same, known = (

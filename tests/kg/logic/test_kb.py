@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from funcppo.core import tree
@@ -65,7 +65,6 @@ def test_facts_are_distinct_and_sorted_and_a_row_is_an_id():
 
 
 @given(tables())
-@settings(max_examples=300)
 def test_an_atom_is_found_exactly_when_it_is_in_the_list(case):
     facts, top = case
     world, sizes = build(facts, top)
@@ -83,7 +82,6 @@ def test_an_atom_is_found_exactly_when_it_is_in_the_list(case):
 
 
 @given(tables())
-@settings(max_examples=300)
 def test_no_fact_that_matches_a_goal_is_missed_and_the_count_is_what_was_found(
     case,
 ):
@@ -105,7 +103,6 @@ def test_no_fact_that_matches_a_goal_is_missed_and_the_count_is_what_was_found(
 
 
 @given(tables())
-@settings(max_examples=75)
 def test_without_a_fact_is_the_knowledge_base_of_the_others(case):
     facts, top = case
     world, sizes = build(facts, top)

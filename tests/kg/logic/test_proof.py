@@ -12,7 +12,7 @@ import re
 import sys
 
 import pytest
-from hypothesis import assume, event, given, settings
+from hypothesis import assume, event, given
 from hypothesis import strategies as st
 
 from funcppo.kg.logic import proof as proof_
@@ -132,7 +132,6 @@ def proves_the_same(program, nodes, node):
 
 
 @given(programs(), st.data())
-@settings(max_examples=300)
 def test_a_tampered_proof_is_rejected(program, data):
     """Only a change that proves the very same goals by another clause may pass."""
     derived = [
@@ -190,7 +189,6 @@ def test_the_checker_imports_nothing_of_the_package():
 
 
 @given(programs(), st.data())
-@settings(max_examples=100)
 def test_a_fact_that_the_base_has_not_is_rejected(program, data):
     """Without the fact of a leaf, the proof fails at that leaf alone, and the error gives the path to it."""
     proof = data.draw(
@@ -215,7 +213,6 @@ def test_a_fact_that_the_base_has_not_is_rejected(program, data):
 
 
 @given(programs())
-@settings(max_examples=60)
 def test_the_root_is_no_fact_of_its_own_proof(program):
     """With every derivable atom a fact, a proof of itself by itself is a fact's, unless it is left out."""
     for _, proof in proved_by_model(program):
@@ -375,7 +372,6 @@ def test_the_json_of_a_proof_is_decoded_without_the_data():
 
 
 @given(st.text(), st.text())
-@settings(max_examples=100)
 def test_dot_labels_read_back_as_the_names_they_hold(name, rule):
     proof = prove.from_trace(
         COUNTRIES, (2, 1, 3), [("rule", 0, 0.25), ("fact", 0, None)]
@@ -429,14 +425,12 @@ def test_a_program_leaves_padding_atoms_out():
 
 
 @given(programs())
-@settings(max_examples=60)
 def test_a_proof_from_the_model_holds_within_its_height(program):
     for height, proof in proved_by_model(program):
         assert checked(program, proof, max_height=height) == []
 
 
 @given(programs(), st.data())
-@settings(max_examples=150)
 def test_a_proof_from_a_trace_holds_and_keeps_the_probability_of_every_choice(
     program, data
 ):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from funcppo.kg.logic import fixpoint, kb
@@ -88,7 +88,6 @@ def test_the_checker_rejects_a_proof_that_binds_a_variable_to_a_constant_of_its_
 
 
 @given(programs, st.booleans(), st.data())
-@settings(max_examples=300)
 def test_verdict_and_height_are_those_of_the_least_model_without_the_query(
     program, object_identity, data
 ):
@@ -146,7 +145,6 @@ def test_the_step_past_max_atoms_is_still_taken_for_the_query_alone():
 
 
 @given(programs, st.booleans())
-@settings(max_examples=150)
 def test_the_unsatisfied_prefix_is_the_shortest_without_a_grounding(
     program, object_identity
 ):
@@ -265,7 +263,6 @@ def unpadded(atoms):
 
 
 @given(programs)
-@settings(max_examples=150)
 def test_a_derivation_is_the_first_rule_with_its_smallest_body_of_smaller_heights(
     program,
 ):
@@ -283,7 +280,6 @@ def test_a_derivation_is_the_first_rule_with_its_smallest_body_of_smaller_height
 
 
 @given(programs)
-@settings(max_examples=100)
 def test_a_ground_body_is_the_smallest_of_its_rule_without_the_atom(program):
     for identity in (False, True):
         world, sizes, model = build(program, object_identity=identity)
@@ -369,7 +365,6 @@ def fact_heights(program, max_height, max_rows=MANY, facts=None, **options):
 @pytest.mark.parametrize("object_identity", [False, True])
 @pytest.mark.parametrize("max_height", [1, 2, None])
 @given(program=programs)
-@settings(max_examples=40)
 def test_the_height_is_that_of_the_least_model_without_the_fact(
     max_height, object_identity, program
 ):

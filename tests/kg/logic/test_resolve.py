@@ -8,7 +8,7 @@ from random import Random
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from funcppo.kg.logic import kb as kbase
@@ -39,7 +39,6 @@ def atoms(seed: int, n: int, arity: int) -> np.ndarray:
 
 
 @given(st.integers(0, 2**32 - 1), st.integers(1, 5))
-@settings(max_examples=50)
 def test_unify_equals_a_plain_python_unifier(seed, arity):
     """50 x 2,000 pairs that share variables; most general: it renames the unified pair as the oracle does."""
     n = 2000
@@ -68,7 +67,6 @@ def test_unify_equals_a_plain_python_unifier(seed, arity):
 
 
 @given(st.integers(0, 2**32 - 1))
-@settings(max_examples=30)
 def test_canonical_rows_are_equal_exactly_when_rows_are_renamings(seed):
     rng = np.random.default_rng(seed)
     rows = rng.integers(0, N_CONSTANTS + 4, (40, 5))
@@ -145,7 +143,6 @@ def unpacked(successors, b):
 
 
 @given(st.integers(0, 2**32 - 1), st.integers(1, 3))
-@settings(max_examples=150)
 def test_every_step_of_a_search_equals_the_oracle(seed, max_height):
     rows, steps = 8, 4
     facts, rules, rng = program(seed)
@@ -266,7 +263,6 @@ def test_what_does_not_fit_is_flagged():
 
 
 @given(st.integers(0, 2**32 - 1))
-@settings(max_examples=50)
 def test_without_bodies_a_ground_root_has_the_same_rules(seed):
     facts, rules, rng = program(seed)
     kb, sizes = kbase.build(facts, rules, n_constants=C, n_predicates=P)

@@ -7,7 +7,7 @@ import mmap
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from funcppo.kg.logic import row_index
@@ -141,7 +141,6 @@ def columns_of(rows):
 
 
 @given(row_tables())
-@settings(max_examples=200)
 def test_keys_compare_as_rows_do(table):
     rows, bits = table
     key = row_index.encode_rows(columns_of(rows), bits).key.tolist()
@@ -152,7 +151,6 @@ def test_keys_compare_as_rows_do(table):
 
 
 @given(row_tables(), st.lists(st.integers(0, 7), min_size=4, max_size=4))
-@settings(max_examples=200)
 def test_a_row_encodes_to_its_key_again_and_an_unknown_prefix_is_reported(
     table, other
 ):
@@ -174,7 +172,6 @@ def test_a_row_encodes_to_its_key_again_and_an_unknown_prefix_is_reported(
 
 
 @given(row_tables())
-@settings(max_examples=100)
 def test_unique_columns_are_those_of_a_set(table):
     rows, bits = table
     columns = row_index.unique_columns(columns_of(rows), bits)
@@ -187,7 +184,6 @@ def test_unique_columns_are_those_of_a_set(table):
     st.dictionaries(st.integers(0, 2**62), st.integers(0, 2**62), max_size=40),
     st.lists(st.integers(0, 2**62)),
 )
-@settings(max_examples=200)
 def test_a_hash_table_answers_as_a_dictionary(entries, others):
     pairs = torch.tensor(list(entries.items()), dtype=torch.int64).view(-1, 2)
     table = row_index.build_hash_table(pairs)

@@ -77,7 +77,6 @@ def test_counts_worked_by_hand():
 
 
 @given(graphs, st.booleans())
-@settings(max_examples=40)
 def test_what_is_mined_is_counted_as_by_brute_force(facts, constants):
     found = mined(facts, constants=constants)
     assert counts_of(found.rules) == brute_force(facts, clauses_of(found.rules))
@@ -88,7 +87,6 @@ def test_what_is_mined_is_counted_as_by_brute_force(facts, constants):
 
 
 @given(graphs, st.integers(1, 3))
-@settings(max_examples=25)
 def test_every_fact_keeps_the_best_rules_that_derive_it_and_no_rule_is_kept_for_nothing(
     facts, votes
 ):

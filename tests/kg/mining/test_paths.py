@@ -68,7 +68,6 @@ def expected_walks(facts, bodies, sources=range(1, 7)):
 
 
 @given(graphs, st.integers(1, 3))
-@settings(max_examples=40)
 def test_walks_are_those_over_sets(facts, length):
     edges = edges_of(facts)
     bodies = list(itertools.product(range(4), repeat=length))[::3]
@@ -86,7 +85,6 @@ def test_walks_are_those_over_sets(facts, length):
 
 
 @given(graphs, st.integers(1, 5))
-@settings(max_examples=30)
 def test_walks_in_parts_are_those_over_sets(facts, length):
     """Parts of few entries; the work of a step is what the walks of its prefix go on by."""
     edges = edges_of(facts)
@@ -108,7 +106,6 @@ def test_walks_in_parts_are_those_over_sets(facts, length):
 
 
 @given(graphs)
-@settings(max_examples=30)
 def test_a_range_of_sources_walks_from_these_alone(facts):
     edges = edges_of(facts)
     bodies = list(itertools.product(range(4), repeat=2))
@@ -124,7 +121,6 @@ def test_a_range_of_sources_walks_from_these_alone(facts):
 
 
 @given(facts=graphs)
-@settings(max_examples=30)
 def test_extended_bodies_are_walks_of_one_label_more(facts):
     edges = edges_of(facts)
     prefixes = list(itertools.product(range(4), repeat=2))[::2]
@@ -136,7 +132,6 @@ def test_extended_bodies_are_walks_of_one_label_more(facts):
 
 
 @given(graphs)
-@settings(max_examples=40)
 def test_the_index_lists_both_directions_of_every_fact(facts):
     edges = edges_of(facts)
     columns = (edges.source, edges.label, edges.target, edges.fact)
@@ -265,7 +260,6 @@ def test_labels_beyond_the_numbers_are_left_out():
 
 
 @given(graphs)
-@settings(max_examples=40)
 def test_circular_facts_are_those_that_have_no_path_without_themselves(facts):
     edges = edges_of(facts)
     for length in (1, 2, 3):

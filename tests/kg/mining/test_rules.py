@@ -191,7 +191,6 @@ def counted(edges, found, priority, fraction=1.0, budget=None):
 
 @pytest.mark.parametrize("cost", [1.0, 3.0 * paths.CHUNK_ROWS])
 @given(facts=graphs)
-@settings(max_examples=25)
 def test_exact_counts_are_those_of_brute_force(cost, facts):
     """Rules that cost more than a chunk are counted from three ranges of sources."""
     edges = edges_of(facts)
@@ -307,7 +306,6 @@ def test_a_sample_without_a_source_of_the_body_has_an_unknown_error():
 
 
 @given(graphs)
-@settings(max_examples=40)
 def test_counts_of_rules_with_constants_are_those_of_brute_force(facts):
     clauses = constant_clauses()
     expected = {

@@ -9,7 +9,7 @@ from fractions import Fraction
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from funcppo.kg.ranking import rank_metrics
@@ -105,7 +105,6 @@ def test_probabilities_near_0_and_near_1_are_told_apart():
 
 
 @given(st.lists(st.integers(0, 2), min_size=1, max_size=6), st.integers(1, 6))
-@settings(max_examples=50)
 def test_expected_is_the_mean_over_every_order_of_the_ties(levels, k):
     """Candidate 0 is the answer; every permutation is sorted stably, so ties keep the permutation's order."""
     ranks = [
@@ -143,7 +142,6 @@ def test_expected_is_the_mean_over_every_order_of_the_ties(levels, k):
 
 
 @given(st.data(), st.integers(1, 5), st.integers(1, 7))
-@settings(max_examples=50)
 def test_listed_candidates_give_the_ranks_of_all_candidates_in_any_order(
     data, Q, E
 ):
@@ -181,7 +179,6 @@ def test_listed_candidates_give_the_ranks_of_all_candidates_in_any_order(
         st.tuples(st.integers(-4, 0), st.booleans()), min_size=1, max_size=40
     )
 )
-@settings(max_examples=100)
 def test_average_precision_equals_its_definition(rows):
     """The mean, over true candidates, of the precision among all candidates that score at least as much."""
     score, label = (
@@ -213,7 +210,6 @@ def test_average_precision_equals_its_definition(rows):
         min_size=1,
     )
 )
-@settings(max_examples=60)
 def test_grouped_metrics_equal_means_over_python_lists(rows):
     c = counts(*[(b, e, b + e + 1) for b, e, *_ in rows])
     side, relation, provable = (
@@ -289,7 +285,6 @@ def test_ranks_and_means_are_those_that_pykeen_recorded():
 
 
 @given(st.floats(-50, 0), st.floats(-1, 1))
-@settings(max_examples=100)
 def test_only_a_score_near_a_boundary_can_change_its_line(score, direction):
     tolerance = 1e-6
     s = torch.tensor(

@@ -270,7 +270,6 @@ def indices(C, pool, known, model):
 
 
 @given(worlds(), st.integers(1, 7), st.integers(0, 2**32))
-@settings(max_examples=80)
 def test_a_sample_is_distinct_filtered_and_as_large_as_it_can_be(
     world, n, seed
 ):
@@ -289,7 +288,6 @@ def test_a_sample_is_distinct_filtered_and_as_large_as_it_can_be(
 
 
 @given(worlds(), st.data(), st.integers(0, 2**32))
-@settings(max_examples=50)
 def test_a_sample_depends_on_the_query_id_and_not_on_the_batch(
     world, data, seed
 ):
@@ -312,7 +310,6 @@ def test_a_sample_depends_on_the_query_id_and_not_on_the_batch(
     st.booleans(),
     st.integers(0, 2**32),
 )
-@settings(max_examples=80)
 def test_a_table_lists_the_candidates_that_need_a_score(
     world, n_negatives, score_unprovable, seed
 ):

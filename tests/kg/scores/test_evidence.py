@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from funcppo.core import random
@@ -89,7 +89,6 @@ def firings_of(found):
 
 
 @given(programs)
-@settings(max_examples=60)
 def test_counts_are_those_of_sets(program):
     rows = all_questions(program)
     groundings = brute_force(program, rows)
@@ -105,7 +104,6 @@ def test_counts_are_those_of_sets(program):
 
 
 @given(programs)
-@settings(max_examples=60)
 def test_links_and_degrees_leave_the_fact_of_the_question_out(program):
     rows = all_questions(program)
     found = collect(program, ask_all(rows))
@@ -200,7 +198,6 @@ def test_the_best_candidates_are_listed_and_a_sample_of_the_others():
 
 
 @given(programs, st.booleans(), st.sampled_from([None, 1]))
-@settings(max_examples=60)
 def test_walks_are_those_of_firings_and_change_nothing_else(
     program, identity, n_best
 ):

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from funcppo.core import random
@@ -184,7 +184,6 @@ def test_a_walk_is_weighed_in_place_of_the_share_where_there_is_one():
 
 
 @given(programs, st.booleans())
-@settings(max_examples=40)
 def test_a_padded_batch_scores_as_all_candidates_do(program, with_walks):
     assume(program.rules)
     questions = ask_all(all_questions(program))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.func import grad
 
@@ -54,7 +54,6 @@ def test_a_prior_worked_by_hand():
     assert got.tolist() == [5.0, -5.0, 0.0]
 
 
-@settings(max_examples=25)
 @given(
     n=st.integers(1, 9),
     n_folds=st.integers(1, 3),

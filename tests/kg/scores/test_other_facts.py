@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 
 from funcppo.kg.config import ProverTaskConfig
 from funcppo.kg.graph import loaders
@@ -81,7 +81,6 @@ def count_sets(program, found):
 
 @pytest.mark.parametrize("object_identity", [False, True])
 @given(program=programs)
-@settings(max_examples=60)
 def test_counts_are_those_of_sets(program, object_identity):
     world, sizes = kb.build(**program.arrays())
     counts = rule_scores.count_other_facts(

@@ -8,7 +8,7 @@ from functools import partial
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from funcppo.kg.logic import fixpoint, kb
@@ -51,7 +51,6 @@ def noisy_or(confidences, power):
     st.sampled_from([1.0, 1.5, 3.0]),
     st.integers(1, 6),
 )
-@settings(max_examples=100)
 def test_each_atom_is_scored_by_the_rules_that_derive_it(
     support, found, power, n_best
 ):
@@ -79,7 +78,6 @@ SUPPORT = [1, 30, 700, 990, 999] * 20  # of 1,000
     st.sets(st.tuples(st.integers(0, 6), st.integers(0, 99)), min_size=1),
     st.randoms(use_true_random=False),
 )
-@settings(max_examples=100)
 def test_noisy_or_keeps_apart_what_many_rules_derive(found, random):
     """Log-odds of exact fractions, up to 300; 1e-12 is float64. Another order of summation gives the same ranks."""
     got = log_odds(rules.noisy_or, SUPPORT, found, 1000.0)

@@ -403,7 +403,7 @@ def selection_by_loops(n_open, n_rows, rounds):
 
 
 @given(st.lists(st.integers(0, 4), min_size=6, max_size=6), st.integers(4, 30))
-@settings(max_examples=40, phases=PHASES)
+@settings(phases=PHASES)
 def test_slots_are_extended_whole_in_order_as_far_as_rows_last(n_open, n_rows):
     cfg, world, params, atoms = setup(
         1, "success", beam=4, slots=6, rows_per_step=n_rows

@@ -312,7 +312,6 @@ def sample(seed, n, positive, hard):
 
 
 @given(st.integers(0, 2**32), st.floats(0, 1), st.floats(0, 1))
-@settings(max_examples=50)
 def test_a_label_says_whether_the_query_is_a_train_fact(seed, positive, hard):
     query, label, failed = sample(seed, 50, positive, hard)
     facts = {tuple(f) for f in FACTS.tolist()}
