@@ -60,7 +60,7 @@ DEFAULTS = {
 
 NETWORK = "--set questions.bellman_ford=True --set bellman_ford.batch_size=64"
 EMBEDDING = (
-    "--set questions.walks=True --set questions.embedding=True --set embedding.rank=256 "
+    "--set questions.embedding=True --set embedding.rank=256 "
     "--set embedding.batch_size=2048 --set embedding.seconds=600"
 )
 WN18RR_RULES = (

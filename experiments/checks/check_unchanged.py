@@ -49,7 +49,7 @@ seconds: null
 steps: 4096
 seed: 3
 learner: questions
-questions: {embedding: true, bellman_ford: false, walks: false, odds_power: 1.0, left_out: fact}
+questions: {embedding: true, bellman_ford: false, odds_power: 1.0, left_out: fact}
 embedding: {rank: 8, n_epochs: 2, seconds: 100000}
 listwise: {n_epochs: 3}
 prover: {smoothing: 5.0, object_identity: false, max_height: 1}

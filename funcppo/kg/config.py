@@ -54,9 +54,6 @@ class QuestionConfig:
     these facts give away. Default: on."""
     degrees: bool | Literal["auto"] = "auto"
     """Weigh the degrees of a candidate in every relation. auto: if that ranks the valid split better."""
-    walks: bool | Literal["auto"] = "auto"
-    """Weigh the probability of a random walk along the body of a rule, where that is a path, in place of the share of
-    its groundings. auto: if that ranks the valid split better by more than two standard errors."""
     embedding: bool | Literal["auto"] = "auto"
     """Weigh a prior of each candidate by link embeddings (--embedding.*), which proves nothing. auto: if that ranks the
     valid split better by more than two standard errors, and there is time to train them."""
@@ -125,8 +122,8 @@ class ListwiseConfig:
     many more for each 300 seconds that --seconds adds."""
     max_gradients: PositiveFloat | None = None
     """Maximum number of gradients of firings and links, over the fits with and without degrees; epochs beyond are left
-    out, but not the first one. A fit with walks after them has as many epochs. Default: 1e8 on a CPU and 1.6e9 on a
-    GPU, and as many more for each 300 seconds that --seconds adds."""
+    out, but not the first one. Default: 1e8 on a CPU and 1.6e9 on a GPU, and as many more for each 300 seconds that
+    --seconds adds."""
     batch_size: Size | None = None
     """Number of questions of a gradient step. Default: 256, or 128 where there are fewer than 12,800."""
     max_batch_firings: Size = 4_000_000

@@ -994,7 +994,6 @@ def _plan_ppo(stages: _QuestionStages, fitted: Fitted) -> Run:
     options = replace(
         config.questions,
         degrees=weighed.uses_degrees,
-        walks=weighed.uses_walks,
         embedding=weighed.uses_embedding,
         bellman_ford=weighed.uses_bellman_ford,
     )
@@ -1103,50 +1102,24 @@ class _QuestionStages:
     def _fit_rules(
         self, setup: QuestionSetup, valid: ValidEvidence | None
     ) -> Candidate[Fitted]:
-        """Fit the weights, with walks and degrees where these are set or where valid says so."""
-        options = self.options
+        """Fit the weights, with degrees where these are set or where valid says so."""
         degrees = (False, True)
-        if options.degrees != "auto":
-            degrees = (options.degrees,)
-        may_try_walks = (
-            options.walks == "auto"
-            and valid is not None
-            and self.listwise.learning_rate > 0
-            and bool(fit.question_world(setup).evidence.walk.any())
-        )
-        # The fit with walks follows that with and without degrees, and has a third of the time.
-        share = 2 / 3 if may_try_walks else 1.0
-        best = self._fit(setup, valid, degrees, share=share)
-        if may_try_walks:
-            walks = Stage("walks", "off", self._walks, BEYOND_CHANCE)
-            best = choose([walks], best, self.run_time)
-        fitted = best.value
-        if (
-            options.walks != "auto"
-            or fitted.setup.policy.aggregation.uses_walks
-        ):
-            return best
-        setup = fit.without_walks(fitted.setup)
-        return best._replace(value=fitted._replace(setup=setup))
+        if self.options.degrees != "auto":
+            degrees = (self.options.degrees,)
+        return self._fit(setup, valid, degrees)
 
     def _fit(
         self,
         setup: QuestionSetup,
         valid: ValidEvidence | None,
         degrees: Sequence[bool],
-        n_epochs: int | None = None,
-        share: float = 1.0,
     ) -> Candidate[Fitted]:
         """Return the fit that ranks valid best within the time; the untrained weights if its gain may be chance.
 
         Args:
           degrees: whether to weigh degrees, each value to try.
-          n_epochs: None for those of the settings.
-          share: of the time, where another fit follows.
         """
         cfg, run_time = self.listwise, self.run_time
-        if n_epochs is not None:
-            cfg = replace(cfg, n_epochs=n_epochs)
         setup = fit.with_weights_of(setup, uses_degrees=degrees[0])
         start = self._candidate(
             "untrained", setup, fit.untrained_params(setup), valid
@@ -1154,7 +1127,7 @@ class _QuestionStages:
         is_embedded = setup.policy.aggregation.uses_embedding
         is_set = cfg.max_gradients is not None
         until = RunTime.EMBEDDING if is_embedded else RunTime.FIT
-        deadline = run_time.until(until, is_set=is_set).share(share)
+        deadline = run_time.until(until, is_set=is_set)
         n_epochs, degrees, notes = budget.plan_fit(
             cfg,
             setup.policy,
@@ -1230,14 +1203,6 @@ class _QuestionStages:
             deadline,
             first,
         )
-
-    def _walks(self, best: Candidate[Fitted]) -> Iterator[Candidate[Fitted]]:
-        """Yield the fit that weighs random-walk probabilities instead of the share of groundings."""
-        setup, _, valid, n_epochs = best.value
-        degrees = (setup.policy.aggregation.uses_degrees,)
-        setup = fit.with_weights_of(setup, uses_walks=True)
-        fitted = self._fit(setup, valid, degrees, n_epochs)
-        yield fitted._replace(label="on")
 
     def _added_weights(self) -> list[Stage[Fitted]]:
         """Return the stages that add one amount to a weight of all labels; none if PPO starts from rule confidences.
@@ -1441,6 +1406,5 @@ def _describe_evidence(setup: QuestionSetup) -> str:
     """Describe the evidence that a fit weighs beside the rules, for its progress line; empty for the rules alone."""
     weighed = setup.policy.aggregation
     parts = ["degrees"] * weighed.uses_degrees
-    parts += ["walks"] * weighed.uses_walks
     parts += ["link embeddings"] * weighed.uses_embedding
     return f" with {' and '.join(parts)}" if parts else ""

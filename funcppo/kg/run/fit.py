@@ -112,14 +112,12 @@ def set_up(task: ProverTask, cfg: QuestionConfig) -> QuestionSetup:
     """Index the facts of a task of height 1, and set up the policy that weighs their evidence.
 
     Args:
-      cfg: degrees, walks and priors that are left open are not weighed, and odds start with power 1. Evidence has the
-        probabilities of walks unless these are off.
+      cfg: degrees and priors that are left open are not weighed, and odds start with power 1.
     """
     facts = evidence.index_facts(
         task.kb,
         task.sizes,
         task.cfg.memory_share,
-        with_walks=cfg.walks is not False,
         plan=task.answers_plan,
     )
     world = learned.make_world(task.kb, task.sizes, facts)
@@ -129,7 +127,6 @@ def set_up(task: ProverTask, cfg: QuestionConfig) -> QuestionSetup:
         n_shapes=learned.n_shapes(world),
         uses_links=cfg.links,
         uses_degrees=cfg.degrees is True,
-        uses_walks=cfg.walks is True,
         uses_embedding=cfg.embedding is True,
         uses_bellman_ford=cfg.bellman_ford is True,
         odds_power=1.0 if cfg.odds_power == "auto" else cfg.odds_power,
@@ -160,7 +157,7 @@ def untrained_params(setup: QuestionSetup) -> QuestionParams:
 def with_weights_of(
     setup: QuestionSetup, **settings: bool | float
 ) -> QuestionSetup:
-    """Return the setup with changed aggregation settings of its policy, such as uses_walks or odds_power."""
+    """Return the setup with changed aggregation settings of its policy, such as uses_degrees or odds_power."""
     weighed = replace(setup.policy.aggregation, **settings)
     return replace(setup, policy=replace(setup.policy, aggregation=weighed))
 
@@ -479,16 +476,6 @@ def with_prior_score(
             )
         )
     return replace(setup, world=world._replace(prior_score=torch.cat(scores)))
-
-
-def without_walks(setup: QuestionSetup) -> QuestionSetup:
-    """Return the setup without walks in its evidence and in its policy."""
-    plan = replace(setup.facts.plan, with_walks=False)
-    world = question_world(setup)
-    world = world._replace(evidence=evidence.without_walks(world.evidence))
-    facts = setup.facts._replace(plan=plan)
-    setup = replace(setup, facts=facts, world=world)
-    return with_weights_of(setup, uses_walks=False)
 
 
 # -- the listwise fit

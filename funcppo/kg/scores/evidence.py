@@ -1,8 +1,8 @@
 """What speaks for and against each candidate of a question: exact counts over the facts.
 
 For a candidate speak the rules that derive it (`logic.derive`): each with the number of its groundings, its fan-out,
-which is the number of candidates that it derives for the question, its groundings for all of these, and, where that is
-asked for, the probability of a random walk along its body. For or against it speak the facts that link
+which is the number of candidates that it derives for the question, its groundings for all of these, and the
+probability of a random walk along its body. For or against it speak the facts that link
 it to the question's entity, how many known answers of the relation asked for it is, and its degrees by relation.
 
 A question whose answer is a known fact leaves that fact out of everything, for all of its candidates alike: out of
@@ -108,8 +108,7 @@ class Evidence(NamedTuple):
     # candidates that the rule derives for the question
     fan_out: I64[Tensor, "N"]
     n_all_groundings: I64[Tensor, "N"]  # for all these candidates
-    # Probability that a random walk along the rule's body ends in the candidate; 0 where the body is no path. Without
-    # entries where it is not asked for.
+    # probability that a random walk along the rule's body ends in the candidate; 0 where the body is no path
     walk: F32[Tensor, "N"]
 
     # facts that link candidate and question, those of its own label excepted
@@ -206,20 +205,17 @@ def index_facts(
     kb: KnowledgeBase,
     sizes: KBSizes,
     memory_share: float = 1.0,
-    *,
-    with_walks: bool = False,
     plan: RulePlan | None = None,
 ) -> FactIndex:
     """Index the degrees of all entities, the links between them, and the rules.
 
     Args:
       memory_share: of the largest chunks of questions whose evidence may be held at once.
-      with_walks: evidence has the probabilities of random walks.
       plan: `plan_rules` of these facts and rules, with whatever settings; None to make it.
     """
     if plan is None:
         plan = plan_rules(kb, sizes)
-    plan = replace(plan, memory_share=memory_share, with_walks=with_walks)
+    plan = replace(plan, memory_share=memory_share, with_walks=True)
     facts = binary_facts(kb)
     if not len(facts):
         none = facts.new_zeros(0)
@@ -381,24 +377,11 @@ def _weigh_firings(
         n_groundings=firings.n_groundings[kept],
         fan_out=fan_out[kept],
         n_all_groundings=n_all_groundings[kept],
-        walk=_walk_probability(firings, kept),
+        walk=(firings.walk[kept].double() * WALK_UNIT).float(),
         link_label=link_label,
     )
     listed = with_embedding_scores(listed, facts.embedding, cfg.left_out)
     return with_path_scores(listed, facts.network, cfg.left_out)
-
-
-def _walk_probability(
-    firings: Groundings, kept: Bool[Tensor, "n"]
-) -> F32[Tensor, "N"]:
-    """Return the random-walk probabilities of the kept firings; empty where they were not asked for."""
-    walk = firings.walk[kept] if len(firings.walk) else firings.walk
-    return (walk.double() * WALK_UNIT).float()
-
-
-def without_walks(evidence: Evidence) -> Evidence:
-    """Return the evidence without random-walk probabilities."""
-    return evidence._replace(walk=evidence.walk[:0])
 
 
 def with_embedding_scores(

@@ -1,8 +1,8 @@
 """A score for each candidate of a question, learnt from the evidence for and against it.
 
 With x the features of a firing (log-odds of the rule's confidence; logs of its support, its fan-out, the number of
-groundings, and their share of all groundings or, of a path rule, the probability of a random walk, as the settings
-say; and 1), the rules that derive a candidate add up by learnt shares:
+groundings, and of the probability of a random walk along its body, or if that is no path of their share of all
+groundings; and 1), the rules that derive a candidate add up by learnt shares:
 
     score = log sum_firings exp(feature_weight[label, shape] . x + rule_weight[side, rule])
             + own_degree_weight[label, degree] + linked_weight[label]
@@ -95,9 +95,6 @@ class AggregationConfig:
     """Weigh the facts that link a candidate to the question's entity."""
     uses_degrees: bool = False
     """Weigh the candidate's degrees in the labels other than the question's."""
-    uses_walks: bool = False
-    """Weigh the probability of a random walk along the body of a rule in place of the share of groundings, where the
-    body is a path."""
     uses_embedding: bool = False
     """Weigh the candidate's prior by link embeddings."""
     uses_bellman_ford: bool = False
@@ -155,7 +152,6 @@ class Batch(NamedTuple):
     n_groundings: I64[Tensor, "N"]
     fan_out: I64[Tensor, "N"]
     n_all_groundings: I64[Tensor, "N"]
-    # without entries where the evidence has none
     walk: F32[Tensor, "N"]
 
     link_row: I64[Tensor, "K"]  # the candidate of each link
@@ -329,7 +325,9 @@ def firing_amounts(
     support = (world.support[rule] - is_left_out.float()).clamp_min(0.0)
     confidence = support / world.body_pairs[rule].clamp_min(1.0)
     n_groundings = batch.n_groundings.clamp_min(1).float()
-    share = share_or_walk(cfg, batch)
+    # A body that is no path has no walk.
+    share = n_groundings / batch.n_all_groundings.clamp_min(1)
+    share = torch.where(batch.walk > 0, batch.walk, share)
     fan_out = batch.fan_out.clamp_min(1).float()
 
     features = torch.stack(
@@ -351,17 +349,6 @@ def firing_amounts(
 
     is_supported = ~is_left_out | (support >= world.min_support)
     return torch.where(batch.firing_mask & is_supported, strength.exp(), 0.0)
-
-
-def share_or_walk(cfg: AggregationConfig, batch: Batch) -> F32[Tensor, "N"]:
-    """Return the share of groundings of each firing, or its random-walk probability where walks are weighed."""
-    n_groundings = batch.n_groundings.clamp_min(1).float()
-    of_all = n_groundings / batch.n_all_groundings.clamp_min(1)
-    if not cfg.uses_walks:
-        return of_all
-    assert len(batch.walk) == len(batch.rule), "evidence of walks is there"
-    # A body that is no path has no walk.
-    return torch.where(batch.walk > 0, batch.walk, of_all)
 
 
 def _link_scores(params: Params, batch: Batch) -> F32[Tensor, "L"]:
@@ -453,8 +440,6 @@ def gather(
         **_take_columns(evidence, _CANDIDATE_COLUMNS, candidate),
         **_take_columns(evidence, FIRING_FIELDS, firing),
     }
-    if len(evidence.walk) != len(evidence.rule):
-        columns |= {"walk": evidence.walk}
     return Batch(
         label=evidence.label[question].repeat_interleave(size.n_candidates),
         firing_row=firing_row,
@@ -536,8 +521,7 @@ class WeighedRule(NamedTuple):
     n_groundings: int
     fan_out: int  # candidates that it derives for the question
     n_all_groundings: int  # for all these
-    # Probability that a random walk along its body ends in the candidate, which the score weighs in place of the share
-    # of groundings; None where it weighs that.
+    # probability that a random walk along its body ends in the candidate; None where the body is no path
     walk: float | None
 
 
@@ -620,7 +604,6 @@ class LearnedScore(Score):
     def _weigh_rule(self, part: Evidence, i: int, share: float) -> WeighedRule:
         """Return a firing's rule with its share and counts."""
         world, rule = self.weights.world, int(part.rule[i])
-        walk = float(part.walk[i]) if self.weights.cfg.uses_walks else 0.0
         return WeighedRule(
             rule=rule,
             share=share,
@@ -631,7 +614,7 @@ class LearnedScore(Score):
             n_groundings=int(part.n_groundings[i]),
             fan_out=int(part.fan_out[i]),
             n_all_groundings=int(part.n_all_groundings[i]),
-            walk=walk or None,
+            walk=float(part.walk[i]) or None,
         )
 
     def _explain_links(self, part: Evidence, row: int) -> Iterator[Term]:

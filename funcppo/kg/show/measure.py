@@ -69,14 +69,12 @@ from funcppo.kg.search.task import PhaseCallback, ProverTask, ignore_phase
 
 # weights that are listed of a run, those that moved most
 MAX_WEIGHTS = 500
-SHARE_NAME = "log of the share of groundings"
-WALK_NAME = "log of the probability of a random walk (of the share of groundings where there is none)"
 FEATURE_NAMES = (
     "log-odds of the confidence",
     "log of the support",
     "log of the fan-out",
     "log of the groundings",
-    SHARE_NAME,
+    "log of the probability of a random walk (of the share of groundings where there is none)",
     "constant",
 )
 # the kind of evidence that each tensor of weights is for
@@ -676,8 +674,6 @@ def _feature_text(
 ) -> str:
     """Describe a feature of the rules of one shape."""
     feature = FEATURE_NAMES[place[2]]
-    if feature == SHARE_NAME and setup.policy.aggregation.uses_walks:
-        feature = WALK_NAME
     rule = dataset.rules[setup.aggregation.shape.tolist().index(place[1])]
     terms = rule[:, 1:]
     is_constant = (terms > 0) & (terms <= dataset.n_constants)

@@ -145,7 +145,7 @@ def test_a_minibatch_that_does_not_fit_is_computed_in_parts():
 def setup():
     settings = ProverTaskConfig(max_height=1, object_identity=True)
     task = build_task(seating(), settings)
-    cfg = QuestionConfig(left_out="fact", degrees=False, walks=False)
+    cfg = QuestionConfig(left_out="fact", degrees=False)
     return fit.list_questions(task, fit.set_up(task, cfg), cfg, 0)[0]
 
 

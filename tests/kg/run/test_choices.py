@@ -451,42 +451,6 @@ def test_training_starts_with_the_power_of_the_odds_that_ranks_valid_best(
 
 
 @pytest.mark.parametrize("is_better", [True, False])
-def test_walks_are_weighed_where_valid_says_so(is_better, tmp_path):
-    graph = visits() if is_better else seating(n_tables=10)
-    options = replace(QUESTIONS.questions, embedding=False)
-    config = replace(QUESTIONS, questions=options)
-    config = on_graph(config, graph, tmp_path / "graph")
-    run = new_run(config)
-    assert run.run_config.questions.walks is is_better
-    assert row_of(run, "walks").is_kept == is_better
-    setup = run.questions
-    assert setup.policy.aggregation.uses_walks is is_better
-    assert setup.facts.plan.with_walks is is_better
-    listed = setup.world.evidence
-    assert len(listed.walk) == is_better * len(listed.rule)
-
-    # Without the choice all is the same: bits of the weights, the evidence and what PPO starts from.
-    other = new_run(replace(config, questions=run.run_config.questions))
-    assert_equal_trees(run.state, other.state)
-    assert_equal_trees(listed, other.questions.world.evidence)
-    assert_opened_run_scores_the_same(run, tmp_path)
-
-
-def test_walks_are_not_tried_without_a_path_rule_or_a_valid_split(tmp_path):
-    graph = visits()
-    no_path = on_graph(QUESTIONS, graph, tmp_path / "path")
-    (tmp_path / "path" / "rules.txt").write_text(
-        "meets(X, Y) :- likes(X, Z), knows(Z, Y), likes(X, hub)\nmeets(X, b) :- once(X, b)"
-    )
-    graph = replace(graph, valid=graph.valid[:0])
-    for config in (no_path, on_graph(QUESTIONS, graph, tmp_path / "valid")):
-        run = new_run(config)
-        assert run.run_config.questions.walks is False
-        assert not any(row.stage == "walks" for row in run.choices)
-        assert not len(run.questions.world.evidence.walk)
-
-
-@pytest.mark.parametrize("is_better", [True, False])
 def test_link_embeddings_are_weighed_where_valid_says_so(is_better, tmp_path):
     cfg = EmbeddingConfig(
         rank=8, n_folds=4, n_epochs=40, batch_size=32, learning_rate=0.05
@@ -511,7 +475,7 @@ def test_link_embeddings_are_weighed_where_valid_says_so(is_better, tmp_path):
 def test_a_bellman_ford_network_is_weighed_where_valid_says_so(
     is_better, tmp_path
 ):
-    options = QuestionConfig(bellman_ford="auto", embedding=False, walks=False)
+    options = QuestionConfig(bellman_ford="auto", embedding=False)
     cfg = BellmanFordConfig(
         width=8, n_layers=2, n_steps=100, batch_size=8, learning_rate=0.02
     )

@@ -33,7 +33,7 @@ from funcppo.kg.scores.learned import LearnedScore
 from funcppo.kg.search.task import build_task
 from tests.kg.run.runs import seating
 
-PLAIN = QuestionConfig(left_out="fact", walks=False, degrees=False)
+PLAIN = QuestionConfig(left_out="fact", degrees=False)
 OVER = Deadline(at=0.0, clock=lambda: 1.0)
 
 

@@ -68,24 +68,22 @@ def test_a_run_stopped_anywhere_resumes_bit_for_bit(
 
 
 @pytest.mark.parametrize(
-    ("embedding", "walks", "network"),
-    [(False, False, False), (True, True, False), (False, False, True)],
+    ("embedding", "network"),
+    [(False, False), (True, False), (False, True)],
 )
 def test_a_resumed_run_lists_the_same_questions_and_ends_in_the_same_bits(
-    tmp_path, embedding, walks, network, monkeypatch, asking
+    tmp_path, embedding, network, monkeypatch, asking
 ):
     monkeypatch.setattr(fit, "MAX_NETWORK_QUESTIONS", 7)
     graph = asking[0].run_config.dataset
     options = replace(
         QUESTIONS.questions,
         embedding=embedding,
-        walks=walks,
         bellman_ford=network,
     )
     run = new_run(replace(QUESTIONS, dataset=graph, questions=options))
     world = run.questions.world
     assert bool(world.evidence.embedding_score.any()) == embedding
-    assert bool(world.evidence.walk.any()) == walks
     assert bool(world.evidence.path_score.any()) == network
     if network:
         check_sample(run)

@@ -198,12 +198,10 @@ def test_the_best_candidates_are_listed_and_a_sample_of_the_others():
 
 
 @given(programs, st.booleans(), st.sampled_from([None, 1]))
-def test_walks_are_those_of_firings_and_change_nothing_else(
-    program, identity, n_best
-):
+def test_walks_are_those_of_firings(program, identity, n_best):
     rows = all_questions(program)
     cfg = EvidenceConfig(object_identity=identity, n_best=n_best)
-    found = collect(program, ask_all(rows), cfg, with_walks=True)
+    found = collect(program, ask_all(rows), cfg)
     units = walks(program, rows, object_identity=identity)
     expected = {key: n * WALK_UNIT for key, n in units.items()}
     keys = firings_of(found)
@@ -211,21 +209,16 @@ def test_walks_are_those_of_firings_and_change_nothing_else(
         assert walk == pytest.approx(expected.pop(key), rel=1e-6)  # float32
     assert n_best or not expected
 
-    plain = collect(program, ask_all(rows), cfg)
-    for name, column in evidence.without_walks(found)._asdict().items():
-        assert torch.equal(getattr(plain, name), column), name
 
-
-@pytest.mark.parametrize("with_walks", [False, True])
 @pytest.mark.parametrize(
     "cfg", [EvidenceConfig(), EvidenceConfig(n_best=1, n_sampled=1, seed=3)]
 )
-def test_parts_are_the_whole(with_walks, cfg):
+def test_parts_are_the_whole(cfg):
     """Candidates that are sampled are the same, too."""
     rows = all_questions(VILLAGE)
-    built, sizes, facts = build(VILLAGE, with_walks=with_walks)
-    whole = collect(VILLAGE, ask_all(rows), cfg, with_walks=with_walks)
-    assert len(whole.walk) == with_walks * len(whole.rule)
+    built, sizes, facts = build(VILLAGE)
+    whole = collect(VILLAGE, ask_all(rows), cfg)
+    assert len(whole.walk) == len(whole.rule)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(derive, "PILOT_QUESTIONS", 2)
         patch.setattr(derive, "MAX_CHUNK_GROUNDINGS", 5)

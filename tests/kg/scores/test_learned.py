@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 from hypothesis import assume, given
-from hypothesis import strategies as st
 
 from funcppo.core import random
 from funcppo.kg.scores import evidence, learned
@@ -20,9 +19,9 @@ from tests.kg.scores.test_evidence import KNOWS, PARENT, VILLAGE, build
 from tests.oracles import Program, programs
 
 
-def problem(program, questions, with_walks=False, **options: Any):
+def problem(program, questions, **options: Any):
     """Settings, what the score reads, initial params, and the evidence."""
-    built, sizes, facts = build(program, with_walks=with_walks)
+    built, sizes, facts = build(program)
     world = learned.make_world(built, sizes, facts)
     cfg = AggregationConfig(
         sizes=sizes,
@@ -147,49 +146,29 @@ CLUB = Program(
 
 def test_a_walk_is_weighed_in_place_of_the_share_where_there_is_one():
     """From 1 to 2 or 3; from 2 to 4, from 3 to 4 or 5: of three ways two end in 4, with a chance of 3/4."""
-    cfg, world, params, found = problem(
-        CLUB, ask_all([(MEETS, TAIL, 1, 0)]), with_walks=True
-    )
-    walking = replace(cfg, uses_walks=True)
+    cfg, world, params, found = problem(CLUB, ask_all([(MEETS, TAIL, 1, 0)]))
     batch = learned.whole(found)
-    shares, walks = (
-        learned.share_or_walk(one, batch).tolist() for one in (cfg, walking)
-    )
     # The second rule is no path.
     firings = zip(found.entity[batch.firing_row].tolist(), found.rule.tolist())
     assert list(firings) == [(4, 0), (4, 1), (5, 0)]
-    assert shares == pytest.approx([2 / 3, 1.0, 1 / 3])
-    assert walks == [0.75, 1.0, 0.25]
+    assert found.walk.tolist() == [0.75, 0.0, 0.25]
 
-    # Untrained weights weigh neither.
-    assert torch.equal(
-        scores(cfg, world, params, found), scores(walking, world, params, found)
-    )
     weight = params.feature_weight.clone()
     weight[..., 4] = learned.LOG_SCALE
-    params = params._replace(feature_weight=weight)
+    weighed = params._replace(feature_weight=weight)
     before, after = (
-        learned.firing_amounts(one, world, params, batch)
-        for one in (cfg, walking)
+        learned.firing_amounts(cfg, world, one, batch)
+        for one in (params, weighed)
     )
     change = (after / before).tolist()
-    assert change == pytest.approx([0.75 * 3 / 2, 1.0, 0.25 * 3], rel=1e-5)
-    # Evidence that has walks is scored by shares where these are weighed.
-    without = evidence.without_walks(found)
-    assert torch.equal(
-        scores(cfg, world, params, found), scores(cfg, world, params, without)
-    )
-    with pytest.raises(AssertionError, match="walks"):
-        scores(walking, world, params, without)
+    assert change == pytest.approx([0.75, 1.0, 0.25], rel=1e-5)
 
 
-@given(programs, st.booleans())
-def test_a_padded_batch_scores_as_all_candidates_do(program, with_walks):
+@given(programs)
+def test_a_padded_batch_scores_as_all_candidates_do(program):
     assume(program.rules)
     questions = ask_all(all_questions(program))
-    cfg, world, params, found = problem(
-        program, questions, with_walks, uses_walks=with_walks
-    )
+    cfg, world, params, found = problem(program, questions)
     params = random_params(params)
     expected = scores(cfg, world, params, found)
     rows = torch.arange(len(found.label)).flip(0)
@@ -203,12 +182,9 @@ def test_a_padded_batch_scores_as_all_candidates_do(program, with_walks):
         torch.testing.assert_close(row[: last - first], expected[first:last])
 
 
-@pytest.mark.parametrize("walks", [False, True])
-def test_the_score_compiles_as_one_graph_with_its_gradient(walks):
+def test_the_score_compiles_as_one_graph_with_its_gradient():
     questions = ask_all(all_questions(VILLAGE))
-    cfg, world, params, found = problem(
-        VILLAGE, questions, walks, uses_walks=walks
-    )
+    cfg, world, params, found = problem(VILLAGE, questions)
     params = random_params(params)
     rows = torch.arange(len(found.label))
     size = learned.capacity(found, rows)
