@@ -109,11 +109,7 @@ class Evaluate(ScoreOptions):
     """Candidates of each query and side: all entities, or N sampled corruptions."""
     score: str = "auto"
     """Score of a candidate. For a run: evidence if it learnt from questions; success, best-proof or greedy if from
-    proofs. For both: exists@H (derivable within height H), max-confidence,
-    noisy-or, noisy-or@P (confidences raised to the power
-    P, so that many weak rules add up to less), or noisy-or-top-N (of the N most confident rules); with
-    -other-facts at its end, as in noisy-or-other-facts, it also counts whether a candidate has other facts of the
-    relation (not with exists@H).
+    proofs. For both: one by rule confidences, such as noisy-or; an unknown name lists them.
     Default: auto, that of the run's policy or its rule score, whichever ranks valid better; for a data set the one that
     ranks its valid split best."""
     max_queries: PositiveInt | None = None

@@ -401,8 +401,8 @@ class RunConfig:
     """How the policy scores a candidate: success, best-proof, or auto (the better of the two on the valid split)."""
 
     rule_score: str = "auto"
-    """Score by rule confidences that the policy is compared with: max-confidence, noisy-or, noisy-or@P, or auto (the
-    best of them on the valid split)."""
+    """Score by rule confidences that the policy is compared with, as --score of `funcppo evaluate`, or auto (the one
+    that ranks the valid split best)."""
 
     n_validations: PositiveInt = 12
     """Number of evaluations on the valid split during training; the best parameters are kept. Where a run learns from

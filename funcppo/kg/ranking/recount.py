@@ -22,8 +22,6 @@ Rule = tuple[Atom, ...]
 Binding = dict[int, int]  # of variables to constants
 
 GRID_STEP = 1e-4  # log-odds; scores are compared after rounding to multiples
-# above, exp(-x) leaves the range of a float
-_LARGE_EXPONENT = 500.0
 
 
 class RecountLimitError(Exception):
@@ -308,40 +306,6 @@ def list_candidates(
         if atom == query or atom not in known:
             candidates.append(atom)
     return candidates
-
-
-def rule_score(name: str, confidences: Sequence[float]) -> float:
-    """Compute the log-odds of a score from the confidences of the rules that derive an atom; -inf without a rule.
-
-    Args:
-      name: `max-confidence`, `noisy-or` or `noisy-or@P`, (1 - prod_r (1 - confidence(r)^P))^(1 / P), or either with
-        `-top-N` after noisy-or: the N largest confidences alone.
-    """
-    best = max(confidences, default=0.0)
-    if best in (0.0, 1.0):
-        return math.inf if best else -math.inf
-    if name == "max-confidence":
-        return math.log(best) - math.log1p(-best)
-
-    kind, _, number = name.partition("@")
-    n_best = kind.removeprefix("noisy-or").removeprefix("-top-")
-    if n_best:
-        confidences = sorted(confidences, reverse=True)[: int(n_best)]
-
-    # The product is exp(-exponent): it is far too small for a float where many rules agree.
-    power = float(number or 1)
-    exponent = math.fsum(-math.log1p(-(c**power)) for c in confidences)
-    if exponent > _LARGE_EXPONENT:
-        return exponent + math.log(power)
-    log_score = _log_complement(exponent) / power
-    return log_score - _log_complement(-log_score)
-
-
-def _log_complement(exponent: float) -> float:
-    """Compute log(1 - exp(-exponent)) for a positive exponent, to the last digits at both ends."""
-    if exponent > 1.0:
-        return math.log1p(-math.exp(-exponent))
-    return math.log(-math.expm1(-exponent))
 
 
 def bound_ranks(

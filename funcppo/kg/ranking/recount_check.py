@@ -34,7 +34,6 @@ from funcppo.kg.ranking.ranking import Ranking, random_rows
 from funcppo.kg.ranking.recount import Atom, Atoms, Logic, RecountLimitError
 from funcppo.kg.scores.learned import TermKind
 from funcppo.kg.scores.rules import other_fact_shares
-from funcppo.kg.scores.score import OTHER_FACTS, Score
 from funcppo.kg.search.task import ProverTask, known_triples, with_other_facts
 
 # log-odds; float64 sums in another order, as the recount makes them, differ by less
@@ -191,7 +190,7 @@ class RecountCheck:
         n_scored = len(ranked.listed_score)
         n_candidates = check.n_compared["verdicts"]
         yield check.summarise("verdicts", "candidates", n_candidates, start)
-        if has_recount(score):
+        if score.has_recount:
             yield check.summarise("scores", "candidates", n_scored, start)
         yield ranks._replace(notes=(*ranks.notes, *notes))
         if details is not None:
@@ -203,7 +202,7 @@ class RecountCheck:
         score = self.evaluator.score
         if score.needs & {"search", "questions"}:
             return [f"scores are the policy's ({score})"]
-        if not has_recount(score):
+        if not score.has_recount:
             return [f"scores are taken as they are ({score})"]
         if not self.n_not_recounted:
             return []
@@ -244,7 +243,7 @@ class RecountCheck:
         except AssertionError as error:  # the engine checks its proofs too
             return [str(error)]
         if proof is None:
-            is_sure = has_recount(self.evaluator.score)
+            is_sure = self.evaluator.score.has_recount
             return ["there is no proof"] if is_sure else None
         if recount.read_atoms([proof.nodes[0].goal]) != [atom]:
             return ["it proves another atom"]
@@ -353,8 +352,7 @@ class _RankCheck:
         self.check, self.atoms = check, atoms
         self.lines = {} if details is None else details.lines
         self.query_rows = query_rows
-        self.name = score.name.removesuffix(OTHER_FACTS)
-        self.is_recounted = has_recount(score)
+        self.score, self.is_recounted = score, score.has_recount
         self.lists_all = check.evaluator.protocol.score_unprovable
         # The engine holds the smoothed counts in float32.
         self.confidence = [
@@ -463,7 +461,7 @@ class _RankCheck:
             is_listed = bool(rules) or self.lists_all
             return -math.inf if score is None or not is_listed else score
         confidences = [self.confidence[i] for i in rules]
-        score = recount.rule_score(self.name, confidences)
+        score = self.score.recount(confidences)
         if self.other_facts:
             n_others = self.n_facts[atom[0], side, atom[side]]
             n_others -= atom in self.check.facts.all
@@ -532,11 +530,6 @@ def _other_fact_terms(task: ProverTask) -> list[tuple[float, float]]:
         (math.log((1 - a) / (1 - b)), math.log(a / b))
         for a, b in zip(*(column.tolist() for column in shares))
     ]
-
-
-def has_recount(score: Score) -> bool:
-    """Return whether the score follows from confidences of rules and other facts, so that it can be recounted."""
-    return score.name.startswith(("max-confidence", "noisy-or"))
 
 
 # -- a file of details

@@ -72,7 +72,12 @@ from funcppo.kg.run.run import (
 )
 from funcppo.kg.scores import evidence, path_network
 from funcppo.kg.scores.learned import QuestionParams
-from funcppo.kg.scores.score import OTHER_FACTS, Candidates, parse
+from funcppo.kg.scores.score import (
+    OTHER_FACTS,
+    Candidates,
+    names_to_try,
+    parse,
+)
 from funcppo.kg.search.beam import SchedulerState, SearchConfig
 from funcppo.kg.search.task import (
     MAX_DERIVATIONS_PER_ATOM,
@@ -371,12 +376,11 @@ def _open_values(
     identity = cfg.object_identity
     if identity == "auto" and cfg.fact_selection == "policy":
         identity = False  # only the oracle knows which facts keep it
-    scores = ("max-confidence", "noisy-or", "noisy-or@2", "noisy-or@3")
     return (
         (1, 2, 3) if cfg.max_height is None else (cfg.max_height,),
         (False, True) if identity == "auto" else (identity,),
         (None, 5.0, 20.0) if cfg.smoothing == "auto" else (cfg.smoothing,),
-        scores if score is None else (score,),
+        names_to_try() if score is None else (score,),
     )
 
 

@@ -1,20 +1,24 @@
 """Scores of candidates: the evidence that each reads, the log-odds that it gives, and why.
 
 A `Score` is a value. `log_odds` reads what is known of some candidates (`Candidates`), `explain` lists what adds to the
-score of one of them, and `+` adds scores. `parse` makes a score of a name; `register` gives `parse` a new name:
+score of one of them, and `+` adds scores. `parse` makes a score of a name; `register` gives `parse` a new name, which
+the programs' help and errors then name, and which new runs try on valid if `tried` says so:
 
     class Mean(Score):
         def log_odds(self, found): ...
 
-    register("mean", "mean", lambda match: Mean(match.string))
+    register("mean", "mean", lambda match: Mean(match.string), "of the confidences", tried=("mean",))
+
+A score that `funcppo check` can compute again defines `recount` too, in plain Python.
 
 A score p from 0 to 1 is given as its log-odds, log(p / (1 - p)): -inf for 0 and +inf for 1.
 """
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -99,6 +103,8 @@ class Score:
     takes_other_facts: bool = True
     # it tells candidates that no rule derives apart
     scores_unprovable: bool = False
+    # `recount` computes it from confidences, and counts of other facts
+    has_recount: bool = False
     # log-odds of the score up to which an answer is not proved
     proof_threshold: float = -torch.inf
     # what the evidence of questions is collected from and what a question leaves out, where the score reads it
@@ -125,6 +131,13 @@ class Score:
         """Return the terms that add to a candidate's score, beside the rules of its proof."""
         return []
 
+    def recount(self, confidences: Sequence[float]) -> float:
+        """Compute a candidate's log-odds, without other facts, from the confidences of the rules that derive it.
+
+        It is written to be read and shares no code with `log_odds`.
+        """
+        raise NotImplementedError
+
     @property
     def is_by_side(self) -> bool:
         """Return whether an atom's score as an answer on its head may differ from its score on its tail."""
@@ -144,6 +157,7 @@ class _Sum(Score):
         self.min_height = max(first.min_height, second.min_height)
         self.takes_other_facts = "other-facts" not in self.needs
         self.scores_unprovable = first.scores_unprovable
+        self.has_recount = first.has_recount and second.has_recount
         self.proof_threshold = first.proof_threshold
         self.facts = first.facts or second.facts
         self.left_out = first.left_out
@@ -159,6 +173,10 @@ class _Sum(Score):
             term for part in self._parts for term in part.explain(found, row)
         ]
 
+    def recount(self, confidences: Sequence[float]) -> float:
+        """Return the sum of both scores."""
+        return sum(part.recount(confidences) for part in self._parts)
+
 
 # -- scores by rules
 
@@ -166,13 +184,24 @@ class _Sum(Score):
 class MaxConfidence(Score):
     """Largest confidence of a rule that derives a candidate."""
 
+    has_recount = True
+
     def log_odds(self, found: Candidates) -> F64[Tensor, "L"]:
         """Compute the log-odds of the largest confidence."""
         return rules.max_confidence(found.kb, found.derivations(), len(found))
 
+    def recount(self, confidences: Sequence[float]) -> float:
+        """Compute the log-odds of the largest confidence."""
+        best = max(confidences, default=0.0)
+        if best in (0.0, 1.0):
+            return math.inf if best else -math.inf
+        return math.log(best) - math.log1p(-best)
+
 
 class NoisyOr(Score):
     """Noisy-or of the rules that derive a candidate, see `rules.noisy_or`."""
+
+    has_recount = True
 
     def __init__(
         self, name: str, power: float = 1.0, n_best: int | None = None
@@ -189,6 +218,27 @@ class NoisyOr(Score):
         return rules.noisy_or_of_best(
             *arguments, n_best=self._n_best, power=self._power
         )
+
+    def recount(self, confidences: Sequence[float]) -> float:
+        """Compute the log-odds of (1 - prod_r (1 - confidence(r)^P))^(1 / P) of the N largest confidences."""
+        best = sorted(confidences, reverse=True)[: self._n_best]
+        if not best or best[0] in (0.0, 1.0):
+            return math.inf if best and best[0] else -math.inf
+
+        # The product is exp(-exponent): it is far too small for a float where many rules agree.
+        power = self._power
+        exponent = math.fsum(-math.log1p(-(c**power)) for c in best)
+        if exponent > 500.0:
+            return exponent + math.log(power)
+        log_score = _log_complement(exponent) / power
+        return log_score - _log_complement(-log_score)
+
+
+def _log_complement(exponent: float) -> float:
+    """Compute log(1 - exp(-exponent)) for a positive exponent, to the last digits at both ends."""
+    if exponent > 1.0:
+        return math.log1p(-math.exp(-exponent))
+    return math.log(-math.expm1(-exponent))
 
 
 class Exists(Score):
@@ -213,6 +263,7 @@ class OtherFacts(Score):
     """Log-likelihood ratio of a candidate with, or without, other facts of the asked relation; see `rules`."""
 
     needs: frozenset[Need] = frozenset({"other-facts"})
+    has_recount = True
 
     def log_odds(self, found: Candidates) -> F64[Tensor, "L"]:
         """Compute the logarithm of the likelihood ratio of each candidate."""
@@ -233,16 +284,33 @@ class OtherFacts(Score):
         )
         return [Term("other-facts", float(self.log_odds(found)[row]), detail)]
 
+    def recount(self, confidences: Sequence[float]) -> float:
+        """Return 0: what other facts add does not depend on confidences."""
+        return 0.0
+
 
 # -- names
 
 
-# The forms that names have, in the order of errors: a pattern of the whole name, and what makes a score of its match.
-_FORMS: dict[str, tuple[re.Pattern[str], Callable[[re.Match[str]], Score]]] = {}
+class _Form(NamedTuple):
+    """Form of names of scores."""
+
+    pattern: re.Pattern[str]  # of the whole name
+    make: Callable[[re.Match[str]], Score]  # of the match of a name
+    about: str
+    tried: tuple[str, ...]
+
+
+# in the order of errors
+_FORMS: dict[str, _Form] = {}
 
 
 def register(
-    form: str, pattern: str, make: Callable[[re.Match[str]], Score]
+    form: str,
+    pattern: str,
+    make: Callable[[re.Match[str]], Score],
+    about: str = "",
+    tried: tuple[str, ...] = (),
 ) -> None:
     """Register names, matched by a pattern, from which `parse` makes scores.
 
@@ -250,8 +318,15 @@ def register(
       form: such as "noisy-or@P"; a form of the same text is replaced.
       pattern: a regular expression for the whole name.
       make: gets the match of a name and returns its score.
+      about: what the score is, in a few words.
+      tried: names of this form that a choice on the valid split compares, the simplest first.
     """
-    _FORMS.update({form: (re.compile(pattern), make)})
+    _FORMS.update({form: _Form(re.compile(pattern), make, about, tried)})
+
+
+def names_to_try() -> tuple[str, ...]:
+    """Return the names that a choice on the valid split compares, the simplest first."""
+    return tuple(name for form in _FORMS.values() for name in form.tried)
 
 
 def parse(name: str, trained: Mapping[str, Score] | None = None) -> Score:
@@ -266,11 +341,11 @@ def parse(name: str, trained: Mapping[str, Score] | None = None) -> Score:
     if trained and name in trained:
         return trained[name]
     base = name.removesuffix(OTHER_FACTS)
-    for pattern, make in _FORMS.values():
-        match = pattern.fullmatch(base)
+    for form in _FORMS.values():
+        match = form.pattern.fullmatch(base)
         if match is None:
             continue
-        score = make(match)
+        score = form.make(match)
         if base == name:
             return score
         if score.takes_other_facts:
@@ -286,7 +361,11 @@ def describe_names(trained: Iterable[str] = ()) -> str:
     Args:
       trained: those of a trained run.
     """
-    forms = ", ".join([*trained, *_FORMS])
+    known = [
+        f"{name} ({form.about})" if form.about else name
+        for name, form in _FORMS.items()
+    ]
+    forms = ", ".join([*trained, *known])
     without = "" if trained else "; a trained run has others"
     return (
         f"{forms}; H, N and P from 1, P to 99; at its end {OTHER_FACTS} or not (all but exists@H and those of a "
@@ -308,14 +387,18 @@ register(
     "exists@H",
     r"exists@([1-9][0-9]{0,8})",
     lambda match: Exists(match.string, int(match[1])),
+    "1 if derivable within height H",
 )
 register(
     "max-confidence",
     "max-confidence",
     lambda match: MaxConfidence(match.string),
+    tried=("max-confidence",),
 )
 register(
     "noisy-or, noisy-or@P, noisy-or-top-N, noisy-or-top-N@P",
     r"noisy-or(?:-top-([1-9][0-9]{0,3}))?(?:@([1-9][0-9]?(?:\.[0-9]+)?))?",
     _make_noisy_or,
+    "of the N best rules, confidences to the power P",
+    tried=("noisy-or", "noisy-or@2", "noisy-or@3"),
 )

@@ -15,6 +15,7 @@ from funcppo.kg.ranking.recount import (
     Logic,
     RecountLimitError,
 )
+from funcppo.kg.scores.score import parse
 from tests import oracles
 from tests.kg.logic.proof_cases import make_node
 
@@ -82,22 +83,24 @@ def exact_score(power, confidences):
 def test_scores_keep_their_digits_at_both_ends(power, confidences):
     name = f"noisy-or@{power}" if power > 1 else "noisy-or"
     # the relative error of 1 - c^P is up to 3e-16 / 3e-9
-    assert recount.rule_score(name, confidences) == pytest.approx(
+    assert parse(name).recount(confidences) == pytest.approx(
         exact_score(power, confidences), rel=1e-7
     )
 
 
 def test_scores_without_a_rule_and_of_a_certain_one():
     for name in ("max-confidence", "noisy-or", "noisy-or@3"):
-        assert recount.rule_score(name, []) == -math.inf
-        assert recount.rule_score(name, [0.0]) == -math.inf
-        assert recount.rule_score(name, [0.5, 1.0]) == math.inf
-        assert recount.rule_score(name, [0.75]) == pytest.approx(math.log(3))
-    assert recount.rule_score("max-confidence", [0.2, 0.5]) == 0.0
+        again = parse(name).recount
+        assert again([]) == again([0.0]) == -math.inf
+        assert again([0.5, 1.0]) == math.inf
+        assert again([0.75]) == pytest.approx(math.log(3))
+    assert parse("max-confidence").recount([0.2, 0.5]) == 0.0
     for ending in ("", "@3"):
-        assert recount.rule_score(
-            f"noisy-or-top-2{ending}", [0.1, 0.5, 0.2, 0.7]
-        ) == recount.rule_score(f"noisy-or{ending}", [0.7, 0.5])
+        of_best, of_all = (
+            parse(f"noisy-or{part}{ending}") for part in ("-top-2", "")
+        )
+        found = of_best.recount([0.1, 0.5, 0.2, 0.7])
+        assert found == of_all.recount([0.7, 0.5])
 
 
 # -- the oracles
