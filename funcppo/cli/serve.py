@@ -6,22 +6,23 @@ import socket
 import sys
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from funcppo.cli.common import (
     check_overwrites,
     data_files,
     graphs_allowed,
+    is_run_folder,
     print_notes,
     select_device,
     set_target_threads,
     write_json,
 )
 from funcppo.cli.options import HIDDEN, ScoreOptions
-from funcppo.core.settings import (
-    Port,
-    PositiveFloat,
-)
+from funcppo.core.files import parse_object
+from funcppo.core.settings import Port, PositiveFloat
+from funcppo.kg.config import RESULTS_FILE
 
 # PyTorch takes seconds to import, and --help does not wait for it.
 if TYPE_CHECKING:
@@ -50,6 +51,11 @@ class Serve(ScoreOptions):
     """Name or address to listen on, such as 0.0.0.0 for all of this machine."""
     request_seconds: Annotated[PositiveFloat, HIDDEN] = 20.0
     """Time limit of the work of a request, and of its wait for others, in seconds."""
+
+    allowed_hosts: Annotated[tuple[str, ...], HIDDEN] = ()
+    """Names that requests may give in their Host header too, such as kg.example.com behind a proxy."""
+    path_prefix: Annotated[str, HIDDEN] = ""
+    """Path below which a proxy shows the explorer, such as /graphs; with or without it requests are answered."""
 
     def run(self) -> int:
         """Serve until a signal; return the exit status.
@@ -80,7 +86,10 @@ class Serve(ScoreOptions):
         from funcppo.kg.show import server
         from funcppo.kg.show.explorer import Explorer, Site
 
-        explorer = Explorer(answerer)
+        path = Path(self.target) / RESULTS_FILE
+        is_finished = is_run_folder(self.target) and path.is_file()
+        results = parse_object(path, path.read_bytes()) if is_finished else None
+        explorer = Explorer(answerer, results)
         site = Site(explorer, self.request_seconds)
         workers = (site.worker, site.lookups)
         for worker in workers:
@@ -92,7 +101,10 @@ class Serve(ScoreOptions):
         if self.json != "-":
             print(f"{address}  (Ctrl-C ends it)")
         sys.stdout.flush()
-        app = site.make_app(self.host)
+        prefix = self.path_prefix.strip("/")
+        app = site.make_app(
+            self.host, self.allowed_hosts, prefix and f"/{prefix}"
+        )
         server.Server(app, workers).run(sockets=[listener])
 
     def _warn(self) -> None:

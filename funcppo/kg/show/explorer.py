@@ -29,6 +29,7 @@ import numpy as np
 import torch
 from fastapi import FastAPI, Query
 from fastapi.exceptions import RequestValidationError
+from markupsafe import Markup
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -67,7 +68,7 @@ from funcppo.kg.logic.kb import HEAD, SIDE_NAMES, TAIL
 from funcppo.kg.logic.proof import Proof
 from funcppo.kg.ranking.scoring import graph_fallback_notes
 from funcppo.kg.run.subject import describe_numbers
-from funcppo.kg.show import values
+from funcppo.kg.show import drawing, values
 from funcppo.kg.show.measure import RuleUse, explain_failure, uses_by_rule
 from funcppo.kg.show.report import make_templates
 from funcppo.kg.show.server import Guard, RequestError, Worker, is_api
@@ -149,8 +150,13 @@ class Explorer:
       known: the known facts.
     """
 
-    def __init__(self, answerer: Answerer) -> None:
-        """Index the names and the known facts, and sort the rules by confidence."""
+    def __init__(self, answerer: Answerer, results: Json | None = None) -> None:
+        """Index the names and the known facts, and sort the rules by confidence.
+
+        Args:
+          results: the content of the run's results.json; None without one.
+        """
+        self._results = results or {}
         self.answerer = answerer
         self.dataset = dataset = answerer.dataset
         self.known = KnownFacts(dataset)
@@ -271,6 +277,10 @@ class Explorer:
         last = min(query.offset + PAGE_ROWS, dataset.n_predicates)
         notes = [*subject.task.notes, *subject.notes]
         notes += graph_fallback_notes(subject.search_step)
+        recorded = self._results.get("test") or {}
+        # three questions over all held-out facts
+        held_out = dataset.test if len(dataset.test) else dataset.valid
+        rows = held_out[:: max(1, len(held_out) // 3)][:3].tolist()
 
         return values.Graph(
             name=dataset.name,
@@ -284,6 +294,12 @@ class Explorer:
             n_valid=len(dataset.valid),
             n_test=len(dataset.test),
             notes=notes,
+            test_mrr=recorded.get(subject.score.name, {}).get("mrr"),
+            examples=[
+                self._fact(atom)
+                for atom in rows
+                if dataset.arities[atom[0] - 1] == TAIL
+            ],
             offset=query.offset,
             relations=[self._measure(i) for i in range(first, last + 1)],
         )
@@ -747,13 +763,26 @@ class Site:
         self.worker = Worker(seconds)
         self.lookups = Worker(seconds)
         self._templates = _make_templates(explorer)
+        self._templates.globals |= {
+            "root": "",
+            "link": self._link,
+            "picture_of": self._draw,
+        }
 
-    def make_app(self, host: str) -> ASGIApp:
+    def make_app(
+        self,
+        host: str,
+        allowed_hosts: Sequence[str] = (),
+        path_prefix: str = "",
+    ) -> ASGIApp:
         """Build the application.
 
         Args:
           host: the name or address that is listened on.
+          allowed_hosts: names of a proxy, which requests may give in their Host header.
+          path_prefix: path below which a proxy shows the site, such as /graphs; requests may begin with it or not.
         """
+        self._templates.globals["root"] = path_prefix
         app = FastAPI(
             title="funcppo serve",
             version=VERSION,
@@ -791,7 +820,8 @@ class Site:
         for path, page in pages.items():
             app.get(path, include_in_schema=False, response_model=None)(page)
         app.mount("/static", StaticFiles(directory=str(_FILES)))
-        return Guard(app, host, self.problem)
+        app.get("/health", include_in_schema=False)(lambda: {"status": "ok"})
+        return Guard(app, (host, *allowed_hosts), self.problem, path_prefix)
 
     def problem(self, status: int, line: str, is_api: bool) -> Response:
         """Return the response to a request that has no answer."""
@@ -826,9 +856,9 @@ class Site:
         """Return the page of an answer; a search for a query such as r(h, X) is redirected to its answers."""
         match value:
             case values.NameMatches(names=[], query=text) if "(" in text:
-                return _redirect(self.explorer.read_text(text))
+                return self._redirect(self.explorer.read_text(text))
         fields = query.model_dump(exclude_unset=True)
-        api = _link(f"/api/{name}", **fields)
+        api = self._link(f"/api/{name}", **fields)
         return self._render(name, api=api, query=query, value=value)
 
     async def _ask(
@@ -836,7 +866,7 @@ class Site:
     ) -> Response:
         """Redirect a form to the answers of its query, or to the explanation of its atom."""
         work = self.lookups.submit(lambda: self.explorer.read_form(query))
-        return _redirect(await asyncio.wrap_future(work))
+        return self._redirect(await asyncio.wrap_future(work))
 
     # -- responses
 
@@ -848,6 +878,57 @@ class Site:
         # A name may hold what is no character.
         content = page.render(context).encode("utf-8", "backslashreplace")
         return HTMLResponse(content, status_code)
+
+    def _redirect(self, names: list[Name | None]) -> Response:
+        """Return a redirect to the answers of a query, or to the explanation of an atom if no argument is open."""
+        fields = ("relation_id", "head_id", "tail_id")
+        ids = {
+            field: name.id
+            for field, name in zip(fields, names)
+            if name is not None
+        }
+        path = "/answers" if len(ids) < len(fields) else "/why"
+        return RedirectResponse(self._link(path, **ids), 303)
+
+    def _link(self, path: str, **fields: object) -> str:
+        """Return the address of a page with its query string; fields of None are left out."""
+        given = {
+            name: value for name, value in fields.items() if value is not None
+        }
+        path = f"{self._templates.globals['root']}{path}"
+        return f"{path}?{urlencode(given)}" if given else path
+
+    def _draw(self, value: values.Entity | values.AtomExplanation) -> Markup:
+        """Draw an entity's neighbours, or a proof, as SVG; empty without a binary fact."""
+        names = self.explorer.dataset
+        if isinstance(value, values.Entity):
+            facts = (fact for group in value.groups for fact in group.facts)
+            edges, columns = drawing.neighbourhood(
+                value.entity.id,
+                [
+                    drawing.Edge(
+                        *(name.id for name in fact.arguments),
+                        fact.relation.name,
+                    )
+                    for fact in facts
+                    if len(fact.arguments) == 2
+                ],
+            )
+            title = f"{value.entity.name} and its neighbours"
+        else:
+            assert value.proof is not None
+            edges, columns = drawing.proof_edges(
+                value.proof.nodes, lambda i: names.predicates[i - 1]
+            )
+            title = f"proof of {value.atom.text}"
+        picture = drawing.draw(
+            edges,
+            columns,
+            lambda i: names.entities[i - 1],
+            lambda i: self._link("/entity", entity_id=i),
+            title,
+        )
+        return Markup(picture)
 
     async def _on_error(self, request: Request, error: Exception) -> Response:
         """Return a one-line response for a request that failed; the server prints the traceback of a defect."""
@@ -883,16 +964,6 @@ def describe_invalid(error: dict[str, Any]) -> str:
     return f"{name}: expected {expected}, got {shorten(error['input'])}"
 
 
-def _redirect(names: list[Name | None]) -> Response:
-    """Return a redirect to the answers of a query, or to the explanation of an atom if no argument is open."""
-    fields = ("relation_id", "head_id", "tail_id")
-    ids = {
-        field: name.id for field, name in zip(fields, names) if name is not None
-    }
-    path = "/answers" if len(ids) < len(fields) else "/why"
-    return RedirectResponse(_link(path, **ids), 303)
-
-
 def _make_templates(explorer: Explorer) -> jinja2.Environment:
     """Return the environment of the templates, which escape every value."""
     environment = make_templates()
@@ -900,7 +971,6 @@ def _make_templates(explorer: Explorer) -> jinja2.Environment:
 
     subject = explorer.answerer.subject
     environment.globals |= {
-        "link": _link,
         "graph_name": explorer.dataset.name,
         "is_trained": subject.policy_run is not None,
         "score_name": subject.score.name,
@@ -909,9 +979,3 @@ def _make_templates(explorer: Explorer) -> jinja2.Environment:
         "version": VERSION,
     }
     return environment
-
-
-def _link(path: str, **fields: object) -> str:
-    """Return a path of this site with its query string; fields of None are left out."""
-    given = {name: value for name, value in fields.items() if value is not None}
-    return f"{path}?{urlencode(given)}" if given else path

@@ -29,6 +29,7 @@ from funcppo.core.types import F64
 from funcppo.kg.graph.text import display, score_text
 from funcppo.kg.ranking import evaluate
 from funcppo.kg.run.held_out import TEMPERED, TRAINED, UNTRAINED
+from funcppo.kg.show.drawing import MAX_LABEL, label
 from funcppo.kg.show.measure import (
     MovedWeight,
     RuleUse,
@@ -47,7 +48,6 @@ Table: TypeAlias = dict[str, Any]
 
 # upper ends of the bins of ranks; a rank of tied answers is their mean
 RANK_BINS = (1, 3, 10, 30, 100, 300, 1000)
-MAX_LABEL = 36  # characters of a name in a picture
 # relations, weights and rules of a picture; pages list more
 MAX_BARS = 25
 # mid tones, which stand out on white and on black, also for the colour-blind
@@ -991,16 +991,6 @@ COLUMNS: dict[str, list[Mapping[str, Column]]] = {
         },
     ],
 }
-
-
-def label(text: str, width: int = MAX_LABEL) -> str:
-    """Escape and shorten a text for a picture.
-
-    Args:
-      width: the most characters.
-    """
-    text = display(text)
-    return text if len(text) <= width else text[: width - 1] + "…"
 
 
 def make_templates() -> jinja2.Environment:

@@ -72,18 +72,21 @@ class Guard:
     def __init__(
         self,
         app: ASGIApp,
-        host: str,
+        hosts: Sequence[str],
         problem: Callable[[int, str, bool], Response],
+        path_prefix: str,
     ) -> None:
         """Set the application to guard.
 
         Args:
-          host: the name or address that is listened on.
+          hosts: the name or address that is listened on, then names of a proxy.
           problem: makes the response of a refusal: of status, line, and whether the API was asked.
+          path_prefix: dropped from paths that begin with it.
         """
         self._app = app
-        self._host = host
+        self._hosts = hosts
         self._problem = problem
+        self._prefix = path_prefix
 
     async def __call__(
         self, scope: Scope, receive: Receive, send: Send
@@ -91,34 +94,41 @@ class Guard:
         """Answer a request, or refuse it."""
         if scope["type"] != "http":
             return
-        app = self._app
-        send_guarded = partial(_send_guarded, send, scope["path"])
+        app, path = self._app, scope["path"]
+        if self._prefix and f"{path}/".startswith(f"{self._prefix}/"):
+            scope = {**scope, "path": path[len(self._prefix) :] or "/"}
+        is_head = scope["method"] == "HEAD"
+        send_guarded = partial(_send_guarded, send, scope["path"], is_head)
         try:
-            check_request(scope, self._host)
+            check_request(scope, self._hosts)
             query = read_query_string(scope["query_string"])
-            scope = {**scope, "query_string": query}
+            scope = {**scope, "query_string": query, "method": "GET"}
         except RequestError as error:
             app = self._problem(error.status, str(error), is_api(scope))
             if error.status == 405:
-                app.headers["Allow"] = "GET"
+                app.headers["Allow"] = "GET, HEAD"
         await app(scope, receive, send_guarded)
 
 
-async def _send_guarded(send: Send, path: str, message: Message) -> None:
-    """Send a part of the response of a path, with security headers."""
+async def _send_guarded(
+    send: Send, path: str, is_head: bool, message: Message
+) -> None:
+    """Send a part of the response of a path, with security headers; no body for a HEAD request."""
     if message["type"] == "http.response.start":
         headers = MutableHeaders(scope=message)
         headers.update(HEADERS)
         is_static = path.startswith("/static/")
         headers["Cache-Control"] = "no-cache" if is_static else "no-store"
+    elif is_head:
+        message = {**message, "body": b""}
     await send(message)
 
 
-def check_request(scope: Scope, host: str) -> None:
+def check_request(scope: Scope, hosts: Sequence[str]) -> None:
     """Check a request's method, headers and sizes before its query string is read.
 
     Args:
-      host: that is listened on.
+      hosts: the one that is listened on, then names of a proxy.
 
     Raises:
       RequestError: it is refused.
@@ -126,14 +136,17 @@ def check_request(scope: Scope, host: str) -> None:
     headers: dict[bytes, list[bytes]] = {}
     for name, value in scope["headers"]:
         headers.setdefault(name, []).append(value)
-    hosts = [name.decode("latin-1") for name in headers.get(b"host", [])]
-    if len(hosts) != 1 or not is_allowed_host(hosts[0], host):
+    named = [name.decode("latin-1") for name in headers.get(b"host", [])]
+    if len(named) != 1 or not any(
+        is_allowed_host(named[0], host) for host in hosts
+    ):
         raise RequestError(
             400,
-            f"Host header: expected the address of this server ({host} or localhost)",
+            f"Host header: expected the address of this server ({', '.join(hosts)} or localhost), or a name that "
+            "--set allowed_hosts gives",
         )
-    if scope["method"] != "GET":
-        raise RequestError(405, "expected the method GET")
+    if scope["method"] not in ("GET", "HEAD"):
+        raise RequestError(405, "expected the method GET or HEAD")
     n_bytes = sum(len(name) + len(value) for name, value in scope["headers"])
     if n_bytes > MAX_HEADER_BYTES:
         raise RequestError(

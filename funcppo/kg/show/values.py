@@ -157,6 +157,10 @@ class Graph(BaseModel):
     n_valid: int
     n_test: int
     notes: list[str]
+    test_mrr: float | None
+    """Of the score on test, as the run recorded it; None where there is no record."""
+    examples: list[Fact]
+    """Facts held out of train, whose tails are questions to begin with."""
     offset: int
     relations: list[RelationSize]
 

@@ -1,5 +1,6 @@
 """What is refused before anything is read, work that is done in order within its time, and the socket."""
 
+import re
 import socket
 import subprocess
 import sys
@@ -7,8 +8,10 @@ import threading
 import urllib.request
 
 import pytest
+from starlette.testclient import TestClient
 
 from funcppo.kg.show import server
+from funcppo.kg.show.explorer import Site
 from funcppo.kg.show.server import (
     RequestError,
     Worker,
@@ -67,12 +70,45 @@ def test_every_response_has_the_headers_of_safety(client, path):
         assert "access-control-allow-origin" not in headers
 
 
-@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS", "HEAD"])
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS"])
 def test_other_methods_are_refused(client, method):
     for path in ("/", "/api/graph", "/static/explorer.js"):
         response = client.request(method, path)
         assert response.status_code == 405
-        assert response.headers["allow"] == "GET"
+        assert response.headers["allow"] == "GET, HEAD"
+
+
+def test_head_has_the_headers_of_get_and_no_body(client):
+    for path in ("/", "/api/graph", "/health", "/nothing"):
+        answer, head = client.get(path), client.head(path)
+        assert head.status_code == answer.status_code
+        length = "content-length"
+        assert head.headers[length] == answer.headers[length]
+        assert answer.content and not head.content
+    assert client.get("/health").json() == {"status": "ok"}
+
+
+def test_behind_a_proxy_every_link_has_the_prefix(explorers):
+    site = Site(explorers["questions"], seconds=60)
+    app = site.make_app("127.0.0.1", ["kg.example.com"], "/graphs")
+    client = TestClient(
+        app, base_url="http://kg.example.com", follow_redirects=False
+    )
+    for path in ("/", "/graphs", "/graphs/", "/entity?entity_id=1", "/api"):
+        text = client.get(path).text
+        links = re.findall(r'(?:href|src|action)="(/[^"]*)"', text)
+        assert len(links) > 5, path
+        for link in links:
+            assert link.startswith("/graphs/"), link
+    (location,) = {
+        client.get(f"{prefix}/ask?relation_id=1&head_id=1").headers["location"]
+        for prefix in ("", "/graphs")
+    }
+    assert location == "/graphs/answers?relation_id=1&head_id=1"
+    assert client.get(location).status_code == 200
+    assert client.get("/graphsx/").status_code == 404
+    other = {"host": "other.example.com"}
+    assert client.get("/graphs/", headers=other).status_code == 400
 
 
 def test_a_request_that_is_too_large_is_refused(client):

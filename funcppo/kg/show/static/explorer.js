@@ -3,6 +3,8 @@
 
 const WAIT_MS = 120;
 const LIMIT = 10;
+// the path below which a proxy shows the site
+const ROOT = document.documentElement.dataset.root;
 
 // A text field with a list of the names that contain its text (the combobox pattern of ARIA).
 function complete(box, number) {
@@ -55,7 +57,7 @@ function complete(box, number) {
     const name = found[index];
     close();
     if (box.dataset.go) {
-      location.assign(`/${name.kind}?${name.kind}_id=${name.id}`);
+      location.assign(`${ROOT}/${name.kind}?${name.kind}_id=${name.id}`);
       return;
     }
     input.value = name.text;
@@ -95,7 +97,7 @@ function complete(box, number) {
     const query = new URLSearchParams({ q: input.value, kind: box.dataset.kind, limit: LIMIT });
     request = new AbortController();
     try {
-      const response = await fetch(`/api/search?${query}`, { signal: request.signal });
+      const response = await fetch(`${ROOT}/api/search?${query}`, { signal: request.signal });
       if (response.ok) show((await response.json()).names);
     } catch (error) {
       if (error.name !== "AbortError") close();
@@ -138,4 +140,38 @@ document.querySelectorAll("form").forEach((form) => {
     // The id of a name that was chosen stands for it.
     for (const name of [...data.keys()]) if (data.has(`${name}_id`)) data.delete(name);
   });
+});
+
+// Tables of answers are sorted by the column that is clicked, and copied as CSV.
+document.querySelectorAll("table.answers").forEach((table) => {
+  const text = (cell) => (cell.querySelector("data")?.value ?? cell.textContent).trim();
+  const cells = (row) => [...row.cells].slice(0, -1).map(text);
+  const rows = () => [...table.tBodies[0].rows];
+
+  [...table.tHead.rows[0].cells].slice(0, -1).forEach((head, column) => {
+    const button = document.createElement("button");
+    button.type = "button";
+    button.className = "sort";
+    button.textContent = head.textContent;
+    head.replaceChildren(button);
+    button.addEventListener("click", () => {
+      const isUp = head.getAttribute("aria-sort") !== "ascending";
+      for (const other of table.tHead.rows[0].cells) other.removeAttribute("aria-sort");
+      head.setAttribute("aria-sort", isUp ? "ascending" : "descending");
+      const compare = (a, b) => text(a.cells[column]).localeCompare(text(b.cells[column]), undefined, { numeric: true });
+      table.tBodies[0].append(...rows().sort((a, b) => (isUp ? compare(a, b) : compare(b, a))));
+    });
+  });
+
+  if (!navigator.clipboard) return; // browsers have one on this machine and behind https
+  const copy = document.createElement("button");
+  const quote = (value) => `"${value.replaceAll('"', '""')}"`;
+  copy.type = "button";
+  copy.textContent = "Copy as CSV";
+  copy.addEventListener("click", async () => {
+    const lines = [table.tHead.rows[0], ...rows()].map((row) => cells(row).map(quote).join(","));
+    await navigator.clipboard.writeText(lines.join("\n"));
+    copy.textContent = "Copied";
+  });
+  table.parentElement.after(copy);
 });

@@ -1,0 +1,239 @@
+"""Draw a neighbourhood or a proof as an SVG picture of entities and facts: bounded, without script, names escaped.
+
+Entities stand in columns, and facts are arrows from head to tail; what a rule derives is dashed. Colours are those of
+the text around the picture, so that it is legible in light and dark.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from html import escape
+from typing import NamedTuple, Protocol
+
+from funcppo.kg.graph.text import display
+
+# in pixels: between columns, between rows, and around the picture
+COLUMN, ROW, MARGIN = 300, 42, 12
+BOX_WIDTH, BOX_HEIGHT = 160, 24
+# characters of the names of an entity and a relation
+NODE_CHARS, EDGE_CHARS = 20, 22
+# of any other name in a picture
+MAX_LABEL = 36
+
+
+def label(text: str, width: int = MAX_LABEL) -> str:
+    """Escape and shorten a text for a picture.
+
+    Args:
+      width: the most characters.
+    """
+    text = display(text)
+    return text if len(text) <= width else text[: width - 1] + "…"
+
+
+class Edge(NamedTuple):
+    """Binary atom to draw as an arrow."""
+
+    head: int
+    tail: int
+    text: str
+    """The name of the relation."""
+    is_derived: bool = False
+    """Derived by a rule rather than a fact."""
+
+
+class Goal(Protocol):
+    """Node of a proof, of the logic or of the explorer."""
+
+    @property
+    def goal(self) -> Sequence[int]:
+        """The ids of the relation and the arguments, padded with 0."""
+        ...
+
+    @property
+    def rule(self) -> int | None:
+        """The rule that proves it; None for a fact."""
+        ...
+
+
+def neighbourhood(
+    center: int, edges: Sequence[Edge], limit: int = 10
+) -> tuple[list[Edge], dict[int, int]]:
+    """Choose the edges of an entity to draw, and the column of each entity: heads left of it, tails right of it.
+
+    The facts that link it to another entity are one edge: the first of them, and how many more there are.
+
+    Args:
+      limit: the most neighbours on each side.
+
+    Returns:
+      The edges, and the column of each of their entities.
+    """
+    between: dict[int, list[Edge]] = {}
+    for edge in edges:
+        other = edge.tail if edge.head == center else edge.head
+        between.setdefault(other, []).append(edge)
+
+    columns = {center: 1}
+    chosen: list[Edge] = []
+    for other, found in between.items():
+        column = 2 if found[0].head == center else 0
+        n_there = list(columns.values()).count(column)
+        if other not in columns and n_there == limit:
+            continue
+        columns.setdefault(other, column)
+        more = f" +{len(found) - 1}" if len(found) > 1 else ""
+        text = label(found[0].text, EDGE_CHARS - len(more)) + more
+        chosen.append(found[0]._replace(text=text))
+    return chosen, columns
+
+
+def proof_edges(
+    nodes: Iterable[Goal], relation_name: Callable[[int], str]
+) -> tuple[list[Edge], dict[int, int]]:
+    """Return the goals of a proof as edges, facts before what they derive, and the column of each entity.
+
+    The root's head stands first; every other entity stands one column after the nearest entity that a fact links it to.
+    Goals of other than two arguments are left out.
+    """
+    edges: dict[Edge, None] = {}
+    for node in nodes:
+        relation, *arguments = node.goal
+        ids = [i for i in arguments if i]
+        if len(ids) == 2:
+            text = relation_name(relation)
+            edges[Edge(*ids, text, node.rule is not None)] = None
+    if not edges:
+        return [], {}
+
+    root = next(iter(edges))
+    facts = [edge for edge in edges if not edge.is_derived]
+    columns = {root.head: 0}
+    frontier = [root.head]
+    for entity in frontier:
+        for edge in facts:
+            ends = (edge.head, edge.tail)
+            for end, other in (ends, ends[::-1]):
+                if end == entity and other not in columns:
+                    columns[other] = columns[entity] + 1
+                    frontier.append(other)
+    for edge in edges:
+        columns.setdefault(edge.head, 0)
+        columns.setdefault(edge.tail, columns[edge.head] + 1)
+    return sorted(edges, key=lambda edge: edge.is_derived), columns
+
+
+def draw(
+    edges: Sequence[Edge],
+    columns: Mapping[int, int],
+    name: Callable[[int], str],
+    link: Callable[[int], str] | None = None,
+    title: str = "graph",
+) -> str:
+    """Return the picture of some edges as SVG text; empty without an edge.
+
+    Args:
+      columns: of each entity of the edges.
+      name: of an entity.
+      link: the address that an entity leads to; None for no links.
+      title: what the picture shows, for readers that do not see it.
+    """
+    if not edges:
+        return ""
+    places = _place(columns)
+    width = max(x for x, _ in places.values()) + BOX_WIDTH + MARGIN + 60
+    height = max(y for _, y in places.values()) + BOX_HEIGHT + MARGIN
+    # arcs between entities of one row or column leave the rows
+    top = -ROW if len(edges) > len(places) - 1 else 0
+    lines = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" role="img" aria-label="{escape(label(title, 200))}" class="drawing" '
+        f'width="{width}" height="{height - top}" viewBox="0 {top} {width} {height - top}" '
+        'font-family="system-ui, sans-serif" font-size="13" fill="currentColor">',
+        '<defs><marker id="arrow" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="8" markerHeight="8" orient="auto">'
+        '<path d="M0 0 8 4 0 8z"/></marker></defs>',
+    ]
+    degrees = Counter(end for edge in edges for end in edge[:2])
+    pairs: Counter[frozenset[int]] = Counter()
+    for edge in edges:
+        pair = frozenset(edge[:2])
+        # the text stands near the end that fewer arrows share
+        is_late = degrees[edge.tail] < degrees[edge.head]
+        lines.append(_arrow(edge, places, pairs[pair], is_late))
+        pairs[pair] += 1
+    for entity, (x, y) in places.items():
+        lines.append(_box(label(name(entity), NODE_CHARS), x, y, link, entity))
+    return "\n".join([*lines, "</svg>"])
+
+
+def _place(columns: Mapping[int, int]) -> dict[int, tuple[int, int]]:
+    """Return the left end and the middle height of the box of each entity, columns centred on each other."""
+    members: dict[int, list[int]] = {}
+    for entity, column in columns.items():
+        members.setdefault(column, []).append(entity)
+    first = min(members)
+    n_rows = max(map(len, members.values()))
+    places: dict[int, tuple[int, int]] = {}
+    for column, entities in sorted(members.items()):
+        x = MARGIN + (column - first) * COLUMN
+        start = (n_rows - len(entities)) * ROW // 2 + BOX_HEIGHT
+        for row, entity in enumerate(entities):
+            places[entity] = (x, start + row * ROW)
+    return places
+
+
+def _arrow(
+    edge: Edge,
+    places: Mapping[int, tuple[int, int]],
+    n_before: int,
+    is_late: bool,
+) -> str:
+    """Draw an edge with its text, as an arc above the former ones between the two entities.
+
+    Args:
+      n_before: edges between the two that are drawn.
+      is_late: the text stands nearer to the tail than to the head.
+    """
+    (x0, y0), (x1, y1) = places[edge.head], places[edge.tail]
+    lift = 52 * n_before
+    if edge.head == edge.tail:  # an arc above the box
+        x, y = x0 + BOX_WIDTH / 2, y0 - BOX_HEIGHT / 2
+        start, end, bend = (x - 20, y), (x + 20, y), (x, y - 30 - lift)
+    elif x0 == x1:  # an arc at the right of a column
+        start, end = (x0 + BOX_WIDTH, y0 - 5), (x1 + BOX_WIDTH, y1 + 5)
+        bend = (x0 + BOX_WIDTH + 70, (y0 + y1) / 2 - lift)
+    else:
+        is_right = x1 > x0
+        start = (x0 + BOX_WIDTH * is_right, y0)
+        end = (x1 + BOX_WIDTH * (not is_right), y1)
+        lift += 60 * (abs(x1 - x0) > COLUMN)
+        bend = ((start[0] + end[0]) / 2, (y0 + y1) / 2 - lift)
+
+    t = 0.5 if y0 == y1 else 0.35 + 0.3 * is_late
+    x, y = (
+        (1 - t) ** 2 * a + 2 * t * (1 - t) * b + t**2 * c
+        for a, b, c in zip(start, bend, end)
+    )
+    dashes = ' stroke-dasharray="6 4"' if edge.is_derived else ""
+    path = f"M{start[0]:g} {start[1]:g}Q{bend[0]:g} {bend[1]:g} {end[0]:g} {end[1]:g}"
+    text = escape(label(edge.text, EDGE_CHARS))
+    return (
+        f'<path d="{path}" fill="none" stroke="currentColor" stroke-opacity=".6"{dashes} marker-end="url(#arrow)"/>'
+        f'<text x="{x:.0f}" y="{y - 4:.0f}" text-anchor="middle" font-size="11">{text}</text>'
+    )
+
+
+def _box(
+    text: str,
+    x: int,
+    y: int,
+    link: Callable[[int], str] | None,
+    entity: int,
+) -> str:
+    """Draw an entity's name in a box, which leads to its link."""
+    drawn = (
+        f'<rect x="{x}" y="{y - BOX_HEIGHT // 2}" width="{BOX_WIDTH}" height="{BOX_HEIGHT}" rx="6" '
+        'fill="none" stroke="currentColor"/>'
+        f'<text x="{x + BOX_WIDTH // 2}" y="{y + 4}" text-anchor="middle">{escape(text)}</text>'
+    )
+    return f'<a href="{escape(link(entity))}">{drawn}</a>' if link else drawn
