@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -70,11 +70,8 @@ from funcppo.kg.run.subject import (
     dataset_subject,
     run_subject,
 )
-from funcppo.kg.show import measure, report
+from funcppo.kg.show import drawing, measure, report
 from funcppo.logs import LoggerName
-
-if TYPE_CHECKING:
-    pass  # pyright: ignore[reportMissingImports,reportUnknownVariableType,reportMissingTypeStubs]
 
 # What `funcppo prove` allows by default: rows that the joins of T_P make.
 MAX_PROOF_ROWS = 300_000_000
@@ -121,6 +118,17 @@ class Graph(Table):
     def relations(self) -> tuple[str, ...]:
         """Return the names of all relations."""
         return self.dataset.predicates
+
+    @property
+    def triples(self) -> list[tuple[str, str, str]]:
+        """Return the names of head, relation and tail of each train fact that has two arguments."""
+        entities, relations = self.entities, self.relations
+        table = self.dataset.train
+        is_binary = np.array([0, *self.dataset.arities]) == TAIL
+        return [
+            (entities[head - 1], relations[relation - 1], entities[tail - 1])
+            for relation, head, tail in table[is_binary[table[:, 0]], :3]
+        ]
 
     @property
     def rules(self) -> list[str]:
@@ -241,8 +249,16 @@ class ProofResult:
         return "\n".join([headline, self.tree]).rstrip("\n")
 
     def _repr_html_(self) -> str:
-        """Format the verdict and the tree as HTML, with names escaped."""
-        return f"<pre>{html.escape(repr(self))}</pre>"
+        """Format the verdict, a picture of the proof and its tree as HTML, with names escaped."""
+        names = self.dataset
+        nodes = () if self.proof is None else self.proof.nodes
+        edges, columns = drawing.proof_edges(
+            nodes, lambda i: names.predicates[i - 1]
+        )
+        picture = drawing.draw(
+            edges, columns, lambda i: names.entities[i - 1], title=self.query
+        )
+        return f"{picture}<pre>{html.escape(repr(self))}</pre>"
 
 
 @dataclass(frozen=True, repr=False)

@@ -196,7 +196,9 @@ def test_results_print_with_names_escaped():
         assert "<script>" not in text and "\x1b" not in text
     assert html.escape("<script>") in found._repr_html_()
     proved = knowledge.prove("p(c, b)")
-    assert proved._repr_html_().startswith("<pre>proved")
+    picture, text = proved._repr_html_().split("<pre>")
+    assert text.startswith("proved") and "<svg" in picture
+    assert set(fp.load(rows).triples) == set(rows)
 
 
 def test_a_query_says_how_its_names_were_read():
