@@ -37,7 +37,7 @@ class Serve(ScoreOptions):
     confidences, and every page says so.
 
     By default only programs of this machine can connect. Another host lets everybody in who reaches it: there is no
-    password. Requests other than GET, requests under another name in the Host header, and work of more than
+    password. Requests other than GET and HEAD, requests under another name in the Host header, and work of more than
     request_seconds are refused with one line.
 
     Ctrl-C ends it. Needs the extra `serve`.

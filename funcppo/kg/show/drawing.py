@@ -146,8 +146,11 @@ def draw(
     height = max(y for _, y in places.values()) + BOX_HEIGHT + MARGIN
     # arcs between entities of one row or column leave the rows
     top = -ROW if len(edges) > len(places) - 1 else 0
+    # what is an image hides the links in it from readers
+    role = "group" if link else "img"
+    title = escape(label(title, 200))
     lines = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" role="img" aria-label="{escape(label(title, 200))}" class="drawing" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" role="{role}" aria-label="{title}" class="drawing" '
         f'width="{width}" height="{height - top}" viewBox="0 {top} {width} {height - top}" '
         'font-family="system-ui, sans-serif" font-size="13" fill="currentColor">',
         '<defs><marker id="arrow" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="8" markerHeight="8" orient="auto">'
