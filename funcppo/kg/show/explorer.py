@@ -29,7 +29,6 @@ import numpy as np
 import torch
 from fastapi import FastAPI, Query
 from fastapi.exceptions import RequestValidationError
-from markupsafe import Markup
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -898,7 +897,7 @@ class Site:
         path = f"{self._templates.globals['root']}{path}"
         return f"{path}?{urlencode(given)}" if given else path
 
-    def _draw(self, value: values.Entity | values.AtomExplanation) -> Markup:
+    def _draw(self, value: values.Entity | values.AtomExplanation) -> str:
         """Draw an entity's neighbours, or a proof, as SVG; empty without a binary fact."""
         names = self.explorer.dataset
         if isinstance(value, values.Entity):
@@ -921,14 +920,13 @@ class Site:
                 value.proof.nodes, lambda i: names.predicates[i - 1]
             )
             title = f"proof of {value.atom.text}"
-        picture = drawing.draw(
+        return drawing.draw(
             edges,
             columns,
             lambda i: names.entities[i - 1],
             lambda i: self._link("/entity", entity_id=i),
             title,
         )
-        return Markup(picture)
 
     async def _on_error(self, request: Request, error: Exception) -> Response:
         """Return a one-line response for a request that failed; the server prints the traceback of a defect."""
