@@ -304,6 +304,21 @@ class Transition(NamedTuple, Generic[Obs]):
     final_memory: Memory = ()
 
 
+def first_env_state(
+    env: Environment[Any, Any, Any],
+    world: object,
+    key: I64[Tensor, "B 2"],
+) -> Any:
+    """Reset environments; return their first state, laid out as later ones (`tree.contiguous_copy`).
+
+    Raises:
+      TypeError: the state is no tree of tensors.
+    """
+    env_state = env.reset(env.cfg, world, key)
+    tree.check_tree(env_state, "reset: state")
+    return tree.contiguous_copy(env_state)
+
+
 def init_rollout_state(
     cfg: Config, world: object, key: I64[Tensor, "2"], n_envs: int
 ) -> RolloutState[Any]:
@@ -312,13 +327,7 @@ def init_rollout_state(
     Raises:
       TypeError: the environment's state, or the network's memory, is no tree of tensors.
     """
-    env_state = cfg.env.reset(cfg.env.cfg, world, random.split(key, n_envs))
-    tree.check_tree(env_state, "reset: state")
-    # Match the memory layout of later states to avoid a recompilation.
-    env_state = tree.map(
-        lambda x: x.clone(memory_format=torch.contiguous_format), env_state
-    )
-
+    env_state = first_env_state(cfg.env, world, random.split(key, n_envs))
     episode_stats = EpisodeStats(
         total_reward=torch.zeros(n_envs, device=key.device),
         length=torch.zeros(n_envs, dtype=torch.int64, device=key.device),

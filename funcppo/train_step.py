@@ -138,6 +138,7 @@ def init(
     params = cfg.agent.init(cfg.agent.cfg, init_key)
     tree.check_tree(params, "params of the network")
     tree.check_common_dtype(params, "params of the network")
+    params = tree.contiguous_copy(params)
     rollout_state = _init_rollout_state(cfg, world, reset_key)
     rollout.check_spaces(cfg, world, params, rollout_state)
     scalars = Scalars(

@@ -60,7 +60,7 @@ from funcppo.learner import (
 )
 from funcppo.logs import LoggerName
 from funcppo.losses import Scalars
-from funcppo.rollout import apply_agent, initial_memory
+from funcppo.rollout import apply_agent, first_env_state, initial_memory
 from funcppo.runtime.capture import CapturedStep, capture
 from funcppo.runtime.compile import StrategyRecord
 from funcppo.runtime.distributed import launched_size
@@ -1032,7 +1032,8 @@ def _begin_episodes(
 ) -> _Episodes:
     """Reset all episodes, with running moments, which outlive episodes, copied from the training environments."""
     world = learner.world
-    fresh = env.reset(env.cfg, world, random.split(key, n_episodes))
+    keys = random.split(key, n_episodes)
+    fresh = first_env_state(env, world, keys)
     if env.restart is not None:
         n_rows = tree.leaves(env_state)[0].shape[0]
         rows = torch.arange(n_episodes, device=key.device) % n_rows

@@ -13,11 +13,14 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from funcppo import losses, optim, rollout
+import funcppo as fp
+from funcppo import envs, losses, optim, rollout
 from funcppo.advantages import gae
 from funcppo.config import AdamConfig
 from funcppo.core import random, tree
+from funcppo.kg.search import beam
 from funcppo.rollout import RolloutState
+from funcppo.runtime.cache import call_key
 from funcppo.train_step import (
     build_batch,
     collect,
@@ -26,6 +29,8 @@ from funcppo.train_step import (
     sample_randomness,
     train_step,
 )
+from tests.kg.search.small_tasks import small_problem
+from tests.kg.search.test_beam import setup
 from tests.learning import (
     SMALL,
     WORLD,
@@ -220,3 +225,47 @@ def test_records_have_the_axes_that_their_annotations_name(cfg):
         collect(cfg, WORLD, state).batch,
     ):
         check_shapes_and_dtypes(record)
+
+
+def first_and_next_of_training(cfg, world, state):
+    """Of a whole step, of a rollout's, and of an evaluation's."""
+    keys = random.split(random.key(0), cfg.ppo.n_envs)
+    alone = rollout.first_env_state(cfg.env, world, keys)
+    yield alone, state.env_state
+    yield state, train_step(cfg, world, state)[0]
+    _, draws, _ = sample_randomness(cfg, world, state.key)
+    actor = RolloutState(state.env_state, state.episode_stats)
+    act = partial(rollout.rollout_step, cfg, world, state.params)
+    yield actor, act(actor, tree.item(draws, 0))[0]
+
+
+def first_and_next(name):
+    """The first states of the transitions of an environment or a search, each with the one after it."""
+    if name in envs.ENVIRONMENTS:
+        network = fp.nets.cnn() if "MinAtar" in name else fp.nets.mlp(8)
+        learner = fp.ppo(env=envs.make(name), network=network, **SMALL)
+        cfg, world = learner.cfg, learner.world
+        state = learner.init(random.key(0))
+        yield from first_and_next_of_training(cfg, world, state)
+    elif name == "prover":
+        yield from first_and_next_of_training(*small_problem())
+    else:
+        cfg, world, params, atoms = setup(5, name, beam=6, chunk_size=48)
+        chunk = torch.cat([atoms[:48], torch.zeros_like(atoms[:1])])
+        state = beam.init_scheduler(cfg, chunk)
+        yield state, beam.evaluate_step(cfg, world, params, chunk, state)
+
+
+@pytest.mark.parametrize(
+    "name", [*envs.ENVIRONMENTS, "prover", "success", "greedy"]
+)
+def test_a_first_state_is_laid_out_as_later_ones_with_no_tensor_in_two_places(
+    name,
+):
+    """Else a compiled step would be compiled for the first one alone."""
+    with torch.no_grad():
+        for first, later in first_and_next(name):
+            leaves = [x for x in tree.leaves(first) if x.numel()]
+            places = {x.untyped_storage().data_ptr() for x in leaves}
+            assert len(places) == len(leaves)
+            assert call_key((first,)) == call_key((later,))

@@ -97,6 +97,14 @@ def zeros_like(tree: Tree) -> Tree:
     return map(torch.zeros_like, tree)
 
 
+def contiguous_copy(tree: Tree) -> Tree:
+    """Copy a first state so that it is laid out as later ones: each leaf contiguous, no tensor in two places.
+
+    A compiled step would be compiled for the first state alone otherwise.
+    """
+    return map(lambda x: x.clone(memory_format=torch.contiguous_format), tree)
+
+
 def where(mask: Bool[Tensor, "B"], on_true: Tree, on_false: Tree) -> Tree:
     """Select rows by the mask [B] from two trees; every leaf is [B, ...]."""
 

@@ -600,7 +600,7 @@ def init_scheduler(
     device = chunk.device
     query = chunk.new_zeros((cfg.slots, chunk.shape[1]))
     row = torch.full((cfg.slots,), cfg.chunk_size, device=device)
-    search = tree.map(torch.clone, _init_search(cfg, query, row))
+    search = tree.contiguous_copy(_init_search(cfg, query, row))
     return SchedulerState(
         search=search,
         results=_empty_results(cfg, cfg.chunk_size + 1, device),

@@ -271,14 +271,6 @@ def test_scores_are_the_same_graphed_and_with_an_asynchronous_readback(
         assert active == also
 
 
-def test_no_tensor_of_the_first_state_is_in_two_places():
-    """Else a compiled step would be compiled again for the second state."""
-    cfg, _, _, atoms = setup(5, "success", beam=6, chunk_size=48)
-    chunk = torch.cat([atoms[:48], torch.zeros_like(atoms[:1])])
-    leaves = tree.leaves(beams.init_scheduler(cfg, chunk))
-    assert len({leaf.data_ptr() for leaf in leaves}) == len(leaves)
-
-
 @pytest.mark.parametrize("n_steps", range(6))
 def test_a_search_on_a_cpu_can_be_ended_after_any_step(n_steps):
     cfg, world, params, atoms = setup(5, "success", beam=6, chunk_size=48)
