@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
@@ -31,6 +32,7 @@ from funcppo.kg.graph.text import (
     Clause,
     Variable,
     indicator,
+    is_negated,
     unknown_name_message,
 )
 from funcppo.kg.graph.triples import (
@@ -421,9 +423,10 @@ def with_rules(
 
     The head of a rule may define a relation that the data do not have, as in Datalog; `notes` says which.
 
-    Two kinds of rules are left out, and `notes` says how many. A rule without a body (AnyBURL's zero rules) would
+    Three kinds of rules are left out, and `notes` says how many. A rule without a body (AnyBURL's zero rules) would
     derive its head for every constant whatever the facts are. A rule with an entity that the data do not have, or with
-    a relation that neither the data nor any head has, says nothing of the data.
+    a relation that neither the data nor any head has, says nothing of the data. A rule that repeats an earlier one
+    would count twice; the first one stays, with its weight.
 
     Args:
       dataset: its own rules are dropped.
@@ -431,8 +434,8 @@ def with_rules(
       path: file of the rules, for messages.
 
     Raises:
-      ValueError: a wrong arity, a body of more than `MAX_BODY_ATOMS`, or every rule has an unknown name; names file and
-        line.
+      ValueError: a wrong arity, a body of more than `MAX_BODY_ATOMS`, a negated relation, or every rule has an unknown
+        name; names file and line.
     """
     for clause in clauses:
         n_atoms = len(clause.body)
@@ -449,7 +452,8 @@ def with_rules(
             "left out"
         )
     rules, unknown_notes = _drop_rules_of_unknown_names(dataset, rules, path)
-    notes = [*dataset.notes, *notes, *unknown_notes]
+    rules, repeat_notes = _drop_repeated_rules(rules, path)
+    notes = [*dataset.notes, *notes, *unknown_notes, *repeat_notes]
     dataset = replace(dataset, notes=tuple(notes))
 
     # Predicates first: a rule may use a relation that the head of a later rule defines.
@@ -475,13 +479,21 @@ def _drop_rules_of_unknown_names(
     """Return the rules whose names the data or other rules have, and a note on the dropped rules.
 
     Raises:
-      ValueError: there are rules, and each has an unknown name.
+      ValueError: there are rules, and each has an unknown name, or one has a negated relation.
     """
     entities = entity_ids(dataset.entities)
 
     def relations_with(rules: list[Clause]) -> set[str]:
         """Return the relations of the data and of the heads of rules."""
         return {*dataset.predicates, *(rule.head.predicate for rule in rules)}
+
+    positive = relations_with(rules)
+    for rule in rules:
+        used = {atom.predicate for atom in (rule.head, *rule.body)}
+        for name in used.difference(dataset.predicates):
+            if is_negated(name, positive):
+                message = unknown_name_message("relation", name, [*positive])
+                raise _rule_error(path, rule, message)
 
     # A rule that is dropped defines no relation for the others.
     kept, n_before = rules, -1
@@ -507,6 +519,89 @@ def _drop_rules_of_unknown_names(
     return kept, [
         f"{error}; {n_dropped} of {len(rules)} rules have unknown names and were left out"
     ]
+
+
+def _drop_repeated_rules(
+    rules: list[Clause], path: str
+) -> tuple[list[Clause], list[str]]:
+    """Return the first of all rules that are equal, and a note on the dropped ones."""
+    alike: dict[object, list[Clause]] = {}
+    for rule in rules:
+        shapes = (_shape(atom) for atom in {*rule.body})
+        alike.setdefault((_shape(rule.head), *sorted(shapes)), []).append(rule)
+
+    first_of: dict[object, Clause] = {}
+    repeats: list[tuple[Clause, Clause]] = []  # first one, and its repetition
+    for group in alike.values():
+        for rule in group if len(group) > 1 else ():
+            first = first_of.setdefault(_canonical_rule(rule), rule)
+            if first is not rule:
+                repeats.append((first, rule))
+    if not repeats:
+        return rules, []
+
+    dropped = {id(rule) for _, rule in repeats}
+    first, rule = min(repeats, key=lambda pair: pair[1].line)
+    note = (
+        f"{path}:{rule.line}: {len(repeats)} rules repeat an earlier one, as this one line {first.line}, and were "
+        "dropped"
+    )
+    n_reweighted = sum(
+        str(first.weight) != str(rule.weight) for first, rule in repeats
+    )
+    if n_reweighted:
+        note += f"; {n_reweighted} of them have another weight: that of the first one stays"
+    return [rule for rule in rules if id(rule) not in dropped], [note]
+
+
+def _shape(atom: Atom) -> tuple[str, tuple[str, ...]]:
+    """Return an atom without the names of its variables, which rules that are equal have in common."""
+    args = (repr(x) if isinstance(x, str) else "" for x in atom.args)
+    return atom.predicate, tuple(args)
+
+
+def _canonical_rule(rule: Clause) -> tuple[object, ...]:
+    """Return a key that equal rules share: variables have other names, and the body is a set.
+
+    Rules are equal if one becomes the other by new names of variables, another order of the body, and repeated atoms.
+    Rules of one key are equal. Equal ones have one key unless the body is such a graph, of variables as nodes, that
+    colour refinement cannot tell nodes apart that no symmetry exchanges, as in regular graphs of six variables.
+
+    Source: Weisfeiler and Leman 1968, on the reduction of a graph to canonical form.
+    """
+    atoms = [(False, rule.head), *((True, atom) for atom in {*rule.body})]
+    terms = {term for _, atom in atoms for term in atom.args}
+    colour: dict[Variable | str, int] = {
+        term: 0 for term in terms if isinstance(term, Variable)
+    }
+    n_colours = 0
+    while True:
+        # A variable's next colour tells where it stands beside which others.
+        places: dict[Variable | str, list[int]] = {v: [] for v in colour}
+        for in_body, atom in atoms:
+            args = [colour.get(t, t) for t in atom.args]
+            for variable in {*atom.args} & {*places}:
+                own = [t == variable for t in atom.args]
+                place = (in_body, atom.predicate, *args, *own)
+                places[variable].append(hash(place))
+        colour = {v: hash((colour[v], *sorted(places[v]))) for v in colour}
+        if len({*colour.values()}) > n_colours:
+            n_colours = len({*colour.values()})
+            continue
+        if n_colours == len(colour):
+            break
+        # Of variables that are still alike any one may come first.
+        counts = Counter(colour.values())
+        alike = min(c for c in counts if counts[c] > 1)
+        variable = next(v for v in colour if colour[v] == alike)
+        colour[variable] = hash((alike,))
+
+    # Each variable has a colour of its own, which serves as its name.
+    rows = [
+        (atom.predicate, *(colour.get(t, t) for t in atom.args))
+        for _, atom in atoms
+    ]
+    return rows[0], frozenset(rows[1:])
 
 
 def _unknown_name(

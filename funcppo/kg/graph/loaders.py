@@ -39,6 +39,7 @@ from funcppo.kg.graph.rules import (
     detect_format,
     is_mined_with_held_out,
     read_clauses,
+    variable_notes,
     with_read_counts,
 )
 from funcppo.kg.graph.samples import make_clans, make_family_tree
@@ -175,7 +176,9 @@ def from_triples(
     )
     if not rules:
         return dataset
-    clauses, notes = read_clauses(rules, "rules", detect_format(rules))
+    file_format = detect_format(rules)
+    clauses, notes = read_clauses(rules, "rules", file_format)
+    notes += variable_notes(dataset, clauses, "rules", file_format)
     return _with_notes(with_rules(dataset, clauses, "rules"), notes)
 
 
@@ -210,9 +213,10 @@ def with_rule_file(dataset: Dataset, path: Path) -> Dataset:
             f"{path}: mined from all triples, those of valid and test too: their ranks are better than those of unseen "
             "triples (give `funcppo mine` the same --split-ratios and data.split_seed)"
         )
+    notes += variable_notes(dataset, clauses, str(path), file_format)
     with_file = _with_notes(with_rules(dataset, clauses, str(path)), notes)
     if len(with_file.rules) < len(clauses):
-        return with_file  # rules of unknown names were left out
+        return with_file  # rules were left out
     return with_read_counts(text, with_file, [c.line for c in clauses])
 
 

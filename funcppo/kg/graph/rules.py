@@ -63,6 +63,7 @@ from funcppo.kg.graph.text import (
     FileFormat,
     Token,
     Variable,
+    as_prolog_number,
     check_goal,
     check_head,
     check_safe,
@@ -132,6 +133,8 @@ def read_query(dataset: Dataset, text: str) -> Query:
 def _parse_query_atom(dataset: Dataset, text: str) -> Atom:
     """Parse the atom of a query, in names."""
     tokens = tokenize_line(text, partial(_is_query_variable, dataset))
+    if dataset.is_program:
+        tokens = [*map(as_prolog_number, tokens)]
     try:
         atom, index = parse_atom(tokens, 0, prolog=dataset.is_program)
         if tokens[index].kind != "end":
@@ -182,9 +185,7 @@ def _ambiguity_notes(dataset: Dataset, atom: Atom, text: str) -> list[str]:
         if name not in known:
             continue
         if isinstance(term, Variable):
-            notes.append(
-                f"{name} is a variable here; the entity is '{name}', in single quotes"
-            )
+            notes.append(_variable_note(name))
         elif len(name) == 1 and name.isupper() and name in words:
             notes.append(
                 f"{name} is an entity here; write ?{name.lower()} for a variable"
@@ -249,6 +250,38 @@ def _encode(dataset: Dataset, atom: Atom) -> tuple[list[int], tuple[str, ...]]:
 
 
 # -- reading rules
+
+
+def variable_notes(
+    dataset: Dataset,
+    clauses: Sequence[Clause],
+    path: str,
+    file_format: FileFormat,
+) -> list[str]:
+    """Return a note on the first variable of rules that has the name of an entity, with the number of such names."""
+    known = index_entities(dataset)
+    lines = {
+        term.name: clause.line
+        for clause in reversed(clauses)
+        for atom in (clause.head, *clause.body)
+        for term in atom.args
+        if isinstance(term, Variable) and term.name in known
+    }
+    # AMIE marks its variables.
+    if not lines or file_format == "AMIE":
+        return []
+    name = min(lines, key=lines.__getitem__)
+    more = f" ({len(lines)} names of this kind)" if len(lines) > 1 else ""
+    place = f"{path}:{lines[name]}"
+    return [f"{place}: {_variable_note(name)}{more}"]
+
+
+def _variable_note(name: str) -> str:
+    """Return the note on a variable that has the name of an entity."""
+    return (
+        f"{name} is a variable here; the entity is '{name}', in single quotes"
+    )
+
 
 _QUOTED = re.compile(QUOTED_PATTERN)
 # a name may hold single spaces
@@ -502,11 +535,14 @@ def _parse_weight(text: str) -> float:
     if not text.strip():
         return math.nan
     try:
-        return float(text)
+        weight = float(text)
     except ValueError:
+        weight = math.nan
+    if not 0 <= weight < math.inf:
         raise ValueError(
-            f"expected a number as the weight, got {shorten(text)}"
-        ) from None
+            f"expected a number from 0 on as the weight, got {shorten(text)}"
+        )
+    return weight
 
 
 _LINE_READERS: dict[FileFormat, Callable[[str], _Rule]] = {

@@ -17,7 +17,7 @@ import difflib
 import gzip
 import re
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from heapq import nlargest
@@ -237,6 +237,7 @@ def tokenize_prolog(program: str) -> Iterator[tuple[int, str, list[Token]]]:
 def _prolog_token(kind: str, text: str) -> Token:
     """Return the token of a match of `_PROLOG_TOKEN`; an integer gets the text that Prolog prints for it."""
     if kind == "integer":
+        # Of any length: Python reads integers of at most 4,300 digits.
         digits = text.lstrip("-").lstrip("0")
         sign = "-" if text[0] == "-" and digits else ""
         return Token(kind, sign + (digits or "0"))
@@ -246,6 +247,21 @@ def _prolog_token(kind: str, text: str) -> Token:
     if kind == "word":
         kind = "variable" if is_variable(text) else "name"
     return Token(kind, text)
+
+
+def as_prolog_number(token: Token) -> Token:
+    """Return the token of a line; a name that starts as a number does becomes the integer that Prolog reads.
+
+    Raises:
+      ValueError: Prolog reads another number, or none.
+    """
+    if token.kind != "name" or not re.match("[-+]?[0-9]", token.text):
+        return token
+    if not re.fullmatch("-?[0-9]+", token.text):
+        raise ValueError(
+            f"expected an integer or a name, got {shorten(token.text)}"
+        )
+    return _prolog_token("integer", token.text)
 
 
 # of a rule file; `funcppo.kg.graph.rules` shows each
@@ -281,7 +297,10 @@ _ATOM_KINDS = ("name", "quoted", "variable")
 _SYMBOL_MEANINGS = {
     "\\+": "negation",
     "not": "negation",
-    "!": "a cut",
+    "NOT": "negation",
+    "~": "negation",
+    "\u00ac": "negation",
+    "!": "a cut or negation",
     ";": "a disjunction",
     "|": "a disjunction",
     "->": "an if-then-else",
@@ -295,6 +314,7 @@ _SYMBOL_MEANINGS = {
     "?-": "a query mark",
     "-": "a sign or an operator",
 }
+NEGATIONS = ("!", "~", "\u00ac", "-")  # right before the name of a relation
 _OPERATORS = ("is", "mod", "rem", "=", "<", ">", "=<", ">=", "=:=", "=\\=")
 _OPERATORS += ("==", "\\=", "\\==", "=..", "@<", "@>")
 
@@ -417,7 +437,7 @@ def _check_predicate(tokens: list[Token], start: int, prolog: bool) -> None:
 def _is_operator(tokens: list[Token], index: int) -> bool:
     """Check whether a negation or `?-` stands where an atom should: before a name, or around an atom."""
     kind, text = tokens[index]
-    if kind != "name" or text not in ("not", "\\+", "?-"):
+    if kind != "name" or text not in ("not", "\\+", "?-", *NEGATIONS):
         return False
     if tokens[index + 1].kind in _ATOM_KINDS:
         return True
@@ -587,14 +607,21 @@ def similar_names_hint(name: str, known: Sequence[str]) -> str:
     return f"none of {len(known)} is spelled like it"
 
 
+def is_negated(name: str, relations: Collection[str]) -> bool:
+    """Check whether a name is that of a relation after a sign of negation, as other rule languages write it."""
+    return name[:1] in NEGATIONS and name[1:].strip() in relations
+
+
 def unknown_name_message(kind: str, name: str, known: Sequence[str]) -> str:
-    """Return the message for an unknown name; it suggests known names of similar spelling.
+    """Return the message for an unknown name; it says negation, or suggests known names of similar spelling.
 
     Args:
       kind: relation or entity.
       name: the unknown name.
       known: all names of this kind.
     """
+    if kind == "relation" and is_negated(name, known):
+        return f"expected a relation, got the negation {shorten(name)}"
     hint = similar_names_hint(name, known)
     return (
         f"unknown {kind} {shorten(name)}: expected one of the data's ({hint})"

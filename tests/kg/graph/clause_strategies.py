@@ -62,7 +62,7 @@ NAMES = st.sampled_from(NASTY) | st.text(
     st.characters(exclude_categories=["Cs"]), min_size=1, max_size=6
 )
 TERMS = st.builds(Variable, st.sampled_from("ABCDEF")) | NAMES
-WEIGHTS = st.just(math.nan) | st.floats(allow_nan=False)
+WEIGHTS = st.just(math.nan) | st.floats(0, allow_infinity=False)
 ARITIES = st.integers(0, 3)
 BINARY = st.just(2)
 

@@ -1,6 +1,8 @@
 """Dataset: ids, splits and rules worked out by hand; names that read back; the fingerprint; leaks; descriptions."""
 
+import itertools
 import random
+import re
 from collections import Counter
 
 import numpy as np
@@ -11,6 +13,7 @@ from hypothesis import strategies as st
 from funcppo.kg.graph import dataset
 from funcppo.kg.graph.dataset import (
     NEAR_INVERSE_SHARE,
+    _canonical_rule,
     describe,
     facts_digest,
     from_splits,
@@ -20,6 +23,7 @@ from funcppo.kg.graph.dataset import (
 )
 from funcppo.kg.graph.loaders import from_text, from_triples
 from funcppo.kg.graph.rules import parse_query
+from funcppo.kg.graph.text import Atom, Clause, Variable
 from tests.kg.graph.clause_strategies import NAMES
 from tests.kg.graph.python_datalog import triples
 
@@ -149,6 +153,103 @@ def test_rules_of_unknown_names_are_left_out_and_counted(rules, n_left, note):
     assert len(d.rules) == len(d.rule_weights) == n_left
     assert d.notes[0] == note
     assert "s" not in d.predicates
+
+
+ATOMS = st.tuples(
+    st.sampled_from("pq"), st.tuples(*[st.sampled_from("XYZWa")] * 2)
+)
+
+
+def _clause(head, body, weight=0.5, line=1):
+    def atom(text):
+        args = [Variable(t) if t.isupper() else t for t in text[1]]
+        return Atom(text[0], tuple(args))
+
+    return Clause(atom(head), tuple(map(atom, body)), weight, line)
+
+
+def _is_renaming(one, other):
+    """Compare by all permutations of the variables."""
+    names = [Variable(x) for x in "XYZW"]
+    for permuted in itertools.permutations(names):
+        new = dict(zip(names, permuted))
+        head, *body = (
+            Atom(a.predicate, tuple(new.get(t, t) for t in a.args))
+            for a in (one.head, *one.body)
+        )
+        if head == other.head and {*body} == {*other.body}:
+            return True
+    return False
+
+
+@given(
+    ATOMS,
+    st.lists(ATOMS, min_size=1, max_size=4),
+    st.permutations("XYZW"),
+    st.data(),
+)
+def test_equal_rules_have_one_key_and_no_others_have(head, body, names, data):
+    one = _clause(head, body)
+    new = dict(zip("XYZW", names))
+    head, *body = (
+        (p, tuple(new.get(t, t) for t in args)) for p, args in (head, *body)
+    )
+    body = data.draw(st.permutations([*body, body[0]]))
+    renamed = _clause(head, body)
+    assert _canonical_rule(renamed) == _canonical_rule(one)
+    other = _clause(head, data.draw(st.lists(ATOMS, min_size=1, max_size=4)))
+    assert (_canonical_rule(other) == _canonical_rule(one)) == _is_renaming(
+        other, one
+    )
+
+
+# One rule twice in each format, one of them with other names, another order and another weight.
+REPEATED = {
+    "weighted": "0.5\tr(X,Y) :- r(X,Z), s(Z,Y)\n0.6\tr(A,B) :- s(C,B), r(A,C)\n",
+    "AnyBURL": "9\t5\t0.5\tr(X,Y) <= r(X,A), s(A,Y)\n9\t5\t0.6\tr(X,Y) <= s(B,Y), r(X,B)\n",
+    "AMIE": "?a  r  ?c  ?c  s  ?b   => ?a  r  ?b\t0\t0.5\n?d  s  ?b  ?a  r  ?d   => ?a  r  ?b\t0\t0.6\n",
+    "Prolog": "r(X,Y) :- r(X,Z), s(Z,Y).\nr(A,B) :- s(C,B),\n  r(A,C).\n",
+}
+
+
+@pytest.mark.parametrize("file_format", REPEATED)
+def test_a_rule_that_stands_twice_is_one_rule(file_format):
+    triples = [("a", "r", "b"), ("b", "s", "a")]
+    d = from_triples(triples, rules=REPEATED[file_format])
+    assert len(d.rules) == len(d.rule_weights) == 1
+    weight = "; 1 of them have another weight: that of the first one stays"
+    assert d.notes == (
+        "rules:2: 1 rules repeat an earlier one, as this one line 1, and were dropped"
+        + weight * (file_format != "Prolog"),
+    )
+    program = REPEATED["Prolog"] + "r(a,b). s(b,a)."
+    assert len(from_text(program).rules) == 1
+
+
+def test_a_body_of_many_variables_that_are_alike_is_read_in_little_time():
+    body = ", ".join(f"r(X,V{i})" for i in range(100))
+    d = from_triples(ONE, rules=f"r(X,X) :- {body}\n" * 2)
+    assert len(d.rules) == 1
+
+
+@pytest.mark.parametrize("sign", ["!", "~", "\u00ac", "-"])
+@pytest.mark.parametrize(
+    "rules",
+    [
+        "1\tr(X,Y) :- r(Y,X)\n1\tr(X,Y) :- r(X,Y), {}r(Y,X)",
+        "1\tr(X,Y) :- r(Y,X)\n1\t{}r(X,Y) :- r(X,Y)",
+        "?a  r  ?b   => ?b  r  ?a\t0\t1\n?a  {}r  ?b   => ?a  r  ?b\t0\t1",
+    ],
+)
+def test_a_sign_of_negation_before_a_relation_is_an_error(rules, sign):
+    expected = f"rules:2: expected a relation, got the negation '{sign}r', in a rule for '"
+    with pytest.raises(ValueError, match=re.escape(expected)):
+        from_triples(ONE, rules=rules.format(sign))
+    with pytest.raises(ValueError, match="negation"):
+        parse_query(from_triples(ONE), f"{sign}r(a, X)")
+    # A relation of the data may be called so.
+    d = from_triples([*ONE, ("a", f"{sign}r", "b")], rules=rules.format(sign))
+    assert len(d.rules) == 2
 
 
 # -- known facts in the order of names

@@ -146,6 +146,52 @@ def test_a_single_capital_that_is_an_entity_is_told():
     assert not read_query(from_triples(PEOPLE), "P31(X, 'A')").notes
 
 
+@pytest.mark.parametrize("arrow", [":-", "<="])
+def test_a_variable_of_a_rule_that_is_called_like_an_entity_is_told(arrow):
+    columns = "9\t6\t" if arrow == "<=" else ""
+    rules = f"{columns}0.6\tP31(Y,Y) {arrow} P31(Y,bob), P31(Q1,X)\n"
+    people = [("bob", "P31", "X"), ("Q1", "P31", "bob")]
+    # In AnyBURL Q1 is a constant.
+    name, more = ("X", "") if columns else ("Q1", " (2 names of this kind)")
+    note = f"rules:1: {name} is a variable here; the entity is '{name}', in single quotes{more}"
+    assert from_triples(people, rules=rules).notes == (note,)
+    quoted = rules.replace("Q1", "'Q1'").replace("X", "'X'")
+    assert not from_triples(people, rules=quoted).notes
+    marked = "?X  P31  ?b   => ?b  P31  ?X\t0\t1"
+    assert not from_triples(people, rules=marked).notes
+
+
+@pytest.mark.parametrize(
+    ("query", "constant"),
+    [
+        ("007", "7"),
+        ("7", "7"),
+        ("-07", "-7"),
+        ("-0", "0"),
+        ("000", "0"),
+        ("'007'", "007"),
+    ],
+)
+def test_an_integer_in_the_query_of_a_program_is_read_as_in_the_program(
+    query, constant
+):
+    program = from_text("p(0). p(7). p(-7). p('007').")
+    assert from_text(f"p({query}).").entities == (constant,)
+    read = read_query(program, f"p({query})")
+    assert program.entities[read.atom[1] - 1] == constant
+    # In triples it is the name that it is.
+    triples = from_triples([("007", "p", "7")])
+    assert parse_query(triples, "p(007, X)").tolist() == [1, 1, 3]
+
+
+@pytest.mark.parametrize(
+    "number", ["7.0", "0x7", "7e1", "1_000", "0'a", "+7", "7a"]
+)
+def test_another_number_in_the_query_of_a_program_is_refused(number):
+    with pytest.raises(ValueError, match=r"expected an integer or a name"):
+        read_query(from_text("p(7)."), f"p({number})")
+
+
 def test_in_a_program_capitals_are_variables_and_unknown_constants_are_told():
     d = from_text(PROGRAM)
     query = read_query(d, "p(Ann, ?x)")
@@ -282,8 +328,12 @@ IN_KNOWS = "in a rule for 'knows'"
          "in '1\\tknows(X,Y)'"),
         ("1\tknows(X,Y) :- ",
          ":1: as weighted: expected a predicate, got the end of the line, in '1\\tknows(X,Y) :-'"),
-        ("high\tknows(X,Y) :- knows(Y,X)", ":1: as weighted: expected a number as the weight, got 'high', "
+        ("high\tknows(X,Y) :- knows(Y,X)", ":1: as weighted: expected a number from 0 on as the weight, got 'high', "
          "in 'high\\tknows(X,Y) :- knows(Y,X)'"),
+        *((f"{weight}\tknows(X,Y) :- knows(Y,X)", ":1: as weighted: expected a number from 0 on as the weight, got "
+           f"'{weight}', in '{weight}\\tknows(X,Y) :- knows(Y,X)'") for weight in ("nan", "inf", "-1", "1e999")),
+        *((f"9\t6\t{weight}\tp(X,Y) <= p(Y,X)", ":1: as AnyBURL: expected a number from 0 on as the weight, got "
+           f"'{weight}', in '9\\t6\\t{weight}\\tp(X,Y) <= p(Y,X)'") for weight in ("nan", "-1")),
         ("1\tknows(X,Y) :- knows(Y,X)\nknows(X,Y) :- knows(Y,X)",
          ":2: as weighted: expected 2 columns, got 1, in 'knows(X,Y) :- knows(Y,X)'"),
         ("1\tknows(X,Y) :- knows(X,Z)", ":1: as weighted: unsafe: expected every variable of the head in the body, "
@@ -331,7 +381,7 @@ END = "the end of the clause, got "
         ("p(a).\nq(X) :- p(X), succ(X, Y).", "2: " + GOAL + "the built-in succ/2, in "),
         ("q(X) :- p(X), X < 3.", "1: " + PREDICATE + "a built-in '<', in 'q(X) :- p(X), X < 3.'"),
         ("q(X) :- p(Y), X is Y.", "1: " + PREDICATE + "a built-in 'is', in 'q(X) :- p(Y), X is Y.'"),
-        ("q :- p, !.", "1: " + PREDICATE + "a cut '!', in 'q :- p, !.'"),
+        ("q :- p, !.", "1: " + PREDICATE + "a cut or negation '!', in 'q :- p, !.'"),
         ("q :- p ; r.", "1: expected `,` or " + END + "a disjunction ';', in 'q :- p ; r.'"),
         ("q :- p -> r.", "1: expected `,` or " + END + "an if-then-else '->', in "),
         (":- initialization(main).", "1: " + DIRECTIVE + "the directive initialization, in "),
