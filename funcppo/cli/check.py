@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from funcppo.cli.common import (
     WorkDisplay,
-    check_overwrites,
+    check_outputs,
     data_files,
     is_run_folder,
     make_console,
@@ -124,7 +124,7 @@ class Check(TargetOptions):
         """Check that --json overwrites no input."""
         details = [] if self.details is None else [Path(self.details)]
         inputs = [*data_files(self.target, self.rules), *details]
-        check_overwrites([("--json", self.json)], inputs)
+        check_outputs([("--json", self.json)], inputs)
 
     def _read_details(self) -> Details | None:
         """Read the --details FILE; None without one.

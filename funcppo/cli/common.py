@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -414,59 +414,118 @@ def write_json(destination: str | None, value: JsonObject) -> None:
     )
 
 
-def check_output_path(
-    option: str,
-    path: Path,
-    expected: str = "expected a file in a folder that exists",
+# How a file begins that the option may replace: what it has written itself.
+_OWN_FILES = {
+    "--json": rb'\{(?s:.*)"format": ',
+    "--csv": rb"query,|PAR1",
+    "--metrics-file": rb"# HELP ",
+    "--out": rb"#source_weight\t|Rule\t|[0-9]+\t[0-9]+\t[^\t]+\t.* <= |<!DOCTYPE html>|<\?xml|<svg|\x89PNG|"
+    rb'\{"rank": |query,|PAR1',
+}
+
+
+class OutputFolder(NamedTuple):
+    """Folder that a program writes."""
+
+    option: str
+    path: Path
+    names: Sequence[
+        str
+    ]  # of the files that it writes there, the first of which tells that the folder is its own
+    key: str = (
+        ""  # that the first file, a JSON object, has; empty for another file
+    )
+
+
+def check_outputs(
+    outputs: Iterable[tuple[str, str | Path | None]],
+    inputs: Iterable[Path],
+    folder: OutputFolder | None = None,
 ) -> None:
-    """Check before long work that a file can be written.
+    """Check before any work that outputs can be written, and replace nothing but what the program wrote earlier.
 
     Args:
-      option: the option that names the file, for the error.
-      expected: what the option takes, for the error.
-
-    Raises:
-      ValueError: the path is a folder, its folder is missing, or permission is missing.
-    """
-    if path.is_dir() or not path.parent.is_dir():
-        raise ValueError(f"{option} {path}: {expected}")
-
-    # A device or a pipe is written to directly. Any other file is replaced, which takes permission for its folder.
-    is_device = path.exists() and not path.is_file()
-    written = path if is_device else path.resolve().parent
-    if not os.access(written, os.W_OK):
-        raise ValueError(f"{option} {path}: no permission to write it")
-
-
-def check_overwrites(
-    outputs: Sequence[tuple[str, str | Path | None]], inputs: Iterable[Path]
-) -> None:
-    """Check before any work that no output would overwrite an input or another output.
-
-    Args:
-      outputs: option and path of each; - is standard output, None is no output.
+      outputs: option and path of each file; - is standard output, None is no output. A device is written to as it is.
       inputs: files that the program reads.
+      folder: that it writes too; None for none.
 
     Raises:
-      ValueError: two are one file, under whatever names; the message names the option.
+      ValueError: an output is an input or another output, under whatever names, a folder of inputs, something that the
+        program has not written, or cannot be written; the message names the option.
     """
     taken = [(path, f"{path}, which would be overwritten") for path in inputs]
+    if folder is not None:
+        _check_output_folder(folder, [path for path, _ in taken])
+        own = f"those of {folder.option}"
+        taken += [(folder.path / name, own) for name in folder.names]
     for option, name in outputs:
-        if not name:
+        path = Path(name or "")
+        is_device = path.exists() and not (path.is_file() or path.is_dir())
+        if not name or is_device:
             continue
-        path = Path(name)
         for other, description in taken:
             if _is_same_file(path, other):
                 raise ValueError(
                     f"{option} {path}: expected another file than {description}"
                 )
         taken.append((path, f"that of {option}"))
+        if str(path) != "-":
+            _check_output_file(option, path)
+
+
+def _check_output_file(option: str, path: Path) -> None:
+    """Raise ValueError if a file cannot be written at a path, or one is there that the option has not written."""
+    if path.is_dir() or not path.parent.is_dir():
+        or_stream = ", or -" * (option == "--json")
+        raise ValueError(
+            f"{option} {path}: expected a file in a folder that exists{or_stream}"
+        )
+    # A file is replaced, which takes permission for its folder.
+    if not os.access(path.resolve().parent, os.W_OK):
+        raise ValueError(f"{option} {path}: no permission to write it")
+    if path.name.endswith(".settings.json"):
+        option = "--json"  # beside the file of the option
+    if path.is_file() and option in _OWN_FILES and path.suffix != ".part":
+        with path.open("rb") as file:
+            start = file.read(4096)
+        if start and not re.match(_OWN_FILES[option], start):
+            raise ValueError(
+                f"{option} {path}: expected a new file, or one that {option} wrote, got another file"
+            )
+
+
+def _check_output_folder(folder: OutputFolder, inputs: Sequence[Path]) -> None:
+    """Raise ValueError if a folder holds inputs, or anything else that is not the program's own."""
+    option, path, names, key = folder
+    place = f"{option} {path}"
+    if path.exists() and not path.is_dir():
+        raise ValueError(f"{place}: expected a folder, got a file")
+    for file in inputs:
+        is_own = file.parent.resolve() == path.resolve() and file.name in names
+        if file.resolve().is_relative_to(path.resolve()) and not is_own:
+            raise ValueError(
+                f"{place}: expected another folder than that of {file}, which is read"
+            )
+    present = sorted(path.iterdir()) if path.is_dir() else []
+    marker = path / names[0]
+    if marker in present and key:
+        is_own = key in files.parse_object(marker, marker.read_bytes())
+        foreign = [] if is_own else [marker]
+    elif marker in present:
+        foreign = []
+    else:
+        own = (*names, "run.lock")
+        foreign = [
+            x for x in present if x.name not in own and x.suffix != ".part"
+        ]
+    if foreign:
+        raise ValueError(
+            f"{place}: expected a new folder, or one that {option} wrote, got one with {foreign[0].name}"
+        )
 
 
 def _is_same_file(path: Path, other: Path) -> bool:
-    """Return whether two paths are one file, which may not exist yet; false for devices, which may be written twice."""
-    if path.exists() and not path.is_file():
-        return False
+    """Return whether two paths are one file, which may not exist yet."""
     if path.exists() and other.exists():
         return path.samefile(other)
     return path.resolve() == other.resolve()
@@ -476,8 +535,9 @@ def _is_same_file(path: Path, other: Path) -> bool:
 
 
 def is_run_folder(target: str) -> bool:
-    """Return whether the target is the folder of a training run, which alone holds a config.json."""
-    return (Path(target) / CONFIG_FILE).is_file()
+    """Return whether the target is the folder of a training run: it holds a config.json, and no triples."""
+    path = Path(target)
+    return (path / CONFIG_FILE).is_file() and not any(path.glob("train.*"))
 
 
 def data_files(target: str, rules: str | None = None) -> list[Path]:
@@ -495,6 +555,10 @@ def data_files(target: str, rules: str | None = None) -> list[Path]:
     if is_run_folder(target):
         run_config = read_config(path)
         found += [path / name for name in RUN_FILES]
+        if is_run_folder(run_config.dataset):
+            raise ValueError(
+                f"{path}: expected a run of a data set, got one of the run {run_config.dataset}"
+            )
         return found + data_files(run_config.dataset, run_config.rules)
     if not path.is_dir():
         return [*found, path] if path.is_file() else found
@@ -794,9 +858,6 @@ def metrics_exported(
         return
 
     path = Path(file) if file else None
-    if path is not None:
-        check_output_path("--metrics-file", path)
-
     from funcppo.kg.run import telemetry
 
     if processes is not None and port is not None:
@@ -932,6 +993,14 @@ def _hold(lock_path: Path, locked: Path) -> Iterator[None]:
     """
     # The system releases a lock when its process ends, however it ends, so that a killed process blocks nobody.
     from filelock import FileLock, Timeout
+
+    # A file of another program's may be called so.
+    if lock_path.is_file() and not re.fullmatch(
+        rb"\d*", lock_path.read_bytes()
+    ):
+        raise ValueError(
+            f"{lock_path}: expected no such file, or the lock of {locked}, got another file"
+        )
 
     def write_id(descriptor: int) -> None:
         # On a full disk the lock holds without the id.

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from funcppo.cli.common import (
     JsonObject,
+    OutputFolder,
     WorkDisplay,
-    check_overwrites,
+    check_outputs,
     data_files,
     fixpoint_progress,
     make_console,
@@ -121,9 +122,10 @@ class Data:
         if self.provable is not None and self.index is not None:
             raise ValueError("--provable, --index: expected one of them")
         sources = data_files(self.dataset, self.rules)
-        check_overwrites(
-            [("--index", self.index), ("--json", self.json)], sources
-        )
+        folder = None
+        if self.index is not None:
+            folder = OutputFolder("--index", self.index, [loaders.STORED_FILE])
+        check_outputs([("--json", self.json)], sources, folder)
         if self.threads is not None:
             set_threads(self.threads)
 
@@ -258,7 +260,6 @@ class Data:
         """Read, index and write the data set; return its sizes and the seconds of each phase."""
         from funcppo.kg.logic import kb
 
-        loaders.check_output(out)
         seconds: dict[str, float] = {}
         start = time.perf_counter()
 

@@ -18,7 +18,7 @@ from funcppo.cli.common import (
     JsonObject,
     Screen,
     WorkDisplay,
-    check_overwrites,
+    check_outputs,
     data_files,
     debug_files,
     debug_mode,
@@ -322,14 +322,17 @@ class Evaluate(ScoreOptions):
         if self.details is not None:
             path = Path(self.details)
             outputs.append(("--details", str(files.settings_path(path))))
+        check_outputs(outputs, data_files(self.target, self.rules))
+        if self.details is not None:
             files.check_writable(
-                path, resume=self.resume, overwrite=self.overwrite
+                Path(self.details),
+                resume=self.resume,
+                overwrite=self.overwrite,
             )
         elif self.resume or self.overwrite:
             raise ValueError(
                 "--resume, --overwrite: expected --details FILE, the file to continue or to replace"
             )
-        check_overwrites(outputs, data_files(self.target, self.rules))
 
     def _query_rows(self, dataset: Dataset) -> np.ndarray:
         """Return the rows of the split that are ranked, int64 [Q]."""

@@ -13,8 +13,7 @@ from funcppo.cli import EXIT_INTERRUPTED, EXIT_TERMINATED, Terminated
 from funcppo.cli.common import (
     JsonObject,
     WorkDisplay,
-    check_output_path,
-    check_overwrites,
+    check_outputs,
     data_files,
     lock_output,
     make_console,
@@ -187,8 +186,6 @@ class Mine:
             raise ValueError(
                 f"--object-identity: expected --format AnyBURL, got {self.format}, whose counts are without"
             )
-        if str(self.out) != "-":
-            check_output_path("--out", self.out)
         # Rules are not read, and may be written beside the triples.
         triple_files = [
             path
@@ -196,7 +193,7 @@ class Mine:
             if not path.name.startswith("rules.")
         ]
         outputs = [("--out", self.out), ("--json", self.json)]
-        check_overwrites(outputs, triple_files)
+        check_outputs(outputs, triple_files)
 
     def _count_under_identity(
         self, mined: MinedDataset

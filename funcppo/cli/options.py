@@ -35,7 +35,6 @@ from typing import (
 from funcppo.cli import exit_with_error
 from funcppo.cli.common import (
     WorkDisplay,
-    check_output_path,
     check_read_as_trained,
     is_run_folder,
     tell_others,
@@ -416,15 +415,7 @@ def parse_options(
         write_output(text)
         return None
 
-    options: Any = _build(program, given, stored)
-    is_main = distributed.launched_rank() == 0
-    if is_main and options.json not in (None, "-"):
-        check_output_path(
-            "--json",
-            Path(str(options.json)),
-            "expected a file in a folder that exists, or -",
-        )
-    return options
+    return _build(program, given, stored)
 
 
 def _build(

@@ -19,8 +19,7 @@ from funcppo.cli.common import (
     Interrupt,
     JsonObject,
     WorkDisplay,
-    check_output_path,
-    check_overwrites,
+    check_outputs,
     data_files,
     defer_interrupt,
     graphs_allowed,
@@ -178,20 +177,17 @@ class Predict(ScoreOptions):
         inputs = data_files(self.target, self.rules)
         inputs += [Path(self.queries)] if self.queries else []
         outputs = [("--csv", self.csv), ("--out", self.out)]
-        for option, path in outputs:
-            if path is not None and path != "-":
-                check_output_path(option, Path(path))
         outputs.append(("--json", self.json))
 
         target = self._part_target()
         if target is None:
-            check_overwrites(outputs, inputs)
+            check_outputs(outputs, inputs)
             return
         part = files.part_path(target)
         option = next(x for x, path in outputs if path and Path(path) == target)
         outputs += [(option, str(part))]
         outputs += [(option, str(files.settings_path(target)))]
-        check_overwrites(outputs, inputs)
+        check_outputs(outputs, inputs)
         for path in [part, target] if self.new else [part]:
             files.check_writable(
                 path, resume=self.resume, overwrite=self.overwrite

@@ -14,7 +14,7 @@ import numpy as np
 from funcppo.cli.common import (
     JsonObject,
     WorkDisplay,
-    check_overwrites,
+    check_outputs,
     data_files,
     fixpoint_progress,
     is_run_folder,
@@ -93,7 +93,7 @@ class Prove(TargetOptions):
         Returns:
           The exit status.
         """
-        check_overwrites(
+        check_outputs(
             [("--json", self.json)], data_files(self.target, self.rules)
         )
         set_target_threads(self.target, self.threads)

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from funcppo.cli.common import (
     JsonObject,
     WorkDisplay,
-    check_output_path,
-    check_overwrites,
+    check_outputs,
     data_files,
     graphs_allowed,
     select_device,
@@ -234,10 +233,9 @@ def check_runs(
         if folder in folders[:i]:
             raise ValueError(f"{runs[i]}: expected each run once, got it twice")
 
-    check_output_path("--out", Path(out))
     for run in runs:
         read_run(Path(run))
-        check_overwrites([("--out", out), ("--json", json)], inputs(run))
+        check_outputs([("--out", out), ("--json", json)], inputs(run))
 
 
 def _log_of(run: str) -> list[Path]:

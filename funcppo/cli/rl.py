@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 from funcppo.cli.common import (
     Interrupt,
     JsonObject,
+    OutputFolder,
     WorkDisplay,
-    check_overwrites,
+    check_outputs,
     defer_interrupt,
     graphs_allowed,
     lock_folder,
@@ -140,8 +141,6 @@ class Rl:
             lock_folder(folder),
             graphs_allowed(self.cuda_graphs, self.settings.device),
         ):
-            outputs = [("--out", folder / name) for name in RUN_FILES]
-            check_overwrites([*outputs, ("--json", self.json)], ())
             return self._run(folder)
 
     def _check_options(self) -> None:
@@ -153,6 +152,10 @@ class Rl:
             raise ValueError(
                 f"--log {files[0]}: expected --out RUN too, got none"
             )
+        folder = None
+        if self.out is not None:
+            folder = OutputFolder("--out", self.out, RUN_FILES, "env")
+        check_outputs([("--json", self.json)], (), folder)
 
     @contextmanager
     def _folder(self) -> Iterator[Path]:

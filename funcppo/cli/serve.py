@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from funcppo.cli.common import (
-    check_overwrites,
+    check_outputs,
     data_files,
     graphs_allowed,
     is_run_folder,
@@ -71,7 +71,7 @@ class Serve(ScoreOptions):
 
         select_device(self.device)
         inputs = data_files(self.target, self.rules)
-        check_overwrites([("--json", self.json)], inputs)
+        check_outputs([("--json", self.json)], inputs)
         listener = server.open_socket(self.host, self.port)
         with listener, graphs_allowed(self.cuda_graphs, self.device):
             self._warn()

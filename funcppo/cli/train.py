@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeAlias
 
 from funcppo.cli.common import (
     JsonObject,
+    OutputFolder,
     Screen,
     WorkDisplay,
-    check_overwrites,
+    check_outputs,
     data_files,
     debug_files,
     debug_mode,
@@ -53,7 +54,6 @@ from funcppo.core.settings import (
     PositiveFloat,
 )
 from funcppo.kg.config import (
-    MINED_RULES_FILE,
     RESULTS_FILE,
     RUN_FILES,
     Note,
@@ -458,18 +458,11 @@ class Train:
         )
 
     def _check_outputs(self) -> None:
-        """Check the output files before any work; mined rules are written only if no rules are read."""
-        outputs: list[tuple[str, str | Path | None]] = [
-            ("--out", self.out / name)
-            for name in RUN_FILES
-            if name != MINED_RULES_FILE
-        ]
-        outputs += [
-            ("--json", self.json),
-            ("--metrics-file", self.metrics_file),
-        ]
-        check_overwrites(
-            outputs, data_files(self.settings.dataset, self.settings.rules)
+        """Check the output files before any work."""
+        check_outputs(
+            [("--json", self.json), ("--metrics-file", self.metrics_file)],
+            data_files(self.settings.dataset, self.settings.rules),
+            OutputFolder("--out", self.out, RUN_FILES, "dataset"),
         )
 
     @classmethod

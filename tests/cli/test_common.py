@@ -189,45 +189,45 @@ def test_json_starts_with_the_version_of_its_format(tmp_path, capsys):
     assert capsys.readouterr().out == ""
 
 
-def test_an_output_path_is_a_file_in_a_folder_that_exists(
-    tmp_path, monkeypatch
-):
-    common.check_output_path("--out", tmp_path / "new")
-    (tmp_path / "old").write_text("")
-    common.check_output_path("--out", tmp_path / "old")
-    for path in (tmp_path, tmp_path / "none" / "new"):
-        line = f"^--out {path}: expected a file in a folder that exists$"
-        with pytest.raises(ValueError, match=line):
-            common.check_output_path("--out", path)
+def test_an_output_without_permission_is_refused(tmp_path, monkeypatch):
+    common.check_outputs([("--out", tmp_path / "new")], [])
     # to root all folders are open
     monkeypatch.setattr(os, "access", lambda path, mode: False)
     with pytest.raises(ValueError, match="no permission to write it"):
-        common.check_output_path("--out", tmp_path / "new")
+        common.check_outputs([("--out", tmp_path / "new")], [])
 
 
-def test_an_output_is_no_input_and_no_other_output(tmp_path):
-    """Under whatever name: another spelling, a symbolic link, a hard link."""
-    data = tmp_path / "train.txt"
-    data.write_text("")
-    (tmp_path / "symbolic").symlink_to(data)
-    (tmp_path / "hard").hardlink_to(data)
+def test_an_output_is_no_other_output_but_a_device_may_be(tmp_path):
     (tmp_path / "x").mkdir()
-    for name in ("train.txt", "x/../train.txt", "symbolic", "hard"):
-        path = tmp_path / name
-        line = f"^--out {path}: expected another file than {data}, which would be overwritten$"
-        with pytest.raises(ValueError, match=line):
-            common.check_overwrites([("--out", path)], [data])
-
-    new = tmp_path / "new"
-    other = str(tmp_path / "x" / ".." / "new")
+    new, other = tmp_path / "new", str(tmp_path / "x" / ".." / "new")
     line = f"^--json {other}: expected another file than that of --out$"
     with pytest.raises(ValueError, match=line):
-        common.check_overwrites([("--out", new), ("--json", other)], [data])
+        common.check_outputs([("--out", new), ("--json", other)], [])
+    folder = common.OutputFolder("--out", tmp_path / "run", ["config.json"])
+    config = tmp_path / "x" / ".." / "run" / "config.json"
+    with pytest.raises(ValueError, match="another file than those of --out"):
+        common.check_outputs([("--json", config)], [], folder)
 
     outputs = [("--out", new), ("--json", None), ("--details", "/dev/null")]
-    common.check_overwrites(outputs, [data, tmp_path / "absent"])
-    twice = [("--json", "/dev/null"), ("--details", "/dev/null")]
-    common.check_overwrites(twice, [])
+    common.check_outputs(outputs, [tmp_path / "absent"])
+    twice = [
+        ("--json", "/dev/null"),
+        ("--details", "/dev/null"),
+        ("--csv", "-"),
+    ]
+    common.check_outputs(twice, [])
+
+
+def test_a_lock_is_no_file_of_another_program(tmp_path):
+    (tmp_path / "poetry.lock").write_text("# generated\n")
+    with (
+        pytest.raises(
+            ValueError, match="expected no such file, or the lock of"
+        ),
+        common.lock_output(tmp_path / "poetry"),
+    ):
+        pass
+    assert (tmp_path / "poetry.lock").read_text() == "# generated\n"
 
 
 # -- targets
@@ -487,12 +487,12 @@ def test_a_second_writer_is_refused(words, monkeypatch, capsys, tmp_path):
     if words.startswith("train"):
         lock = common.lock_folder
     else:
-        out.write_text("theirs")
+        out.write_text("Rule\ttheirs")
     with lock(out):
         assert funcppo(monkeypatch, *words.split(), out) == 2
     line = f"funcppo: {out}: expected no other process that writes it, got process {os.getpid()}\n"
     assert capsys.readouterr().err == line
-    assert not out.exists() or out.read_text() == "theirs"
+    assert not out.exists() or out.read_text() == "Rule\ttheirs"
 
 
 # -- --cuda-graphs

@@ -8,12 +8,15 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
 import torch
 
 from funcppo import __version__, cli
+from funcppo.core.settings import write_config
+from funcppo.kg.config import RunConfig
 from tests.cli.runner import funcppo
 
 PYTHON = [sys.executable, "-m", "funcppo"]
@@ -136,32 +139,90 @@ def data_folder(tmp_path):
 
 # Each program with an option that names an output, and without it.
 WRITERS = {
-    "mine --out": ["mine", "{data}", "--out"],
-    "mine --json": ["mine", "{data}", "--out", "{tmp}/r.tsv", "--json"],
-    "evaluate --json": ["evaluate", "{data}", "--json"],
-    "evaluate --details": ["evaluate", "{data}", "--overwrite", "--details"],
-    "check --json": ["check", "{data}", "--json"],
-    "prove --json": ["prove", "{data}", "p(a, b)", "--json"],
-    "data --json": ["data", "{data}", "--json"],
-    "train --json": ["train", "{data}", "--out", "{tmp}/run", "--json"],
+    "mine --out": "mine {data}",
+    "mine --json": "mine {data} --out {new}/r.tsv",
+    "evaluate --json": "evaluate {data}",
+    "evaluate --details": "evaluate {data} --overwrite",
+    "evaluate --metrics-file": "evaluate {data}",
+    "predict --json": "predict {data} p(a,X)",
+    "predict --csv": "predict {data} p(a,X)",
+    "predict --out": "predict {data} --relation p --new",
+    "check --json": "check {data}",
+    "prove --json": "prove {data} p(a,b)",
+    "data --json": "data {data}",
+    "data --index": "data {data}",
+    "train --out": "train {data} --overwrite",
+    "train --json": "train {data} --out {new}/run",
+    "train --metrics-file": "train {data} --out {new}/run",
+    "report --out": "report {run}",
+    "report --json": "report {run} --out {new}/page.html",
+    "serve --json": "serve {data} --port 0",
+    "rl --out": "rl CartPole-v1 --overwrite",
+    "rl --json": "rl CartPole-v1",
 }
+FOLDER_OPTIONS = ("data --index", "train --out", "rl --out")
+# Of outputs that are files and of folders: what is there, and the end of the error. An {option} may say more.
+BAD_FILES = {
+    "data/test.txt": "than data/test.txt, which would be overwritten",
+    "new/../data/test.txt": "than data/test.txt, which would be overwritten",
+    "symbolic": "than data/test.txt, which would be overwritten",
+    "hard": "than data/test.txt, which would be overwritten",
+    "foreign": "expected a new file, or one that {option} wrote, got another file",
+    "new": "expected a file in a folder that exists",
+    "absent/x": "expected a file in a folder that exists",
+}
+BAD_FOLDERS = {
+    "data": "than that of data/train.txt, which is read",
+    ".": "than that of data/train.txt, which is read",
+    "data/test.txt": "expected a folder, got a file",
+    "other": "or one that {option} wrote, got one with notes.txt",
+    "hub": "or one that {option} wrote, got one with config.json",
+}
+CASES = [
+    (name, output, end)
+    for name in WRITERS
+    for output, end in (
+        BAD_FOLDERS if name in FOLDER_OPTIONS else BAD_FILES
+    ).items()
+    # It reads no files, a records file is replaced where --overwrite is given, and no index has a config.
+    if not (name == "rl --out" and output in ("data", "."))
+    and not (name == "rl --json" and "over" in end)
+    and not (name == "evaluate --details" and output == "foreign")
+]
 
 
-@pytest.mark.parametrize("name", WRITERS)
-def test_no_output_overwrites_the_data(
-    name, data_folder, monkeypatch, capsys, tmp_path
+@pytest.fixture
+def outputs(data_folder, tmp_path, monkeypatch):
+    """The working folder: a data set, a run of it, and files and folders of other programs."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("new", "other", "hub", "run"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "other" / "notes.txt").write_text("mine")
+    (tmp_path / "hub" / "config.json").write_text('{"model_type": "bert"}')
+    (tmp_path / "foreign").write_text("a\tr\tb\n")
+    (tmp_path / "symbolic").symlink_to(data_folder / "test.txt")
+    (tmp_path / "hard").hardlink_to(data_folder / "test.txt")
+    write_config(RunConfig(dataset="data"), tmp_path / "run")
+    return tmp_path
+
+
+def _contents(folder):
+    files = sorted(x for x in folder.rglob("*") if x.name != "run.lock")
+    return [(x, x.is_file() and x.read_bytes()) for x in files]
+
+
+@pytest.mark.parametrize(("name", "output", "end"), CASES)
+def test_no_output_replaces_what_is_not_the_programs_own(
+    name, output, end, outputs, monkeypatch, capsys
 ):
-    output = data_folder / "test.txt"
-    before = output.read_bytes()
-    arguments = [
-        text.format(data=data_folder, tmp=tmp_path) for text in WRITERS[name]
-    ]
-    assert funcppo(monkeypatch, *arguments, output) == 2
-    option = name.split(" ")[1]
-    line = f"{option} {output}: expected another file than {output}, which would be overwritten"
-    assert capsys.readouterr() == ("", f"funcppo: {line}\n")
-    assert output.read_bytes() == before
-    assert set(tmp_path.iterdir()) == {data_folder}
+    before = _contents(outputs)
+    _, option = name.split()
+    words = WRITERS[name].format(data="data", new="new", run="run").split()
+    assert funcppo(monkeypatch, *words, option, output) == 2
+    out, err = capsys.readouterr()
+    assert not out and err.startswith(f"funcppo: {option} {Path(output)}: ")
+    assert end.format(option=option) in err and err.count("\n") == 1
+    assert _contents(outputs) == before
 
 
 class BrokenOutput(io.StringIO):
@@ -181,9 +242,8 @@ def test_the_json_is_written_before_anything_is_printed(
     name, data_folder, monkeypatch, tmp_path
 ):
     output = tmp_path / "result.json"
-    arguments = [
-        text.format(data=data_folder, tmp=tmp_path) for text in WRITERS[name]
-    ]
+    words = WRITERS[name].format(data=data_folder, new=tmp_path)
+    arguments = [*words.split(), "--json"]
     monkeypatch.setattr(sys, "stdout", BrokenOutput())
     assert funcppo(monkeypatch, *arguments, output) == 2
     assert json.loads(output.read_text())["format"] == 2

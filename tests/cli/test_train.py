@@ -330,7 +330,10 @@ S1 = "countries_s1 --out {tmp}/x"
             f"{S1} --set ppo.n_minibatches=7",
             "--set ppo.n_minibatches: expected a divisor of ... got 7",
         ),
-        ("countries_s1 --out {run}/config.json", "config.json: File exists"),
+        (
+            "countries_s1 --out {run}/config.json",
+            "config.json: expected a folder, got a file",
+        ),
         (
             f"{S1} --set prover.max_height=2 --set prover.object_identity=True",
             "object_identity: expected fact_selection=oracle, at height 1",

@@ -690,25 +690,13 @@ def _load_pykeen(name: str) -> Dataset:
 
 # -- stored graphs
 
-_STORED_FILE = "graph.pt"
+STORED_FILE = "graph.pt"
 _FORMAT = 2  # of the file
 
 
 def is_stored_graph(path: Path) -> bool:
     """Check whether a path is a folder that `write` made."""
-    return (path / _STORED_FILE).is_file()
-
-
-def check_output(folder: Path) -> None:
-    """Check that `write` may write to a folder: it is new, empty or a stored graph; else raise ValueError."""
-    # Parts are what a process that was killed has left.
-    is_free = not folder.exists() or (
-        folder.is_dir() and all(p.suffix == ".part" for p in folder.iterdir())
-    )
-    if not is_free and not is_stored_graph(folder):
-        raise ValueError(
-            f"--index {folder}: expected a folder that does not exist, or one of `funcppo data --index`"
-        )
+    return (path / STORED_FILE).is_file()
 
 
 def write(
@@ -728,12 +716,11 @@ def write(
       The size of the file, in bytes.
 
     Raises:
-      ValueError: the folder exists and is no stored graph, or the data set is a program.
+      ValueError: the data set is a program.
       OSError: names what could not be written.
     """
     import torch
 
-    check_output(folder)
     if dataset.is_program:
         raise ValueError(f"{dataset.name}: expected triples, got a program")
     fields = {
@@ -759,9 +746,9 @@ def write(
             else value
             for key, value in group.items()
         }
-    folder.mkdir(exist_ok=True)
-    remove_stale_parts(folder, [_STORED_FILE])
-    path = folder / _STORED_FILE
+    folder.mkdir(parents=True, exist_ok=True)
+    remove_stale_parts(folder, [STORED_FILE])
+    path = folder / STORED_FILE
     write_atomically(path, lambda file: torch.save(stored, file))
     return path.stat().st_size
 
@@ -780,7 +767,7 @@ def read(folder: Path) -> Dataset:
     """
     import torch
 
-    path = folder / _STORED_FILE
+    path = folder / STORED_FILE
     try:
         stored = torch.load(path, mmap=True, weights_only=True)
         found = stored.get("format")
