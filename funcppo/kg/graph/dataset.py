@@ -451,6 +451,7 @@ def with_rules(
             f"{path}:{zero_rules[0].line}: {len(zero_rules)} rules without a body hold of every constant and were "
             "left out"
         )
+    _check_negation(dataset, rules, path)
     rules, unknown_notes = _drop_rules_of_unknown_names(dataset, rules, path)
     rules, repeat_notes = _drop_repeated_rules(rules, path)
     notes = [*dataset.notes, *notes, *unknown_notes, *repeat_notes]
@@ -473,27 +474,33 @@ def _rule_error(path: str, rule: Clause, problem: object) -> ValueError:
     return ValueError(f"{path}:{rule.line}: {problem}, in a rule for {head}")
 
 
+def _check_negation(
+    dataset: Dataset, rules: Sequence[Clause], path: str
+) -> None:
+    """Raise ValueError if a rule has a relation after a sign of negation."""
+    heads = (rule.head.predicate for rule in rules)
+    positive = [*dict.fromkeys([*dataset.predicates, *heads])]
+    for rule in rules:
+        for name in {atom.predicate for atom in (rule.head, *rule.body)}:
+            is_known = name in dataset.predicates
+            if not is_known and is_negated(name, positive):
+                message = unknown_name_message("relation", name, positive)
+                raise _rule_error(path, rule, message)
+
+
 def _drop_rules_of_unknown_names(
     dataset: Dataset, rules: list[Clause], path: str
 ) -> tuple[list[Clause], list[str]]:
     """Return the rules whose names the data or other rules have, and a note on the dropped rules.
 
     Raises:
-      ValueError: there are rules, and each has an unknown name, or one has a negated relation.
+      ValueError: there are rules, and each has an unknown name.
     """
     entities = entity_ids(dataset.entities)
 
     def relations_with(rules: list[Clause]) -> set[str]:
         """Return the relations of the data and of the heads of rules."""
         return {*dataset.predicates, *(rule.head.predicate for rule in rules)}
-
-    positive = relations_with(rules)
-    for rule in rules:
-        used = {atom.predicate for atom in (rule.head, *rule.body)}
-        for name in used.difference(dataset.predicates):
-            if is_negated(name, positive):
-                message = unknown_name_message("relation", name, [*positive])
-                raise _rule_error(path, rule, message)
 
     # A rule that is dropped defines no relation for the others.
     kept, n_before = rules, -1
@@ -575,26 +582,15 @@ def _canonical_rule(rule: Clause) -> tuple[object, ...]:
         term: 0 for term in terms if isinstance(term, Variable)
     }
     n_colours = 0
-    while True:
-        # A variable's next colour tells where it stands beside which others.
-        places: dict[Variable | str, list[int]] = {v: [] for v in colour}
-        for in_body, atom in atoms:
-            args = [colour.get(t, t) for t in atom.args]
-            for variable in {*atom.args} & {*places}:
-                own = [t == variable for t in atom.args]
-                place = (in_body, atom.predicate, *args, *own)
-                places[variable].append(hash(place))
-        colour = {v: hash((colour[v], *sorted(places[v]))) for v in colour}
-        if len({*colour.values()}) > n_colours:
-            n_colours = len({*colour.values()})
-            continue
-        if n_colours == len(colour):
-            break
-        # Of variables that are still alike any one may come first.
-        counts = Counter(colour.values())
-        alike = min(c for c in counts if counts[c] > 1)
-        variable = next(v for v in colour if colour[v] == alike)
-        colour[variable] = hash((alike,))
+    while n_colours < len(colour):
+        colour = _refine_colours(colour, atoms)
+        n_before, n_colours = n_colours, len({*colour.values()})
+        if n_colours == n_before:
+            # Of variables that are still alike any one may come first.
+            counts = Counter(colour.values())
+            alike = min(c for c in counts if counts[c] > 1)
+            variable = next(v for v in colour if colour[v] == alike)
+            colour[variable] = hash((alike,))
 
     # Each variable has a colour of its own, which serves as its name.
     rows = [
@@ -602,6 +598,25 @@ def _canonical_rule(rule: Clause) -> tuple[object, ...]:
         for _, atom in atoms
     ]
     return rows[0], frozenset(rows[1:])
+
+
+def _refine_colours(
+    colour: Mapping[Variable | str, int], atoms: Sequence[tuple[bool, Atom]]
+) -> dict[Variable | str, int]:
+    """Return the next colours of variables, which tell where each stands beside which others.
+
+    Args:
+      colour: a number for each variable.
+      atoms: of a rule, each with whether it is of the body.
+    """
+    places: dict[Variable | str, list[int]] = {v: [] for v in colour}
+    for in_body, atom in atoms:
+        args = [colour.get(t, t) for t in atom.args]
+        for variable in {*atom.args} & {*places}:
+            own = [t == variable for t in atom.args]
+            place = (in_body, atom.predicate, *args, *own)
+            places[variable].append(hash(place))
+    return {v: hash((colour[v], *sorted(places[v]))) for v in colour}
 
 
 def _unknown_name(
