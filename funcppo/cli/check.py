@@ -91,13 +91,14 @@ class Check(TargetOptions):
             if details is not None:
                 _check_details(details, setup, options)
             prepare_seconds = time.perf_counter() - start
-            prepared = f"data read and settings chosen in {prepare_seconds:.1f} s, not counted in --seconds"
-            print_notes([*task.notes, *setup.notes, prepared], console)
+            self._print_preparation(setup, prepare_seconds, console)
             for comparison in self._compare(
                 setup, options.split, details, console, status
             ):
                 _print_comparison(console, comparison)
                 comparisons.append(comparison)
+        notes = [note for part in comparisons for note in part.notes]
+        print_notes(notes, console, self._most_notes)
 
         write_json(
             self.json,
@@ -119,6 +120,19 @@ class Check(TargetOptions):
             )
         has_disagreement = any(part.n_disagreeing for part in comparisons)
         return int(has_disagreement)
+
+    def _print_preparation(
+        self, setup: EvaluationSetup, seconds: float, console: Console
+    ) -> None:
+        """Print what was chosen and found in the data, and the time that it took."""
+        prepared = f"data read and settings chosen in {seconds:.1f} s, not counted in --seconds"
+        notes = [*setup.notes, *setup.evaluator.task.notes, prepared]
+        print_notes(notes, console, self._most_notes)
+
+    @property
+    def _most_notes(self) -> int | None:
+        """Return how many notes are printed before and after the comparisons."""
+        return None if self.verbose else 1
 
     def _check_outputs(self) -> None:
         """Check that --json overwrites no input."""
@@ -191,8 +205,9 @@ class Check(TargetOptions):
         start = time.perf_counter()
         ranked = check.rank(split, rows)
         ranking_seconds = time.perf_counter() - start
-        note = f"{len(rows):,} queries ranked in {ranking_seconds:.1f} s, not counted in --seconds"
-        print_notes([note], console)
+        if self.verbose:
+            note = f"{len(rows):,} queries ranked in {ranking_seconds:.1f} s, not counted in --seconds"
+            print_notes([note], console)
         yield from check.compare_ranks(ranked, seconds[1], details, rows)
         if details is not None:
             sides = setup.evaluator.protocol.sides
@@ -257,7 +272,7 @@ def _sample(
 
 
 def _print_comparison(console: Console, comparison: Comparison) -> None:
-    """Print one line on a kind of comparison, and one for each disagreement and note."""
+    """Print one line on a kind of comparison, and one for each disagreement."""
     n_agreeing = comparison.n_compared - comparison.n_disagreeing
     is_sample = comparison.n_total > comparison.n_compared
     total = f"of {comparison.n_total:,}; " if is_sample else ""
@@ -267,4 +282,3 @@ def _print_comparison(console: Console, comparison: Comparison) -> None:
     )
     for line in comparison.disagreements:
         console.print(f"  {line}")
-    print_notes(comparison.notes, console)

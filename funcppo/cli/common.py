@@ -239,15 +239,25 @@ def _describe_work(task: Task) -> str:
     return ", ".join(filter(None, [*parts, task.fields["note"]]))
 
 
-def print_notes(notes: Iterable[str], console: Console | None = None) -> None:
+def print_notes(
+    notes: Iterable[str],
+    console: Console | None = None,
+    most: int | None = None,
+) -> None:
     """Print one line for each note on what was chosen, dropped or estimated.
 
     Args:
       console: None for standard error, after what has been printed of a result.
+      most: notes that are printed; the last one says how many more there are. None for all, as with -v.
     """
     sys.stdout.flush()
     console = console or make_console(use_stderr=True)
-    for line in notes:
+    lines = list(notes)
+    n_more = 0 if most is None else max(0, len(lines) - most)
+    if n_more:
+        lines = lines[:most]
+        lines[-1] += f" (and {n_more} more: -v)"
+    for line in lines:
         console.print(f"note: {line}", style="dim")
 
 

@@ -31,6 +31,7 @@ from funcppo.cli.options import (
     JsonOutput,
     Opt,
     OptionalFile,
+    Verbose,
 )
 from funcppo.core.host import Deadline
 from funcppo.core.settings import PositiveFloat, PositiveInt, Size
@@ -110,6 +111,8 @@ class Data:
     """Time limit of deriving, in seconds. The step that would exceed it is left out and reported."""
     threads: Annotated[PositiveInt | None, HIDDEN] = None
     """Number of CPU threads of an operation. Default: all cores."""
+    verbose: Verbose = False
+    """Print every note on what was chosen, left out or estimated. Default: off."""
     json: JsonOutput = None
     """Write the result as JSON to FILE; - writes it to standard output in place of the text. Default: no JSON."""
 
@@ -138,9 +141,17 @@ class Data:
         write_json(self.json, result)
         if self.json != "-":
             show(result)
+            notes = map(escape_unprintable, result.get("notes", ()))
+            console = make_console(use_stderr=False)
+            print_notes(notes, console, self._most_notes)
         elif result.get("stop_reason"):
             print_notes([result["stop_reason"]])
         return 0
+
+    @property
+    def _most_notes(self) -> int | None:
+        """Return how many notes are printed; None for all."""
+        return None if self.verbose else 3
 
     def _max_height(self, default: int) -> int | None:
         """Return the maximum height of a proof; None for no limit."""
@@ -215,7 +226,7 @@ class Data:
             raise ValueError(
                 f"--height {self.height}: expected 1 for --provable train, whose triples are all known facts"
             )
-        print_notes(dataset.notes)
+        print_notes(dataset.notes, None, self._most_notes)
 
         split: np.ndarray = getattr(dataset, str(self.provable))
         is_program = not len(dataset.valid) and not len(dataset.test)
@@ -282,7 +293,7 @@ class Data:
             status.update("writing")
             n_bytes = loaders.write(dataset, tables, sources, out)
             end_phase("write")
-        print_notes(dataset.notes)
+        print_notes(dataset.notes, None, self._most_notes)
         return {
             "dataset": dataset.name,
             "folder": str(out),
@@ -474,7 +485,6 @@ def _print_description(result: JsonObject) -> None:
         console.print(
             f"{derivable['n_rules']:,} rules derive {' and '.join(parts)} within height {derivable['height']}{limit}"
         )
-    print_notes(map(escape_unprintable, result["notes"]), console)
 
 
 def _print_relations(

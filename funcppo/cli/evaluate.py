@@ -146,8 +146,6 @@ class Evaluate(ScoreOptions):
     the n-th of a host serves at PORT + n, from 0 on. Default: not served."""
     metrics_file: OptionalFile = None
     """Write the same metrics to FILE, every second or at the next queries after it. Default: no file."""
-    verbose: Annotated[bool, Opt(short="-v")] = False
-    """Print every note on what was chosen, left out or estimated; --json has them all. Default: off."""
 
     def run(self) -> int:
         """Rank the split and print the metrics; return the exit status.

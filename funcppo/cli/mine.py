@@ -29,6 +29,7 @@ from funcppo.cli.options import (
     JsonOutput,
     MemoryOption,
     Opt,
+    Verbose,
 )
 from funcppo.core.settings import (
     DeviceName,
@@ -109,6 +110,8 @@ class Mine:
     """Random seed of the samples."""
     device: DeviceName = "cpu"
     """Device to count on: cpu, cuda, or cuda:N for GPU number N."""
+    verbose: Verbose = False
+    """Print every note on what was chosen, left out or estimated. Default: off."""
     json: JsonOutput = None
     """Write a summary as JSON to FILE; - writes it to standard output in place of the text. Default: no JSON."""
 
@@ -151,7 +154,8 @@ class Mine:
             "peak_bytes": memory.peak_bytes(self.device),
         }
         write_json(self.json, summary)
-        print_notes((*dataset.notes, *notes), console)
+        notes = (*dataset.notes, *notes)
+        print_notes(notes, console, None if self.verbose else 3)
         _print_summary(console, self, mined, summary)
         interrupt = mined.result.interrupt
         if isinstance(interrupt, Terminated):

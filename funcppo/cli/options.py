@@ -53,6 +53,7 @@ from funcppo.core.settings import (
     check_value,
     field_types,
     parse_value,
+    read_mapping,
 )
 from funcppo.kg.config import CHOICE_SECONDS
 from funcppo.kg.graph.triples import DEFAULT_CONFIG, DataConfig
@@ -91,16 +92,21 @@ class Opt:
       shown: of a field of settings.
       is_hidden: it is set by --set alone.
       short: another name, such as -v.
+      is_common: it is listed by that name among the options of all programs.
     """
 
     metavar: str = ""
     shown: tuple[str, ...] = ()
     is_hidden: bool = False
     short: str = ""
+    is_common: bool = False
 
 
 HIDDEN = Opt(is_hidden=True)
+# Fields of settings that a program sets itself, by other options.
+SET_BY_PROGRAMS = ("n_updates", "source")
 
+Verbose: TypeAlias = Annotated[bool, Opt(short="-v", is_common=True)]
 OptionalFile: TypeAlias = Annotated[str | None, Opt("FILE")]
 JsonOutput: TypeAlias = Annotated[str | None, Opt("FILE|-")]
 MetricsPort: TypeAlias = Annotated[FixedPort | None, Opt("PORT")]
@@ -137,6 +143,8 @@ class TargetOptions:
     """Number of CPU threads of an operation. Default: as many as the run was trained with; 1 for a data set."""
     json: JsonOutput = None
     """Write the result as JSON to FILE; - writes it to standard output in place of the text. Default: no JSON."""
+    verbose: Verbose = False
+    """Print every note on what was chosen, left out or estimated. Default: off."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -354,8 +362,7 @@ def _iter_settings(
     annotations = field_types(owner)
     for field in dataclasses.fields(owner):
         name, annotation = field.name, annotations[field.name]
-        # A program sets these itself, by other options.
-        if name in ("n_updates", "source"):
+        if name in SET_BY_PROGRAMS:
             continue
         default = field.default
         if defaults is not None:
@@ -512,16 +519,10 @@ def _read_arguments(
     settings: Sequence[Setting], arguments: Sequence[str]
 ) -> dict[Setting, object]:
     """Parse a command line; return {setting: its value} for the settings that it gives."""
-    parser = _Parser(add_help=False, allow_abbrev=False)
-    for setting in settings:
-        if setting.opt is not None:
-            _add_argument(parser, setting, "")
-    parser.add_argument("--set", action="append", default=[], dest="--set")
-    found, unknown = parser.parse_known_intermixed_args(arguments)
-    if unknown:
-        raise ValueError(_describe_unknown(unknown, settings))
-
+    found = _parse_words(settings, arguments)
     given: dict[Setting, object] = {}
+    if config := vars(found).get("--config"):
+        given |= _read_config(Path(config), settings)
     for assignment in vars(found)["--set"]:
         setting, text = _read_assignment(assignment, settings)
         given[setting] = setting.parse(text)
@@ -537,6 +538,62 @@ def _read_arguments(
             text = " ".join(value) if isinstance(value, list) else value
             given[setting] = setting.parse(text)
     return given
+
+
+def _parse_words(
+    settings: Sequence[Setting], arguments: Sequence[str]
+) -> argparse.Namespace:
+    """Parse a command line; return the texts of the settings that it gives, of --set and of --config."""
+    parser = _Parser(add_help=False, allow_abbrev=False)
+    for setting in settings:
+        if setting.opt is not None:
+            _add_argument(parser, setting, "")
+    parser.add_argument("--set", action="append", default=[], dest="--set")
+    if all(setting.name != "config" for setting in settings):
+        parser.add_argument("--config", dest="--config")
+    found, unknown = parser.parse_known_intermixed_args(arguments)
+    if unknown:
+        raise ValueError(_describe_unknown(unknown, settings))
+    return found
+
+
+def _read_config(
+    path: Path, settings: Sequence[Setting]
+) -> dict[Setting, object]:
+    """Return {setting: its value} of a file with the names of --help-all.
+
+    Raises:
+      ValueError: a name is unknown, or a value of another type or out of range; the message names the file and it.
+    """
+    by_name = {setting.name: setting for setting in settings}
+    given: dict[Setting, object] = {}
+    for name, text in _iter_texts(read_mapping(path), ""):
+        if name.rpartition(".")[2] in SET_BY_PROGRAMS:
+            continue
+        if name not in by_name:
+            hint = _did_you_mean(name, {x: x for x in by_name})
+            raise ValueError(
+                f"{path}: {name}: expected the name of a setting, got an unknown one{hint} (see --help-all)"
+            )
+        try:
+            given[by_name[name]] = by_name[name].parse(text)
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from None
+    return given
+
+
+def _iter_texts(
+    values: Mapping[str, Any], prefix: str
+) -> Iterator[tuple[str, str]]:
+    """Yield the name of each setting of a file, and its value as --set takes it."""
+    for key, value in values.items():
+        name = f"{prefix}{key}".replace("-", "_")
+        if isinstance(value, dict):
+            yield from _iter_texts(value, f"{name}.")
+        elif isinstance(value, list):
+            yield name, " ".join(map(str, value))
+        else:
+            yield name, str(value)
 
 
 def _read_assignment(
@@ -625,7 +682,7 @@ def describe(program: type, prog: str, stored: object, has_all: bool) -> str:
     )
 
     _add_shown(parser, settings, getattr(program, "FIRST_OPTIONS", ()))
-    _add_common(parser, [s for s in settings if s.opt is None], has_all)
+    _add_common(parser, settings, has_all)
     return parser.format_help()
 
 
@@ -638,7 +695,7 @@ def _add_shown(
     title = "more options" if first else "options"
     titles = ("arguments", "options of a first run", title)
     arguments, of_first_run, more = map(parser.add_argument_group, titles)
-    shown = [s for s in settings if s.opt is not None]
+    shown = [s for s in settings if s.opt and not s.opt.is_common]
     by_field = {s.field: s for s in shown}
     for field in first:
         setting = by_field[field]
@@ -650,12 +707,17 @@ def _add_shown(
 
 
 def _add_common(
-    parser: argparse.ArgumentParser, others: Sequence[Setting], has_all: bool
+    parser: argparse.ArgumentParser, settings: Sequence[Setting], has_all: bool
 ) -> None:
     """Add the options that all programs have and, for --help-all, the settings of --set."""
     common = parser.add_argument_group("all programs")
     text = "Show this text and exit. Default: off."
     common.add_argument("--help", action="store_true", help=text)
+    for setting in settings:
+        if setting.opt is not None and setting.opt.is_common:
+            short, text = setting.opt.short, setting.text
+            common.add_argument(short, action="store_true", help=text)
+    others = [setting for setting in settings if setting.opt is None]
     if not others:
         return
     names = [setting.name for setting in others]
@@ -665,6 +727,9 @@ def _add_common(
     text = "List these settings too. Default: off."
     common.add_argument("--help-all", action="store_true", help=text)
     if has_all:
+        if all(setting.name != "config" for setting in settings):
+            text = "Read settings from FILE: YAML or JSON with these names. The command line wins. Default: no file."
+            common.add_argument("--config", metavar="FILE", help=text)
         group = parser.add_argument_group("settings of --set")
         for setting in others:
             metavar = f"{setting.name} {setting.metavar}"

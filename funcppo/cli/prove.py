@@ -111,7 +111,8 @@ class Prove(TargetOptions):
         if self.json != "-":
             write_output(text)
         # The answer comes first; an error stands alone.
-        print_notes([*query.dataset.notes, *query.notes])
+        notes = [*query.notes, *query.dataset.notes]
+        print_notes(notes, most=None if self.verbose else 3)
         return {"proved": 0, "refuted": 1, "unknown": 3}[result["verdict"]]
 
     def _with_settings_of_run(self) -> Prove:

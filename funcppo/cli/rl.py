@@ -30,7 +30,13 @@ from funcppo.cli.common import (
     set_threads,
     write_json,
 )
-from funcppo.cli.options import CudaGraphs, JsonOutput, LoggerNames, Opt
+from funcppo.cli.options import (
+    CudaGraphs,
+    JsonOutput,
+    LoggerNames,
+    Opt,
+    Verbose,
+)
 from funcppo.core.files import remove_stale_parts
 from funcppo.core.settings import (
     CONFIG_FILE,
@@ -110,6 +116,8 @@ class Rl:
     """Where the metrics of each update go beside RUN/metrics.jsonl, as means over seeds: csv writes RUN/metrics.csv at
     the end, tensorboard RUN/tensorboard, wandb logs to Weights & Biases (WANDB_MODE=offline: to RUN/wandb); several may
     be given. Default: nowhere."""
+    verbose: Verbose = False
+    """Print every note on what was chosen, left out or estimated. Default: off."""
     json: JsonOutput = None
     """Also write the results as JSON to FILE; - writes them to standard output in place of the text. Default: only
     RUN/results.json."""
@@ -188,7 +196,7 @@ class Rl:
             _note_missing_checkpoint(folder, console)
 
         update, exit_status, record = _train(
-            config, learner, self.log, folder, console
+            config, learner, self.log, folder, console, self.verbose
         )
         if update < rl.n_updates(config):
             self._print_interrupted(update, config, console)
@@ -331,9 +339,14 @@ class _Display:
     """Callback that shows the progress of training, and stops training after a signal."""
 
     def __init__(
-        self, console: Console, status: WorkDisplay, interrupt: Interrupt
+        self,
+        console: Console,
+        status: WorkDisplay,
+        interrupt: Interrupt,
+        is_verbose: bool,
     ) -> None:
         self._console = console
+        self._is_verbose = is_verbose
         self._status = status
         self._interrupt = interrupt
         self._returns = ""
@@ -345,7 +358,8 @@ class _Display:
 
         if self.record is None and progress.record is not None:
             record = describe_strategy(progress.record)
-            print_notes([record], self._console)
+            if self._is_verbose:
+                print_notes([record], self._console)
         self.record = progress.record
         if progress.evaluation is not None:
             means = [each.sampled.mean for each in progress.evaluation]
@@ -392,6 +406,7 @@ def _train(
     log: tuple[LoggerName, ...],
     folder: Path,
     console: Console,
+    is_verbose: bool,
 ) -> tuple[int, int, StrategyRecord | None]:
     """Train until the last update or an interrupt; return the saved update, the exit status and the strategy record.
 
@@ -410,7 +425,7 @@ def _train(
         # Notes on the checkpoint are warnings, too.
         warnings.simplefilter("ignore", UserWarning)
         extension = _Extension(config, folder, console)
-        display = _Display(console, status, interrupt)
+        display = _Display(console, status, interrupt, is_verbose)
         # A repeated signal ends an update or evaluation in progress.
         with suppress(KeyboardInterrupt):
             result = trainer.train_many(
@@ -428,7 +443,7 @@ def _train(
                 n_episodes=config.episodes,
                 checkpoint=checkpoint,
             )
-            print_notes(result.notes, console)
+            print_notes(result.notes, console, None if is_verbose else 1)
     update = trainer.saved_update(checkpoint)
     return update, interrupt.exit_status, display.record
 

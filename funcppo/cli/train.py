@@ -46,6 +46,7 @@ from funcppo.cli.options import (
     MetricsPort,
     Opt,
     OptionalFile,
+    Verbose,
 )
 from funcppo.core.host import NO_DEADLINE, Deadline
 from funcppo.core.settings import (
@@ -101,7 +102,7 @@ class Train:
     )
     FIRST_OPTIONS: ClassVar[tuple[str, ...]] = (
         *("out", "rules", "split_ratios", "columns", "seconds", "seed"),
-        *("device", "resume", "overwrite", "verbose"),
+        *("device", "resume", "overwrite"),
     )
 
     settings: Annotated[
@@ -154,7 +155,7 @@ class Train:
     json: JsonOutput = None
     """Also write the results as JSON to FILE; - writes them to standard output in place of the text. Default: only
     RUN/results.json."""
-    verbose: Annotated[bool, Opt(short="-v")] = False
+    verbose: Verbose = False
     """Print every note on what was chosen, left out or estimated; results.json has them all. Default: off."""
     quiet: Annotated[bool, Opt(short="-q")] = False
     """Print the table of results alone. Default: off."""

@@ -387,6 +387,23 @@ def parse_yaml(path: Path, text: bytes) -> Json:
     return dict(value)
 
 
+def read_mapping(path: Path) -> Json:
+    """Read the settings of a file by name: JSON if its name ends in .json, YAML (1.2) otherwise.
+
+    Raises:
+      ValueError: the file is missing, no mapping, or of a newer format.
+    """
+    try:
+        text = path.read_bytes()
+    except OSError as error:
+        raise ValueError(f"--config {path}: {error.strerror}") from None
+    is_json = path.suffix == ".json"
+    parse = files.parse_object if is_json else parse_yaml
+    settings = parse(path, text)
+    files.check_format(path, settings.pop(files.FORMAT_KEY, files.FORMAT))
+    return settings
+
+
 def merge_settings(base: Json, given: Json, prefix: str) -> Json:
     """Replace some settings by name, in nested configs one by one; return the merged settings.
 

@@ -29,7 +29,7 @@ from funcppo.core.settings import (
     check_fields,
     from_json,
     merge_settings,
-    parse_yaml,
+    read_mapping,
 )
 from funcppo.kg.graph.triples import DEFAULT_CONFIG, DataConfig
 
@@ -478,16 +478,7 @@ def read_settings(path: Path, base: RunConfig) -> RunConfig:
       ValueError: the file is missing or no object, or a setting is unknown, of another type or out of range; the
         message names both.
     """
-    try:
-        text = path.read_bytes()
-    except OSError as error:
-        raise ValueError(f"--config {path}: {error.strerror}") from None
-    raw = (
-        files.parse_object(path, text)
-        if path.suffix == ".json"
-        else parse_yaml(path, text)
-    )
-    files.check_format(path, raw.pop(files.FORMAT_KEY, files.FORMAT))
+    raw = read_mapping(path)
     try:
         merged = merge_settings(dataclasses.asdict(base), raw, prefix="")
         return from_json(RunConfig, merged, prefix="")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import re
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -21,7 +22,7 @@ from funcppo.cli.options import (
 )
 from funcppo.config import PPOConfig
 from funcppo.core.settings import PositiveInt
-from tests.cli.runner import funcppo
+from tests.cli.runner import contains, funcppo, settings
 
 MAX_OPTIONS = 180  # that all programs show
 MAX_TRAIN_OPTIONS = 30
@@ -211,11 +212,72 @@ def test_a_bad_command_line_is_one_line(words, problem, capsys):
     assert re.search(pattern, text), text
 
 
-def test_an_error_of_a_program_is_one_line_and_status_2(monkeypatch, capsys):
-    words = ("train", "countries_s1", "--out", "x", "--ppo.gamma", "0.9")
-    assert funcppo(monkeypatch, *words) == 2
-    error = capsys.readouterr().err
-    assert error == (
-        "funcppo: --ppo.gamma: expected an option, got an unknown one (did you mean --set ppo.gamma=VALUE?) "
-        "(see --help)\n"
+def test_settings_come_from_a_file_and_the_command_line_wins(tmp_path):
+    path = tmp_path / "config.yaml"
+    path.write_text(
+        "dataset: s\ncount: 5\noff: true\nlimit: null\nsizes: [2, 3]\n"
+        "ppo:\n  gamma: 0.25\n  adam: {b1: 0.5}\n"
     )
+    words = ["--config", str(path), "--count", "6", "--set", "ppo.gamma=1"]
+    found = parse_options(Example, words)
+    adam = type(PPOConfig().adam)(b1=0.5)
+    ppo = PPOConfig(gamma=1.0, adam=adam)
+    expected = Example(dataset="s", count=6, off=True, sizes=(2, 3), ppo=ppo)
+    assert found == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("coun: 3", "coun: expected the name of a setting, ...mean count?"),
+        ("count: 0", "--count: expected 1 or more, got 0"),
+        ("ppo: {gamma: 2}", "--gamma: expected 0 to 1, got 2"),
+        ("ppo: 3", "ppo: expected the name of a setting"),
+        ("[1]", "expected settings such as"),
+    ],
+)
+def test_a_bad_file_of_settings_is_one_line(text, problem, tmp_path):
+    path = tmp_path / "config.yaml"
+    path.write_text(text)
+    with pytest.raises(ValueError) as error:
+        parse_options(Example, ["s", "--config", str(path)])
+    assert contains(str(error.value), f"{path}: {problem}")
+
+
+def test_a_config_json_of_a_run_is_such_a_file(monkeypatch, capsys, tmp_path):
+    options = settings("ppo.n_envs=4 ppo.n_steps=8 hidden=8 episodes=1")
+    run = ("rl", "CartPole-v1", "--steps", 64, *options)
+    assert funcppo(monkeypatch, *run, "--out", tmp_path / "a") == 0
+    file = tmp_path / "a" / "config.json"
+    again = ("rl", "--config", file, "--seed", 1, "--out", tmp_path / "b")
+    assert funcppo(monkeypatch, *again) == 0
+    written = (tmp_path / "b" / "config.json").read_text()
+    assert written == file.read_text().replace('"seed": 0', '"seed": 1')
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["data", "check", "prove 'p(a, b)'", "mine --min-support 1 --out -"],
+)
+def test_few_notes_are_printed_and_all_with_v(
+    words, monkeypatch, capsys, tmp_path
+):
+    for name, text in {
+        "train": "a e b\na e b\nb e c\nc e d\nd f a\nf f f\n",
+        "valid": "a p b\na p b\na e b\n",
+        "test": "b p c\nb p c\nb e c\n",
+    }.items():
+        (tmp_path / f"{name}.txt").write_text(text.replace(" ", "\t"))
+    (tmp_path / "rules.txt").write_text(
+        "p(X, Y) :- e(X, Y).\np(X, Y) :- z(X, Y).\n"
+    )
+    program, *others = shlex.split(words)
+    printed = {}
+    for flags in ([], ["-v"], ["--verbose"]):
+        assert funcppo(monkeypatch, program, tmp_path, *others, *flags) == 0
+        printed["".join(flags)] = "".join(capsys.readouterr())
+    counts = {key: text.count("note: ") for key, text in printed.items()}
+    assert counts[""] <= 3 and counts["-v"] == counts["--verbose"]
+    is_cut = " more: -v)" in printed[""]
+    assert is_cut == (counts["-v"] > counts[""])
+    assert is_cut or program == "mine"
