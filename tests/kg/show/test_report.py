@@ -163,29 +163,6 @@ def test_reliability_of_one_run_is_wilsons_and_of_several_a_deviation(pair):
     assert table["temperature"] == []
 
 
-def test_weights_of_several_runs_are_means_and_relations_count_0_where_still(
-    pair,
-):
-    a = MovedWeight("link", "e", "r", "head", 0.0, 1.0)
-    b = MovedWeight("rule", "f", "s", "tail", 0.5, -1.5)
-    learnt = (
-        LearntWeights(2, (b, a), (("s", 1, 2.0),)),
-        LearntWeights(1, (a._replace(after=3.0),), (("r", 1, 3.0),)),
-    )
-    runs = [
-        dataclasses.replace(run, learnt=of_run)
-        for run, of_run in zip(pair, learnt)
-    ]
-    single, by_relation = report.weights(runs)
-    # Both moved by 2; the order of their first listing decides.
-    assert single["evidence"] == ["f", "e"]
-    assert single["n_runs"].tolist() == [1, 2]
-    assert single["after"].tolist() == [-1.5, 2.0]
-    assert by_relation["names"] == ["r", "s"]
-    assert by_relation["distance"].tolist() == [1.5, 1.0]
-    assert by_relation["n_moved"].tolist() == [0.5, 0.5]
-
-
 def test_rules_are_joined_by_their_text_and_ordered_by_proofs(pair):
     a = RuleUse("a", 2, 4.0, 0.5, 0.7, 3, 0)
     b = RuleUse("b", 1, 2.0, 0.5, 0.1, 1, 2)
@@ -267,21 +244,6 @@ def test_bars_and_lines_are_those_of_the_table(shown):
     np.testing.assert_allclose(heights, drawn)
 
 
-def test_an_axis_has_no_offset_and_shows_no_rounding_as_a_change(shown):
-    log = [
-        {"update": i, "valid_metric": 0.897 + i * 1e-6, "loss": 1 + i * 1e-9}
-        for i in range(3)
-    ]
-    runs = [dataclasses.replace(run, log=tuple(log)) for run in shown]
-    figure, _ = report.draw("curves", runs)
-    figure.canvas.draw()
-    metric, loss = figure.axes[:2]
-    low, high = metric.get_ylim()
-    assert high - low == pytest.approx(0.01)
-    for axes in (metric, loss):
-        assert axes.yaxis.get_offset_text().get_text() == ""
-
-
 @pytest.fixture
 def slow_clock(monkeypatch):
     """A clock of Matplotlib by which whatever it times takes a minute."""
@@ -325,30 +287,6 @@ def test_pictures_hold_hostile_names_as_text_and_share_no_ids(
     assert len(set(ids)) == len(ids)
     assert next(slow_clock) > 0.0
     assert report.to_png(figure).startswith(b"\x89PNG")
-
-
-@pytest.mark.filterwarnings("error")
-def test_return_curves_have_a_row_of_panels_for_each_environment(slow_clock):
-    tables = [
-        report.return_curve(name, env, returns_of(n), policy)
-        for name, env, n in (
-            ("a_$x$", "CartPole-v1", 3),
-            ("b<&", "CartPole-v1", 2),
-            ("c", "Pendulum-v1", 2),
-        )
-        for policy in ("greedy", "sampled")
-    ]
-    figure = report.draw_returns(tables)
-    assert [axes.get_title() for axes in figure.axes] == [
-        "CartPole-v1, greedy",
-        "CartPole-v1, sampled",
-        "Pendulum-v1, greedy",
-        "Pendulum-v1, sampled",
-    ]
-    assert [len(axes.lines) for axes in figure.axes] == [2, 2, 1, 1]
-    line = figure.axes[0].lines[1]
-    np.testing.assert_array_equal(line.get_ydata(), tables[2]["iqm"])
-    ElementTree.fromstring(report.to_svg(figure))
 
 
 def checked(text):
@@ -413,6 +351,20 @@ def test_a_page_says_what_learning_moved_and_what_it_did_to_probabilities(
         assert f"<td>{loss:.4f}</td>" in text
     gain = report.gains([run])["gain"]
     assert f"<td>{gain[0, 0]:+.4f}" in text
+
+
+def test_a_page_shows_what_the_valid_split_decided(reports):
+    """Whatever the columns of the table in results.json are."""
+    run = reports["questions"]
+    rows = [{"stage": "<b>", "gain_of": 0.25, "kept": True, "why": None}]
+    changed = dataclasses.replace(run, results=run.results | {"choices": rows})
+    text = report.render([changed])
+    assert '<th scope="col">gain of</th>' in text
+    assert "<td>&lt;b&gt;</td><td>0.2500</td><td>True</td><td></td>" in text
+    results = dict(run.results)
+    results.pop("choices", None)
+    text = report.render([dataclasses.replace(run, results=results)])
+    assert "valid split decided" not in text
 
 
 def test_several_runs_give_means_with_a_deviation(reports):
