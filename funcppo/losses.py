@@ -277,7 +277,7 @@ def normalize_advantages(
     """Compute (A - mean) / (deviation + 1e-8) over all finite rows.
     Unchanged if `advantage_ddof` is None or there are several shards.
 
-    The deviation of a single row is 0. Those of a shard are unchanged: `shards.minibatch_step` normalises them before,
+    The deviation of a single row is 0. Those of a shard are unchanged: `minibatch.minibatch_step` has normalised them
     over the minibatch of all shards.
     """
     if cfg.advantage_ddof is None or cfg.n_shards > 1:
