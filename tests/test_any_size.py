@@ -185,26 +185,6 @@ def test_a_network_of_any_size_fits_the_environment_it_is_built_for(
     assert entropy.shape == (rows,) and entropy.isfinite().all()
 
 
-SHAPES = st.lists(
-    st.lists(st.integers(0, 3), max_size=3).map(tuple), min_size=1, max_size=5
-)
-
-
-@given(
-    shapes=SHAPES,
-    dtype=st.sampled_from([torch.float32, torch.float64, torch.bfloat16]),
-)
-def test_unravel_undoes_ravel_for_any_shapes(shapes, dtype):
-    """Leaves without an entry and without an axis included."""
-    leaves = [torch.randn(shape).to(dtype) for shape in shapes]
-    nested = (leaves[0], leaves[1:])
-    tree.check_common_dtype(nested, "it")
-    flat = tree.ravel(nested)
-    assert flat.shape == (sum(math.prod(shape) for shape in shapes),)
-    assert flat.dtype == dtype
-    assert_trees_equal(tree.unravel(nested, flat), nested, rtol=0, atol=0)
-
-
 @few
 @given(
     problem=problems(),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import fields, replace
-from functools import partial, wraps
 
 import pytest
 
@@ -16,7 +15,6 @@ from funcppo.config import (
     Schedule,
 )
 from funcppo.core import random
-from funcppo.core.settings import as_compiled
 from funcppo.interfaces import NoWorld
 from funcppo.losses import Scalars
 from tests.learning import (
@@ -150,53 +148,3 @@ def test_no_part_of_a_step_reads_what_scalars_hold(cfg, by_kernels):
 
 def test_every_scalar_is_among_the_fields_that_no_part_reads():
     assert {*Scalars._fields} < {*SCALAR_FIELDS}
-
-
-OTHER = cartpole_config(
-    learning_rate=0.1,
-    n_updates=7,
-    gamma=0.5,
-    clip_eps_schedule=Schedule(kind="cosine"),
-)
-
-
-def own_gradients(cfg, world, params, batch, rows, scalars):
-    """A part that reads a setting."""
-    return cfg.ppo.learning_rate
-
-
-@wraps(train_step.EAGER_PARTS.minibatch_step)
-def own_step(cfg, *args):
-    """A part with the name and the attributes of the package's, which reads a setting."""
-    return cfg.ppo.learning_rate
-
-
-@pytest.mark.parametrize(
-    ("fn", "is_shared"),
-    [
-        (train_step.EAGER_PARTS.minibatch_step, True),
-        (train_step.EAGER_PARTS.kernels.build_batch, True),
-        (train_step.EAGER_PARTS.kernels.minibatch_step, True),
-        (train_step.vmap_parts(train_step.EAGER_PARTS).minibatch_step, True),
-        (train_step.vmap_parts(train_step.EAGER_PARTS).sample_randomness, True),
-        (own_gradients, False),
-        (own_step, False),
-        (
-            partial(
-                train_step.EAGER_PARTS.minibatch_step,
-                gradient_fn=own_gradients,
-            ),
-            False,
-        ),
-        (train_step.train_step, False),
-    ],
-)
-def test_code_of_the_package_s_parts_serves_all_scalars(fn, is_shared):
-    """Code of a part of one's own may read any setting."""
-    one, other = (
-        as_compiled(fn, (cfg, 1)) for cfg in (cartpole_config(), OTHER)
-    )
-    assert (one == other) is is_shared
-    assert as_compiled(fn, (OTHER, 1))[1] == 1
-    if not is_shared:
-        assert other[0] is OTHER

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import ast
-import dataclasses
-import importlib.util
-import os
 import re
 import shlex
 from pathlib import Path
@@ -82,25 +78,6 @@ def test_every_file_that_a_page_names_exists(page):
     assert [name for name in named if not (ROOT / name).exists()] == []
 
 
-def test_links_of_pages_that_are_made_lead_to_made_pages(tmp_path, monkeypatch):
-    monkeypatch.setattr(os, "environ", dict(os.environ))  # which conf.py sets
-    spec = importlib.util.spec_from_file_location("conf", DOCS / "conf.py")
-    assert spec is not None and spec.loader is not None
-    conf = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(conf)
-    monkeypatch.setattr(conf, "MADE", tmp_path)
-    conf.write_investigation(None)
-
-    pages = {path.name: path for path in tmp_path.glob("*.md")}
-    assert {f"_made/{name}" for name in pages} == MADE - {"_made/cli.md"}
-    for page in pages.values():
-        text = FENCE.sub("", page.read_text())
-        for target in re.findall(r"\]\(([^)\s:]+)\)", text):
-            name, _, anchor = target.partition("#")
-            linked = pages[name] if name else page
-            assert not anchor or anchor in anchors(linked), target
-
-
 def commands_of(page):
     """The command lines of a page, in lines of code and in sentences; an option that a page only names has no value."""
     text = page.read_text()
@@ -140,55 +117,8 @@ def test_every_public_name_is_in_the_reference():
         assert re.search(pattern, text, re.MULTILINE), name
 
 
-def source_texts() -> str:
-    """Every text in the code of the package; what is filled in is left out."""
-    texts = []
-    for path in (ROOT / "funcppo").rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Constant) and isinstance(node.value, str):
-                texts.append(node.value)
-            elif isinstance(node, ast.JoinedStr):
-                parts = (getattr(value, "value", "") for value in node.values)
-                texts.append(
-                    "".join(
-                        part if isinstance(part, str) else "\0"
-                        for part in parts
-                    )
-                )
-    return "\n".join(texts)
-
-
-def test_the_lines_of_the_troubleshooting_table_are_what_programs_say():
-    said = source_texts()
-    page = (DOCS / "operate.md").read_text().partition("## Troubleshooting")[2]
-    rows = re.findall(r"^\| (`.*?) \| ", page, re.M)
-    assert len(rows) > 15
-    for row in rows:
-        for quoted in re.findall(r"`([^`]+)`", row):
-            for part in quoted.split("..."):
-                assert part.strip() in said, quoted
-
-
 def coming_from() -> str:
     return (DOCS / "coming_from.md").read_text()
-
-
-def test_the_options_of_other_libraries_are_named_by_options_that_exist():
-    """The first column of the table of options; the last column is our defaults."""
-    table = re.search(
-        r"^\| `fp\.ppo\(\.\.\.\)`.*\n\|-.*\n((\|.*\n)+)", coming_from(), re.M
-    )
-    assert table is not None
-    rows = [row.split(" | ") for row in table[1].splitlines()]
-    assert len(rows) >= 10
-    defaults = fp.PPOConfig()
-    names = {field.name for field in dataclasses.fields(fp.PPOConfig)}
-    for ours, *_, default in rows:
-        options = [x for x in re.findall(r"`([a-z_]+)`", ours)]
-        assert options and {*options} <= names, ours
-        stated = re.findall(r"(?<![\w.])[\d.]+(?:e-\d)?", default)
-        for option, number in zip(options, stated):
-            assert getattr(defaults, option) == float(number), (option, default)
 
 
 def run_code(blocks) -> dict:

@@ -366,38 +366,6 @@ def test_what_is_no_state_or_mixes_dtypes_is_refused_by_name(change, text):
         assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize(
-    ("other", "text"),
-    [
-        (
-            fp.envs.reacher(),
-            "state.env_state: expected the tensors motion, steps, got angle, ",
-        ),
-        (
-            fp.envs.pendulum(),
-            "state.env_state.motion: expected torch.float32 [4, 4], got torch.float32 [4, 2]",
-        ),
-    ],
-)
-def test_a_state_of_another_environment_is_named_where_a_step_fails(
-    other, text
-):
-    learner, state = small(), small(other).init(KEY)
-    calls = {"step": learner.step, "evaluate_policy": evaluated(learner)}
-    for name, call in calls.items():
-        with pytest.raises(
-            ValueError, match="^" + re.escape(f"{name}: {text}")
-        ) as error:
-            call(state)
-        assert "\n" not in str(error.value)
-
-
-def evaluated(learner):
-    return lambda state: fp.evaluate_policy(
-        learner, state, n_episodes=2, max_steps=3
-    )
-
-
 @pytest.mark.parametrize("option", ["strategy", "graphs"])
 def test_what_is_no_way_to_compile_is_refused(fast, option):
     with pytest.raises(ValueError, match=f"{option}: expected auto"):
@@ -452,37 +420,3 @@ def test_on_a_gpu_the_step_is_one_graph_and_its_metrics_are_the_callers():
     assert_trees_equal(state, want, rtol=1e-4, atol=1e-5)
     for metrics, expected in held:
         assert_trees_equal(metrics, expected, rtol=1e-3, atol=1e-4)
-
-
-def _noisy(cfg, world, params, obs):
-    logits = obs @ params[0] + torch.rand(2)
-    return fp.PolicyValue(logits, logits[:, 0])
-
-
-def _overwriting(cfg, world, params, obs):
-    logits = obs @ params[0].add_(1.0)
-    return fp.PolicyValue(logits, logits[:, 0])
-
-
-@pytest.mark.parametrize(
-    ("apply", "problem"),
-    [
-        (_noisy, "a second time with the same arguments: output.logits: exp"),
-        (_overwriting, "params.0: expected an argument that stays as it is"),
-    ],
-)
-def test_a_network_that_is_not_pure_is_refused_before_it_is_compiled(
-    apply, problem
-):
-    agent = fp.Agent(
-        cfg=None, init=lambda cfg, key: (torch.zeros(4, 2),), apply=apply
-    )
-    ppo = fp.ppo(env=fp.envs.cartpole(), network=agent, n_envs=2, n_steps=4)
-    match = f"^apply of the network.*{problem}"
-    with pytest.raises(ValueError, match=match) as e:
-        fp.compile(
-            ppo, ppo.init(fp.random.key(0)), backend="no backend is reached"
-        )
-    assert "\n" not in str(e.value)
-    with pytest.raises(ValueError, match=match):
-        fp.train_many(ppo, 8, seeds=2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
 from functools import partial
 
@@ -11,7 +12,13 @@ import torch
 from funcppo import losses, minibatch
 from funcppo.config import AdamConfig
 from funcppo.core import random, tree
-from funcppo.train_step import collect, init, minibatch_step
+from funcppo.minibatch import MinibatchIndices
+from funcppo.train_step import (
+    collect,
+    init,
+    minibatch_step,
+    train_step,
+)
 from tests import learning
 from tests.learning import (
     WORLD,
@@ -19,6 +26,7 @@ from tests.learning import (
     cartpole_config,
     compiled,
     double,
+    pendulum_config,
 )
 
 SMALL = learning.SMALL | {"n_epochs": 3, "learning_rate": 1e-2}
@@ -209,3 +217,221 @@ def test_a_minibatch_learns_without_its_bad_rows_and_not_if_all_are(
         assert after.flat_params.isfinite().all()
         moved = not after.flat_params.equal(update_state.flat_params)
         assert moved == (share < 1)
+
+
+EIGHT_ROWS = learning.SMALL | {"n_envs": 8, "learning_rate": 1e-2}
+# episodes short enough that some end in a rollout
+sharded = partial(cartpole_config, max_steps=5, **EIGHT_ROWS)
+
+
+def moments(values):
+    x = torch.tensor(values, dtype=torch.float64)
+    return minibatch.masked_moments(x.isfinite(), x)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        [[1.0, 5.0], [1e6, 2.0], [-3.0, 0.25]],
+        [[1.0, torch.nan], [torch.inf, torch.nan], [7.0, 2.0]],
+        [[torch.nan], [torch.nan]],
+    ],
+)
+def test_moments_of_shards_are_those_of_all_their_numbers(values):
+    merged = minibatch.merge_moments([moments(x) for x in values])
+    together = moments([x for shard in values for x in shard])
+    for got, want in zip(merged, together):
+        torch.testing.assert_close(got, want, rtol=1e-12, atol=0)
+
+
+def test_a_mean_over_shards_by_hand():
+    """3 rows and 1 row: weights 3/4 and 1/4; fractions of all rows count equally."""
+
+    def shard(gradient, n_counted, fraction):
+        loss = torch.tensor(gradient)
+        metrics = losses.LossMetrics(*[loss] * 6, (), torch.tensor(fraction))
+        return loss[None], metrics, torch.tensor(n_counted)
+
+    grads, metrics = minibatch.mean_over_shards(
+        [shard(4.0, 3.0, 0.25), shard(8.0, 1.0, 0.75)]
+    )
+    assert grads.tolist() == [5.0] and metrics.loss == 5.0
+    assert metrics.nonfinite_fraction == 0.5 and metrics.dropped_fraction == ()
+
+    grads, _ = minibatch.mean_over_shards([shard(0.0, 0.0, 1.0)] * 2)
+    assert grads.tolist() == [0.0]
+
+
+def collected(cfg, seed=0):
+    """A rollout, float64, and the step of a minibatch that learns from it."""
+    state = double(init(cfg, WORLD, random.key(seed)))
+    got = collect(cfg, WORLD, state)
+    return state, got
+
+
+def as_one_shard(cfg, got):
+    """The same rollout and minibatches as of one shard: its config, batch and minibatches."""
+    batch = tree.map(lambda *x: torch.cat(x), *got.batch)
+    n_rows = got.batch[0].advantage.shape[0]
+    offsets = n_rows * torch.arange(len(got.batch))
+    rows = got.minibatches.rows + offsets[:, None]
+    minibatches = MinibatchIndices(rows.flatten(1), got.minibatches.ends_epoch)
+    ppo = replace(cfg.ppo, n_shards=1)
+    return replace(cfg, ppo=ppo), batch, minibatches
+
+
+def learn(cfg, state, got, batch, minibatches):
+    step = partial(
+        minibatch.minibatch_step, cfg, WORLD, state.params, batch, got.scalars
+    )
+    return tree.scan(step, got.update_state, minibatches)
+
+
+@pytest.mark.parametrize(
+    "ppo",
+    [
+        {},
+        {"advantage_ddof": 0, "value_loss": "plain"},
+        {"advantage_ddof": None},
+        {"n_microbatches": 2},
+        {"target_kl": 1e-9},
+        {"target_kl": 0.002, "kl_stop": "minibatch"},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("make", [cartpole_config, pendulum_config])
+def test_a_minibatch_of_shards_equals_the_same_rows_of_one_shard(make, ppo):
+    """Four minibatches, float64, 1e-12: a mean over rows is the weighted mean of the shards' means."""
+    cfg = make(max_steps=5, **EIGHT_ROWS, **ppo, n_shards=4)
+    state, got = collected(cfg)
+    want = learn(
+        *(lambda cfg, *x: (cfg, state, got, *x))(*as_one_shard(cfg, got))
+    )
+    assert_trees_equal(
+        learn(cfg, state, got, got.batch, got.minibatches),
+        want,
+        rtol=1e-9,
+        atol=1e-12,
+    )
+
+
+def test_bad_rows_count_in_no_shard_and_a_shard_may_have_nothing_else():
+    """Of 4 shards one has a bad row, another only such; float64, 1e-12."""
+    cfg = sharded(n_shards=4)
+    state, got = collected(cfg)
+    row = torch.arange(got.batch[0].advantage.shape[0])
+    bad = {1: row == 3, 2: row >= 0}
+    batch = tuple(
+        b._replace(
+            advantage=torch.where(bad[i], torch.nan, b.advantage)
+            if i in bad
+            else b.advantage
+        )
+        for i, b in enumerate(got.batch)
+    )
+    spoilt = got._replace(batch=batch)
+    own = [
+        b.advantage[rows]
+        for b, rows in zip(batch, got.minibatches.rows.unbind(1))
+    ]
+    advantage = minibatch.merge_moments(
+        [minibatch.masked_moments(x.isfinite(), x) for x in own]
+    )
+    minibatches = got.minibatches._replace(advantage=advantage)
+    update, metrics = learn(cfg, state, got, batch, minibatches)
+    one, all_rows, indices = as_one_shard(cfg, spoilt)
+    want = learn(one, state, got, all_rows, indices)
+    assert_trees_equal((update, metrics), want, rtol=1e-9, atol=1e-12)
+    assert metrics.is_applied.all()
+    assert metrics.loss.nonfinite_fraction.sum() == 2 * (0.25 + 1 / 64) * 2
+
+
+def test_a_shard_rolls_out_as_if_it_were_alone():
+    """Each shard's batch is that of a learner of 2 environments that begins in its state."""
+    cfg = sharded(n_shards=4)
+    state = init(cfg, WORLD, random.key(0))
+    got = collect(cfg, WORLD, state)
+    alone = replace(cfg, ppo=replace(cfg.ppo, n_envs=2, n_shards=1))
+    for i, batch in enumerate(got.batch):
+        rows = (state.env_state, state.episode_stats)
+        env_state, stats = tree.map(lambda x, i=i: x[2 * i : 2 * i + 2], rows)
+        own = state._replace(
+            env_state=env_state, episode_stats=stats, key=state.key[i]
+        )
+        want = collect(alone, WORLD, own)
+        assert_trees_equal(batch, want.batch, rtol=0, atol=0)
+        assert torch.equal(got.key[i], want.key)
+
+
+class Exchange:
+    """The shards of some threads, in the order of the threads."""
+
+    def __init__(self, n):
+        self.barrier = threading.Barrier(n, timeout=60)
+        self.shares = [None] * n
+
+    def gather(self, i, share):
+        self.shares[i] = share
+        self.barrier.wait()
+        table = torch.cat(self.shares)
+        self.barrier.wait()  # none writes before all have read
+        return table
+
+
+def run_divided(cfg, n, n_updates=2):
+    """The states and metrics of threads that hold an equal number of the shards each."""
+    whole = init(cfg, WORLD, random.key(0))
+    exchange, results = Exchange(n), [None] * n
+
+    def run(i):
+        torch.set_num_threads(1)
+        own = replace(cfg, gather_shards=partial(exchange.gather, i))
+        share = lambda x: x.chunk(n)[i].clone()
+        state = whole._replace(
+            env_state=tree.map(share, whole.env_state),
+            episode_stats=tree.map(share, whole.episode_stats),
+            key=share(whole.key),
+        )
+        for _ in range(n_updates):
+            state, metrics = train_step(own, WORLD, state)
+        results[i] = state, metrics
+
+    threads = [threading.Thread(target=run, args=(i,)) for i in range(n)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return results
+
+
+@pytest.mark.parametrize("make", [cartpole_config, pendulum_config])
+def test_who_holds_the_shards_changes_no_bit(make):
+    cfg = make(max_steps=5, **EIGHT_ROWS, n_shards=4, target_kl=0.02)
+    state = init(cfg, WORLD, random.key(0))
+    for _ in range(2):
+        state, metrics = train_step(cfg, WORLD, state)
+    for n in (2, 4):
+        results = run_divided(cfg, n)
+        for own, own_metrics in results:
+            assert_trees_equal(
+                (own.params, own.opt_state, own_metrics),
+                (state.params, state.opt_state, metrics),
+                rtol=0,
+                atol=0,
+            )
+        rows = [(x.env_state, x.episode_stats, x.key) for x, _ in results]
+        assert_trees_equal(
+            tree.map(lambda *x: torch.cat(x), *rows),
+            (state.env_state, state.episode_stats, state.key),
+            rtol=0,
+            atol=0,
+        )
+
+
+def test_a_process_that_holds_too_many_shards_is_refused():
+    cfg = replace(
+        sharded(n_shards=4), gather_shards=lambda x: torch.cat([x, x])
+    )
+    state = init(cfg, WORLD, random.key(0))
+    with pytest.raises(ValueError, match=r"state: expected 4 shards .* got 8"):
+        train_step(cfg, WORLD, state)

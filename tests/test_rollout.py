@@ -186,22 +186,6 @@ def test_a_network_of_other_spaces_is_refused_before_anything_is_compiled(
     assert "\n" not in str(error.value)
 
 
-def test_actions_of_another_kind_than_the_environment_takes_are_refused():
-    def apply(cfg, world, params, obs):
-        mean = obs[:, :2] * params
-        return fp.GaussianPolicyValue(mean, mean, obs[:, 0])
-
-    agent = fp.Agent(
-        cfg=None,
-        init=lambda cfg, key: torch.ones(2),
-        apply=apply,
-        distribution=fp.DIAGONAL_GAUSSIAN,
-    )
-    cfg = replace(CONFIGS["cartpole"], agent=agent)
-    with pytest.raises(ValueError, match=r"^action .*: expected discrete"):
-        init(cfg, WORLD, random.key(0))
-
-
 T, B = 6, 3
 SPEC = EnvironmentSpec(
     observation_size=75, observation_shape=(5, 5, 3), action_size=2
@@ -313,9 +297,3 @@ def test_a_graph_of_many_steps_is_as_small_as_one_of_few():
 def test_an_agent_has_either_apply_or_what_a_memory_needs(fields, missing):
     with pytest.raises(TypeError, match=f"^{missing}"):
         Agent(cfg=None, init=print, **dict.fromkeys(fields, print))
-
-
-def test_the_step_without_memory_of_a_network_with_one_is_refused():
-    agent, params, obs, _, _ = sequence("gru")
-    with pytest.raises(TypeError, match="expected a network without memory"):
-        agent.apply(agent.cfg, WORLD, params, obs)

@@ -161,22 +161,6 @@ def test_shards_that_cannot_be_shared_equally_are_refused(tmp_path):
     )
 
 
-def test_processes_with_other_settings_are_refused(tmp_path):
-    def program():
-        rate = 0.01 + distributed.launched_rank()
-        fp.distribute(
-            fp.ppo(
-                env=ENV,
-                network=fp.nets.mlp(8),
-                n_shards=4,
-                learning_rate=rate,
-                **SIZES,
-            )
-        )
-
-    fails_with(tmp_path, program, "rank 1: expected settings")
-
-
 def test_one_process_is_left_as_it_is():
     assert fp.distribute(LEARNER) is LEARNER
     state = LEARNER.init(fp.random.key(0))

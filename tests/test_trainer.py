@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 
@@ -269,29 +268,6 @@ def test_an_interrupt_saves_the_last_state_that_callbacks_have_seen(
     assert [row["update"] for row in rows] == [1, 2, 3, 4, 5, 6]
 
 
-@pytest.mark.parametrize("damage", ["torn", "missing"])
-def test_a_run_goes_on_from_the_checkpoint_before_a_damaged_one_and_says_so(
-    damage, whole_run, tmp_path
-):
-    path = tmp_path / "run.npz"
-    arguments = {"seed": 3, "checkpoint": path, "checkpoint_every": 1}
-    fp.train(
-        LEARNER,
-        TOTAL_STEPS,
-        callbacks=[lambda progress: progress.update == 3],
-        **arguments,
-    )
-    if damage == "torn":
-        path.write_bytes(path.read_bytes()[:100])
-    else:
-        path.unlink()
-    with pytest.warns(UserWarning, match="previous-run.npz is used in its"):
-        rest = fp.train(LEARNER, TOTAL_STEPS, **arguments)
-    assert len(rest.notes) == 1
-    assert_trees_equal(rest.state, whole_run.state, rtol=0, atol=0)
-    assert fp.train(LEARNER, TOTAL_STEPS, **arguments).notes == ()
-
-
 def test_what_is_not_learnt_from_is_noted():
     env = fp.envs.recall(n_steps=4)
 
@@ -489,12 +465,6 @@ def test_what_is_out_of_range_is_named(options, error, problem):
     with pytest.raises(error, match=f"^{problem}") as raised:
         fp.train_many(LEARNER, **options)
     assert "\n" not in str(raised.value)
-
-
-def test_scalars_may_be_an_array():
-    numbers = np.array([0.5, 0.9])
-    states = init_many(LEARNER, (0, 1), scalars={"gamma": numbers})  # pyright: ignore[reportArgumentType]
-    assert states.scalars.gamma.tolist() == pytest.approx([0.5, 0.9])
 
 
 CARTPOLE = fp.envs.cartpole()

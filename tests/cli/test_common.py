@@ -8,7 +8,6 @@ import mmap
 import os
 import signal
 import sys
-import time
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -20,19 +19,18 @@ from rich.console import Console
 from starlette.testclient import TestClient
 
 from funcppo import cli
-from funcppo.cli import common, predict, report, serve
+from funcppo.cli import common
 from funcppo.cli.common import WorkDisplay, make_console, metrics_table
-from funcppo.core.host import Deadline
 from funcppo.core.settings import write_config
 from funcppo.kg.config import RESULTS_FILE, RUN_FILES, RunConfig
 from funcppo.kg.graph.loaders import load
 from funcppo.kg.ranking import scoring
 from funcppo.kg.search.beam import evaluate_step
 from funcppo.kg.show import server
-from funcppo.runtime import distributed, memory
+from funcppo.runtime import memory
 from funcppo.runtime.capture import GraphedStep, are_trees_demanded, capture
 from funcppo.runtime.compile import reason_against_compiling
-from tests.cli.runner import TRAINED, funcppo, settings
+from tests.cli.runner import TRAINED, funcppo
 from tests.runtime.test_capture import on_gpu
 
 # -- text for people
@@ -62,22 +60,6 @@ def test_text_goes_where_the_console_is_and_is_not_folded_to_a_terminal(
     assert capsys.readouterr().out.count("\n") == 1
 
 
-def test_a_table_has_the_columns_that_some_score_has(capsys):
-    rows = {"a": METRICS, "b": METRICS | {"auc_pr": 0.125}}
-    make_console(use_stderr=False).print(metrics_table("test", rows, "b"))
-    text = capsys.readouterr().out
-    lines = [line.split() for line in text.splitlines() if line.strip()]
-    assert lines[:2] == [
-        ["test"],
-        ["score", "mrr", "hits@1", "auc_pr", "ceiling", "queries"],
-    ]
-    assert lines[3:] == [
-        ["a", "0.5000", "0.2500", "1.0000", "12"],
-        ["b", "*", "0.5000", "0.2500", "0.1250", "1.0000", "12"],
-        ["*", "`funcppo", "predict`", "ranks", "by", "it"],
-    ]
-
-
 @pytest.mark.parametrize("width", [80, 120])
 def test_a_table_of_results_keeps_all_digits(width):
     names = ("mrr", "hits@1", "hits@3", "hits@10", "auc_pr", "ceiling")
@@ -105,65 +87,6 @@ def test_a_closed_pipe_is_an_error_to_the_caller():
     console.file = ClosedPipe()
     with pytest.raises(BrokenPipeError):
         console.print("text")
-
-
-def test_a_line_on_work_holds_what_is_done_the_time_and_the_time_left():
-    """Another part is measured by itself; the first one goes on with its time; a second round begins again."""
-    now = [0.0]
-    console = Console(file=io.StringIO(), get_time=lambda: now[0])
-    deadline = Deadline(at=60.0, clock=lambda: now[0])
-    display = WorkDisplay("reading", console, deadline)
-    now[0] = 3.2
-    assert display.line() == "reading: 3 s"
-    seen = []
-    for at, text, done in [
-        (10, "training", 2),
-        (20, "training", 4),
-        (32, "training", 7),
-        (33, "validating", 0),
-        (34, "validating", 9),
-        (36, "training", 8),
-        (37, "validating", 0),
-    ]:
-        now[0] = at
-        display.update(text, done, 12, note="return 0.5")
-        seen.append(display.line())
-    assert seen[:3] == [
-        "training: 2 of 12, 0 s, return 0.5",
-        "training: 4 of 12, 10 s, return 0.5",
-        "training: 7 of 12, 22 s, about 20 s left, return 0.5",
-    ]
-    assert seen[5].startswith("training: 8 of 12, 26 s, about ")
-    assert seen[6] == "validating: 0 of 12, 0 s, return 0.5"
-    # No more time is left than until the deadlines of the whole and of the part.
-    now[0] = 50.0
-    display.update("training", 9, 1000)
-    now[0] = 55.0
-    display.update("training", 10, 1000)
-    now[0] = 56.0
-    display.update("training", 11, 1000)
-    assert "about 4 s left" in display.line()
-    part = Deadline(at=58.0, clock=lambda: now[0])
-    display.update("training", 11, 1000, part)
-    assert "about 2 s left" in display.line()
-    display.report("counting", 19.6, 80.0)
-    assert display.line() == "counting: 20 of 80, 0 s"
-    display.report("next", 0.0, 0.0)
-    assert display.line() == "next: 0 s"
-
-
-def test_lines_go_to_standard_error_where_there_is_no_terminal(
-    monkeypatch, capsys
-):
-    monkeypatch.setattr(common, "LINE_SECONDS", 0.01)
-    text = ""
-    with WorkDisplay("[/x] 1") as display:
-        while "[/x] 1: 0 s\n" not in text:
-            text += capsys.readouterr().err
-        display.update("[/x] 2", 3, 4)
-        while "[/x] 2: 3 of 4, 0 s\n" not in text:
-            text += capsys.readouterr().err
-    assert capsys.readouterr().out == ""
 
 
 def test_a_terminal_shows_a_bar_with_its_note():
@@ -240,21 +163,6 @@ def rule_file(tmp_path):
     return str(path)
 
 
-@pytest.mark.parametrize(
-    ("stored", "typed", "used"), [(3, None, 3), (3, 2, 2), (None, None, 1)]
-)
-def test_threads_are_those_of_the_run_unless_typed(
-    stored, typed, used, tmp_path, monkeypatch
-):
-    numbers = []
-    monkeypatch.setattr(torch, "set_num_threads", numbers.append)
-    if stored is not None:
-        config = RunConfig(dataset="countries_s1", threads=stored)
-        write_config(config, tmp_path)
-    common.set_target_threads(str(tmp_path), typed)
-    assert numbers == [used]
-
-
 def test_a_run_brings_the_data_set_and_the_rules_it_was_trained_with(
     tmp_path, rule_file
 ):
@@ -315,17 +223,6 @@ def test_memory_is_a_number_with_a_unit(text, n_bytes):
     line = r"expected bytes below 10.18, or a number with kb, mb, gb, kib, mib, gib, got "
     with pytest.raises(ValueError, match=line):
         common.parse_memory(text)
-
-
-def test_the_default_memory_is_what_is_held_and_three_quarters_of_what_is_free(
-    monkeypatch,
-):
-    """The processes of a host share what is free on it."""
-    monkeypatch.setattr(memory, "free_bytes", lambda device: 1000)
-    monkeypatch.setattr(memory, "used_bytes", lambda device: 100)
-    assert common.memory_limit(None, "cpu") == 850
-    monkeypatch.setattr(distributed, "local_size", lambda: 2)
-    assert common.memory_limit(None, "cpu") == 475
 
 
 def test_a_gpu_is_checked_and_selected_by_its_number(monkeypatch):
@@ -412,17 +309,6 @@ def test_a_first_signal_is_deferred_and_a_second_raises(first, second, error):
     assert [signal.getsignal(number) for number in SIGNALS] == before
 
 
-@pytest.mark.parametrize(("number", "error"), ERRORS)
-def test_a_signal_is_repeated_if_the_work_does_not_end(
-    number, error, monkeypatch
-):
-    monkeypatch.setattr(common, "GRACE_SECONDS", 0.01)
-    with pytest.raises(error), common.defer_interrupt():
-        os.kill(os.getpid(), number)
-        while True:
-            time.sleep(0.01)
-
-
 # -- locks
 
 
@@ -462,16 +348,6 @@ def test_a_file_is_locked_under_all_its_names(tmp_path):
     assert files(tmp_path) == ["file", "link"]
 
 
-def test_what_killed_processes_left_half_written_is_removed(tmp_path):
-    """No process has the greatest id that there could be."""
-    for name in ("file", "file.part", "file.settings.json", "other"):
-        (tmp_path / f"{name}.999999999.part").write_text("")
-    (tmp_path / "file.part").write_text("")
-    with common.lock_output(tmp_path / "file"):
-        pass
-    assert files(tmp_path) == ["file.part", "other.999999999.part"]
-
-
 @pytest.mark.parametrize(
     "words",
     [
@@ -503,7 +379,6 @@ REASONS = {
     "off": ("disabled", "turned off by --cuda-graphs off"),
 }
 NOTE = "steps of a search were not replayed as a CUDA graph: "
-DEMANDED = "--cuda-graphs manual: expected a CUDA graph, got none: no CUDA tensor in the state"
 
 
 @pytest.fixture
@@ -584,34 +459,6 @@ def test_what_the_switch_says_reaches_the_search_and_is_recorded(
         assert NOTE + sentence in (tmp_path / "page.html").read_text()
 
 
-@pytest.mark.parametrize("program", ["predict", "report"])
-def test_a_graph_that_is_demanded_and_not_recorded_is_one_line(
-    runs, captured_search, monkeypatch, capsys, tmp_path, program
-):
-    monkeypatch.setattr(common, "is_cuda", lambda device: True)
-    for module in (predict, report):
-        monkeypatch.setattr(module, "select_device", lambda device: None)
-    command = command_of(program, runs, tmp_path)
-    assert funcppo(monkeypatch, *command, "--set", "cuda_graphs=manual") == 2
-    error = capsys.readouterr().err
-    assert error.splitlines()[-1] == f"funcppo: {DEMANDED}"
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_page_whose_graph_is_demanded_and_not_recorded_is_one_line(
-    runs, captured_search, served, monkeypatch, tmp_path
-):
-    monkeypatch.setattr(common, "is_cuda", lambda device: True)
-    monkeypatch.setattr(serve, "select_device", lambda device: None)
-    command = command_of("serve", runs, tmp_path)
-    assert funcppo(monkeypatch, *command, "--set", "cuda_graphs=manual") == 0
-    for path in ("api/answers", "answers"):
-        assert served[path].status_code == 500
-        assert DEMANDED in served[path].text
-    assert served["api/answers"].json() == {"error": DEMANDED}
-    assert served["api/graph"].status_code == 200
-
-
 @on_gpu
 @pytest.mark.parametrize("program", ["predict", "report"])
 def test_searches_of_a_gpu_are_recorded_unless_the_switch_forbids_it(
@@ -631,25 +478,6 @@ def test_searches_of_a_gpu_are_recorded_unless_the_switch_forbids_it(
         "trees": "cuda-graph-trees",
         "manual": "cuda-graph",
     }
-
-
-@on_gpu
-@pytest.mark.parametrize("graphs", ["auto", "off", "trees", "manual"])
-def test_a_server_records_graphs_in_its_thread_and_answers_alike(
-    runs, served, monkeypatch, tmp_path, graphs
-):
-    answers = []
-    for words in (
-        ["cpu"],
-        ["cuda", *settings(f"cuda_graphs={graphs} request_seconds=600")],
-    ):
-        command = command_of("serve", runs, tmp_path)
-        assert funcppo(monkeypatch, *command, "--device", *words) == 0
-        found = served["api/answers"].json()["answers"]
-        answers.append([(row["entity"], row["verdict"]) for row in found])
-        notes = served["api/graph"].json()["notes"]
-    assert answers[0] == answers[1]
-    assert (NOTE + REASONS["off"][1] in notes) == (graphs == "off")
 
 
 # -- other systems

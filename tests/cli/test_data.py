@@ -69,25 +69,6 @@ def test_without_rules_nothing_is_derived(monkeypatch, capsys, tmp_path):
     assert "ceiling" not in text and "s 1.00" in text
 
 
-def test_a_long_name_is_on_one_line_of_a_file(monkeypatch, capsys, tmp_path):
-    relation = "http://example.org/" + "x" * 300
-    graph = tmp_path / "graph.tsv"
-    graph.write_text(f"a\t{relation}\tb\nb\tr\ta\n")
-    assert funcppo(monkeypatch, "data", graph) == 0
-    text = capsys.readouterr().out
-    assert text.count(relation) == 2  # its row, and the inverse of r
-
-
-def test_a_relation_of_control_characters_is_shown_escaped(
-    monkeypatch, capsys, tmp_path
-):
-    graph = tmp_path / "graph.tsv"
-    graph.write_text("a\tr\x1b[2J\tb\n")
-    assert funcppo(monkeypatch, "data", graph) == 0
-    text = capsys.readouterr().out
-    assert "\x1b" not in text and r"r\x1b[2J" in text
-
-
 def test_bad_input_is_one_line(monkeypatch, capsys, tmp_path):
     assert funcppo(monkeypatch, "data", tmp_path / "none") == 2
     assert capsys.readouterr().err.count("\n") == 1
@@ -295,20 +276,6 @@ def test_the_counts_end_at_the_fixpoint(chain, capsys):
     assert "the fixpoint is reached at height 3; " in out
 
 
-def test_max_atoms_ends_the_count_after_a_step_for_the_split_only(
-    chain, capsys
-):
-    result = counted(capsys, chain, "--set", "max_atoms=13")
-    assert result["n_atoms_after_step"] == [5, 9, 12]
-    assert result["n_derivable_by_height"] == {"1": 3, "2": 3, "3": 4}
-    assert result["stop_reason"].startswith("stopped at 12 atoms: step 3 ")
-    assert (result["complete"], result["stop_code"]) == (False, "max_atoms")
-    assert provable(chain, "--set", "max_atoms=13") == 0
-    out = capsys.readouterr().out
-    assert table_rows(out)[-1] == ["3", "too", "many", "4", "0.8000"]
-    assert "stopped at 12 atoms" in out
-
-
 def test_seconds_end_the_count_after_a_step(chain, capsys):
     result = counted(capsys, chain, "--seconds", "1e-9")
     assert not result["complete"] and "more time" in result["stop_reason"]
@@ -359,19 +326,6 @@ def test_a_program_has_atoms_and_no_queries(tmp_path, capsys):
 def test_a_bad_option_is_one_line(chain, options, expected):
     with pytest.raises(ValueError, match=expected):
         provable(chain, *options)
-
-
-def test_the_error_of_a_data_set_without_rules_comes_without_notes(
-    chain, monkeypatch, capsys
-):
-    """Its test split repeats a known fact, which a note counts where the program goes on."""
-    assert funcppo(monkeypatch, "data", chain, "--provable", "test") == 0
-    assert "note: " in capsys.readouterr().err
-    (Path(chain) / "rules.txt").unlink()
-    assert funcppo(monkeypatch, "data", chain, "--provable", "test") == 2
-    error = capsys.readouterr().err
-    assert error.startswith("funcppo: ") and error.count("\n") == 1
-    assert "expected rules (--rules FILE" in error
 
 
 # -- one file of triples
@@ -454,15 +408,6 @@ def test_without_a_split_there_is_no_test_and_no_choice_and_that_is_said(
 
     assert funcppo(monkeypatch, "evaluate", tmp_path / "run") == 2
     assert "--split-ratios" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("program", ["evaluate", "prove"])
-def test_a_run_is_not_read_in_another_way(
-    program, split_run, monkeypatch, capsys
-):
-    query = ["p(X, Y)"] if program == "prove" else []
-    assert funcppo(monkeypatch, program, split_run, *query, *SPLIT[:2]) == 2
-    assert "is a trained run, which reads its data" in capsys.readouterr().err
 
 
 def test_a_split_file_is_mined_by_its_train_part_only(

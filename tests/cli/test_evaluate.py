@@ -7,19 +7,16 @@ import os
 import re
 import signal
 import time
-from collections import Counter
 from pathlib import Path
-from unittest.mock import Mock
 
 import numpy as np
 import pytest
 import torch
 
 from funcppo.cli import common, evaluate
-from funcppo.cli.evaluate import Evaluate, prepare_evaluation, search_notes
-from funcppo.kg.ranking import ranking, scoring
+from funcppo.cli.evaluate import Evaluate, prepare_evaluation
+from funcppo.kg.ranking import ranking
 from funcppo.kg.search.task import ignore_phase
-from funcppo.runtime.compile import EquivalenceError
 from funcppo.runtime.reasons import ReasonCode
 from tests.cli.runner import contains, funcppo
 
@@ -83,21 +80,6 @@ def test_an_evaluation_prints_few_lines_beside_its_table(
         assert funcppo(monkeypatch, *words, "--overwrite", "-v") == 0
         verbose = capsys.readouterr().out
         assert verbose.count("note: ") >= 1
-
-
-@pytest.mark.parametrize("of_run", [True, False])
-def test_debugging_names_the_files_of_the_run_and_of_the_evaluation(
-    trained, monkeypatch, capsys, tmp_path, of_run
-):
-    target = trained if of_run else "countries_s1"
-    ranks = tmp_path / "ranks.jsonl"
-    words = ("--debug", "--max-queries", 1, "--details", ranks)
-    assert funcppo(monkeypatch, "evaluate", target, *words) == 0
-    lines = capsys.readouterr().err.splitlines()
-    (line,) = (line for line in lines if line.startswith("debug: "))
-    assert str(ranks) in line
-    for name in ("config.json", "metrics.jsonl", "results.json"):
-        assert (f"{target}/{name}" in line) == of_run
 
 
 @pytest.mark.parametrize(
@@ -206,21 +188,6 @@ def prepare(target, **options):
     )
 
 
-def test_the_policy_of_a_run_is_tuned_and_identified(trained):
-    setups = [
-        prepare(trained, score=x, memory="4GB") for x in ("auto", "greedy")
-    ]
-    assert [setup.score for setup in setups] == ["best-proof", "greedy"]
-    for setup in setups:
-        is_greedy = setup.score == "greedy"
-        assert setup.evaluator.protocol.score_unprovable == is_greedy
-        assert setup.search_step is not None
-    digests = [setup.log_settings["params_digest"] for setup in setups]
-    assert digests[0] == digests[1] is not None
-    untrained = prepare(trained, score="noisy-or")
-    assert untrained.log_settings["params_digest"] is None
-
-
 def test_the_search_is_compiled_where_that_is_asked_for_or_worth_it():
     """By hand: 28 s to compile are repaid by 3 microseconds a candidate after some 10 million."""
     enough = evaluate.COMPILE_MIN_CANDIDATES
@@ -236,45 +203,6 @@ def test_the_search_is_compiled_where_that_is_asked_for_or_worth_it():
         got = evaluate.why_not_compile(options, n)
         assert (got and got[1]) == expected, (asked, device, n)
     assert pytest.approx(enough, rel=0.1) == 28 / 3e-6
-
-
-def test_a_search_that_is_not_compiled_has_its_reason(trained, monkeypatch):
-    """The compiler is turned off, it is wrong, it was not to be tried, or there is no search."""
-    wrong = Mock(side_effect=EquivalenceError("off by one"))
-    monkeypatch.setattr(scoring, "compile_search_step", wrong)
-    for score in ("best-proof", "noisy-or"):
-        assert prepare(trained, score=score).uncompiled == evaluate.NO_SEARCH
-    monkeypatch.setattr(scoring, "needs_search", lambda task, cfg: True)
-
-    def untuned(cfg, *args):
-        return cfg, ""
-
-    monkeypatch.setattr(evaluate, "_tune_batch_size", untuned)
-    assert prepare(trained).uncompiled[1] is ReasonCode.NO_GPU
-    # as on a GPU, where it is tried
-    monkeypatch.setattr(evaluate, "why_not_compile", lambda *_: None)
-    expected = ("off by one", ReasonCode.WRONG_RESULT)
-    assert prepare(trained).uncompiled == expected
-    monkeypatch.setenv("TORCH_COMPILE_DISABLE", "1")
-    assert prepare(trained).uncompiled[1] is ReasonCode.DISABLED
-
-
-def test_notes_say_what_the_search_may_have_missed():
-    result = {"peak_bytes": 3e6, "memory_limit_bytes": 10, "n_missed": 0}
-    peak = "the peak of 3 MB exceeds the limit of --memory"
-    assert search_notes(result) == [peak]
-    result |= {"row_steps": 2000, "active_fraction": 0.5, "n_missed": 9}
-    result |= {"n_pruned": 7, "n_overflowed": 8, "n_halvings": 0}
-    found = search_notes(result)
-    assert found == [
-        "slot utilisation: 50.0% of 2,000 row-steps",
-        "the beam pruned partial proofs of 7 candidates",
-        "successors of 8 candidates did not fit",
-        "9 provable answers were not found by the search",
-        peak,
-    ]
-    kinds = Counter(note.kind for note in found)
-    assert kinds == {"detail": 1, "cut": 4}
 
 
 @pytest.mark.parametrize("verbose", [False, True])

@@ -111,17 +111,6 @@ def test_the_program_exits_with_that_status_and_without_a_traceback(
     )
 
 
-def test_an_error_keeps_the_spaces_of_a_name(monkeypatch, capsys, tmp_path):
-    graph = tmp_path / "graph"
-    graph.mkdir()
-    (graph / "train.txt").write_text("  two  b\tr\tc\nc\tr\td\n")
-    (graph / "rules.txt").write_text("1\tr(X,Y) :- r(Y,X)\n")
-    query = "r(' two  b', X)"
-    assert funcppo(monkeypatch, "predict", graph, query) == 2
-    error = capsys.readouterr().err
-    assert "unknown entity ' two  b'" in error and "'  two  b'" in error
-
-
 @pytest.fixture
 def data_folder(tmp_path):
     """A folder of a data set with rules."""
@@ -298,14 +287,6 @@ def test_what_does_not_fit_into_memory_is_one_line(error, monkeypatch, capsys):
     assert capsys.readouterr().err == f"funcppo: {expected}\n"
 
 
-def test_an_error_of_the_program_itself_is_not_hidden(monkeypatch):
-    program = Mock(json=None, run=Mock(side_effect=RuntimeError("a bug")))
-    monkeypatch.setattr(cli, "parse_program", lambda *_: program)
-    monkeypatch.setattr(sys, "argv", ["funcppo", "mine"])
-    with pytest.raises(RuntimeError, match="a bug"):
-        cli.main()
-
-
 # Closed pipes.
 
 
@@ -353,16 +334,3 @@ def test_a_full_disk_behind_standard_output_is_one_line(words):
         2,
         "funcppo: standard output: No space left on device\n",
     )
-
-
-def test_a_closed_pipe_to_a_named_file_is_an_error_with_its_name(
-    monkeypatch, capsys
-):
-    error = BrokenPipeError(32, "Broken pipe", "rules.fifo")
-    monkeypatch.setattr(
-        cli,
-        "parse_program",
-        lambda *_: Mock(json=None, run=Mock(side_effect=error)),
-    )
-    assert funcppo(monkeypatch, "mine") == 2
-    assert capsys.readouterr().err == "funcppo: rules.fifo: Broken pipe\n"

@@ -136,18 +136,6 @@ def test_rules_go_to_standard_output_and_all_else_elsewhere(
     assert shown.out == out.read_text() and "rules (" in shown.err
 
 
-def test_a_sample_of_the_same_seed_gives_the_same_bytes(tmp_path):
-    """The rows are too few for all, so facts are sampled."""
-    texts = []
-    out = tmp_path / "rules.tsv"
-    for seed in "001":
-        options = f"--seed {seed} --set max_rows=150000"
-        words = ["family_tree:400:0", "--out", str(out), *options.split()]
-        assert mine(*words) == 0
-        texts.append(out.read_bytes())
-    assert texts[0] == texts[1] != texts[2]
-
-
 def test_without_a_rule_above_the_thresholds_the_file_holds_none(
     tmp_path, capsys
 ):
@@ -244,24 +232,6 @@ def family_lines(tree, split="train"):
     )
 
 
-def test_training_that_is_interrupted_in_mining_keeps_the_rules(
-    monkeypatch, capsys, tmp_path
-):
-    def stop_search(*_):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(miner._Miner, "_count_pca_pairs", stop_search)
-    (tmp_path / "train.txt").write_text(family_lines(load("family_tree:60:2")))
-    cache = tmp_path / "cache"
-    train = ("train", tmp_path, "--out", tmp_path / "run", *SMALL)
-    assert funcppo(monkeypatch, *train, "--cache-dir", cache) == 130
-    shown = " ".join(capsys.readouterr().out.split())
-    (file,) = cache.glob("*.partial.tsv")
-    assert "interrupted: the" in shown and file.name in shown
-    assert len(load(str(tmp_path), file).rules)
-    assert not (tmp_path / "run").exists()
-
-
 def test_training_without_rules_mines_first_and_keeps_what_it_mined(
     monkeypatch, capsys, tmp_path
 ):
@@ -309,21 +279,3 @@ def types(tmp_path, monkeypatch):
     file = tmp_path / "drinks.tsv"
     file.write_text("".join(lines))
     return file
-
-
-@pytest.mark.parametrize(
-    ("options", "has_constants"),
-    [
-        ((), True),
-        (("--constants",), True),
-        (("--set", "without_constants=on"), False),
-    ],
-)
-def test_a_large_graph_has_rules_with_constants_unless_they_are_turned_off(
-    options, has_constants, types, tmp_path, monkeypatch, capsys
-):
-    out = tmp_path / "rules.tsv"
-    arguments = ("mine", types, "--min-support", "2", "--out", out, *options)
-    assert funcppo(monkeypatch, *arguments) == 0
-    assert ("likes(X, tea) :- tries(X, " in out.read_text()) == has_constants
-    capsys.readouterr()

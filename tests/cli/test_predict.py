@@ -6,7 +6,6 @@ import json
 import math
 import os
 import signal
-import sys
 
 import pytest
 
@@ -194,32 +193,6 @@ def test_fewer_answers_are_listed_and_queries_stand_as_they_were_written(
     assert [answer["score"] for answer in good["answers"]] == kept
 
 
-def test_answers_that_are_the_entity_of_the_query_are_left_out_once_said(
-    monkeypatch, capsys, tmp_path
-):
-    """The other answers keep their scores; the speed of a file and the note stand apart."""
-    (tmp_path / "train.txt").write_text("a\tq\ta\na\tq\tb\nb\tq\tb\n")
-    (tmp_path / "rules.txt").write_text("p(X, Y) :- q(X, Y).")
-    queries = tmp_path / "queries"
-    queries.write_text("p(a, X)\np(b, X)\n")
-    names = {}
-    for option in ([], ["--set", "with_self=on"]):
-        args = [tmp_path, "--queries", queries, "--json", "-", *option]
-        assert funcppo(monkeypatch, "predict", *args) == 0
-        output = capsys.readouterr()
-        found = json.loads(output.out)["queries"]
-        names[bool(option)] = [
-            [a["entity"] for a in query["answers"]] for query in found
-        ]
-        assert output.err.count("left out 2 derivable") == (not option)
-    assert names == {False: [["b"], []], True: [["a", "b"], ["b"]]}
-    args = [tmp_path, "--relation", "p", "--new"]
-    assert funcppo(monkeypatch, "predict", *args) == 0
-    output = capsys.readouterr()
-    assert "1 new facts" in output.out
-    assert "left out 2 derivable answers" in output.err
-
-
 def test_new_facts_are_those_of_the_queries_best_first(
     graph, monkeypatch, capsys, tmp_path
 ):
@@ -267,36 +240,6 @@ def test_unproved_answers_are_marked_in_every_output(runs, monkeypatch, capsys):
     text = capsys.readouterr().out
     assert f"{found['n_unproved']} of {found['n_unproved']} unproved" in text
     assert text.count("  unproved, prior ") == found["n_unproved"]
-
-
-def test_prove_orders_the_answers_of_a_run_by_its_score(
-    runs, monkeypatch, capsys
-):
-    for run in ("questions", "proofs"):
-        args = [runs / run, "p(e1, X)", "--k", 100]
-        (ranked,) = predicted(monkeypatch, capsys, *args, "--known")["queries"]
-        expected = {a["entity"]: a["score"] for a in ranked["answers"]}
-        args = [runs / run, "p(e1, X)", "--all", "--json", "-"]
-        assert funcppo(monkeypatch, "prove", *args) == 0
-        proved = json.loads(capsys.readouterr().out)["answers"]
-        scores = [answer["score"] for answer in proved]
-        assert scores == sorted(scores, reverse=True) and len(scores) > 3
-        for answer in proved:
-            assert answer["score"] == expected[answer["args"][1]]
-
-
-def test_answers_come_before_the_notes_and_name_the_score_of_evaluate(
-    graph, monkeypatch, capsys
-):
-    assert funcppo(monkeypatch, "evaluate", graph, "--json", "-") == 0
-    chosen = json.loads(capsys.readouterr().out)
-    monkeypatch.setattr("sys.stderr", sys.stdout)
-    assert funcppo(monkeypatch, "predict", graph, "p(e1, X)") == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0].startswith("p(e1, X): ")
-    assert f"score {chosen['score']}" in lines[0]
-    note = f"untrained score {chosen['score']}, height {chosen['height']}"
-    assert lines[-1] == f"note: no trained run: {note}"
 
 
 # -- bad input

@@ -10,11 +10,8 @@ import time
 
 import pytest
 
-from funcppo import cli
 from funcppo.kg.graph.loaders import load
 from funcppo.kg.ranking import evaluate as evaluation
-from funcppo.kg.run import subject
-from funcppo.runtime import distributed
 from tests.cli.processes import (
     keep_metrics,
     run_processes,
@@ -157,40 +154,6 @@ def test_an_error_of_one_process_is_one_line_of_rank_0(tmp_path):
     assert ended[1].err == ""
 
 
-def test_processes_of_other_versions_end_with_one_line(tmp_path, monkeypatch):
-    def older(rank):
-        if rank == 1:
-            monkeypatch.setattr(cli, "package_version", lambda *_: "0.1")
-
-    ended = run_processes(2, tmp_path, *EVALUATE, prepare=older)
-    (line,) = ended[0].err.strip().splitlines()
-    assert line.startswith("funcppo: rank 1: expected funcppo ")
-    assert line.endswith(", as rank 0 has, got 0.1")
-    assert [x.status for x in ended] == [2, 2]
-    assert (ended[0].out, ended[1].out, ended[1].err) == ("", "", "")
-
-
-@pytest.mark.parametrize(
-    "args",
-    [
-        EVALUATE,
-        ("train", DATA, "--out", "run", "--set", "ppo.n_shards=2"),
-    ],
-    ids=lambda args: args[0],
-)
-def test_processes_with_other_gpus_end_with_one_line(tmp_path, args):
-    def other_gpu(rank):
-        os.chdir(tmp_path)
-        distributed.gpu_facts = lambda device: {"GPU": f"model {rank}"}
-
-    ended = run_processes(2, tmp_path, *args, prepare=other_gpu)
-    assert [x.status for x in ended] == [2, 2], ended
-    line = "funcppo: rank 1: expected GPU model 0, as rank 0 has, got model 1"
-    lines = ended[0].err.splitlines()
-    assert [x for x in lines if x.startswith("funcppo: ")] == [line]
-    assert ended[1].err == ""
-
-
 def test_a_program_that_is_not_shared_refuses_several_processes(tmp_path):
     ended = run_processes(2, tmp_path, "data", DATA)
     assert [x.status for x in ended] == [2, 2]
@@ -243,38 +206,3 @@ def notes_of(folder, n, *args, prepare=lambda rank: None):
     ended = run_processes(n, folder, *words, *args, prepare=prepare)
     assert [x.status for x in ended] == [0] * n, ended
     return details.read_bytes(), json.loads(ended[0].out)["notes"]
-
-
-def test_rank_0_chooses_the_settings_of_all(tmp_path):
-    """The others do not choose, so that it does not matter which of them has time for what."""
-    alone, notes = notes_of(tmp_path, 1)
-    assert any(
-        note.startswith("settings of rules: height 2,") for note in notes
-    )
-
-    def prepare(rank):
-        def refuse(*args):
-            raise AssertionError("rank 1 chose too")
-
-        if rank == 1:
-            subject.choose_settings = refuse
-
-    assert notes_of(tmp_path, 2, prepare=prepare) == (alone, notes)
-
-
-def test_a_height_that_one_process_has_no_time_for_is_taken_by_none(tmp_path):
-    build_task = subject.build_task
-
-    def prepare(rank):
-        def build_in_time(dataset, cfg, *args, **kwargs):
-            if rank == 1 and cfg.max_height == 2:
-                raise ValueError("T_P to height 2 takes more time than is left")
-            return build_task(dataset, cfg, *args, **kwargs)
-
-        subject.build_task = build_in_time
-
-    _, notes = notes_of(tmp_path, 2, prepare=prepare)
-    (note,) = [note for note in notes if "not taken" in note]
-    assert note == (
-        "height 2 not taken: T_P to height 2 takes more time than is left"
-    )

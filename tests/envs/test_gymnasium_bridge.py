@@ -11,10 +11,8 @@ import pytest
 import torch
 
 import funcppo as fp
-from funcppo import train_step
 from funcppo.envs import wrappers
 from funcppo.envs.gymnasium_bridge import check_environment
-from funcppo.runtime.reasons import ReasonCode
 from tests.learning import assert_trees_equal, on_gpu
 
 SMALL = {"n_steps": 8, "n_epochs": 2, "n_minibatches": 2, "n_updates": 4}
@@ -323,16 +321,6 @@ def test_an_environment_that_cannot_be_made_is_named():
         fp.envs.gymnasium(gym.make("CartPole-v1"))  # pyright: ignore[reportArgumentType]
 
 
-def test_the_number_of_rows_is_that_of_the_bridge():
-    env = fp.envs.gymnasium(Counter, n_envs=6)
-    assert fp.ppo(env=env, network=NETWORK).cfg.ppo.n_envs == 6
-    ppo = fp.ppo(env=env, network=NETWORK, n_envs=4)
-    with pytest.raises(ValueError, match=r"^n_envs: expected 6 .*got 4$"):
-        ppo.init(fp.random.key(0))
-    any_number = fp.envs.gymnasium(Counter)
-    assert any_number.reset(any_number.cfg, None, keys(3)).obs.shape[0] == 3
-
-
 def test_a_state_that_is_not_the_latest_is_refused():
     ppo = counting()
     first = ppo.init(fp.random.key(0))
@@ -350,23 +338,6 @@ def test_a_state_that_is_not_the_latest_is_refused():
         env_state=fresh.env_state, episode_stats=fresh.episode_stats
     )
     assert int(ppo.step(again)[0].update) == 3
-
-
-def test_steps_are_neither_vectorised_nor_compiled():
-    env = fp.envs.gymnasium(Counter)
-    state = env.reset(env.cfg, None, keys(2))
-    action = torch.zeros(3, 2, dtype=torch.int64)
-
-    def step(action):
-        return env.step_functional(env.cfg, None, state, action, keys(2))[1]
-
-    with pytest.raises(
-        ValueError, match=r"^step: expected values that the host"
-    ):
-        torch.vmap(step)(action)
-    compiled = torch.compile(step, backend="eager", fullgraph=True)
-    with pytest.raises(Exception, match="the environment steps on the host"):
-        compiled(action[0])
 
 
 def test_several_seeds_at_once_are_refused_before_any_step():
@@ -393,31 +364,6 @@ def compiled():
     return ppo, state, fast, Counter.n_calls - before
 
 
-def test_trials_step_no_environment(compiled):
-    _, _, fast, n_calls = compiled
-    assert n_calls == 0
-    assert fast.record.strategy == "one-graph"
-    failures = {f.name: f.code for f in fast.record.failures}
-    assert failures == {"rollout_step": ReasonCode.HOST_ENVIRONMENT}
-
-
-def test_a_compiled_step_equals_the_eager_one(compiled):
-    """Two updates, 1e-5 of parameters that move by 1e-3."""
-    _, state, fast, _ = compiled
-    for _ in range(2):
-        state, metrics = fast.step(state)
-    other = counting()
-    want = other.init(fp.random.key(0))
-    for _ in range(2):
-        want, wanted_metrics = other.step(want)
-    assert_trees_equal(state.params, want.params, rtol=0, atol=1e-5)
-    assert torch.equal(state.env_state.obs, want.env_state.obs)
-    assert torch.equal(
-        metrics.rollout.episode_return_sum,
-        wanted_metrics.rollout.episode_return_sum,
-    )
-
-
 @on_gpu
 def test_learning_is_a_cuda_graph_and_equals_the_eager_step():
     """Three updates; actions go to the host and observations come back in each step."""
@@ -436,36 +382,6 @@ def test_learning_is_a_cuda_graph_and_equals_the_eager_step():
             assert stepper.record.replay_mode == "cuda-graph"
             assert stepper.captured.n_graphs == 1
     assert_trees_equal(*results, rtol=1e-4, atol=1e-5)
-
-
-def test_evaluation_has_environments_of_its_own():
-    ppo = counting()
-    state = ppo.init(fp.random.key(0))
-    evaluation = fp.evaluate_policy(ppo, state, n_episodes=3)
-    assert evaluation.greedy.mean_length == 3.0
-    assert evaluation.greedy.n_unfinished == 0
-    want = counting()
-    got, _ = ppo.step(state)
-    assert_trees_equal(
-        got, want.step(want.init(fp.random.key(0)))[0], rtol=0, atol=0
-    )
-
-
-def test_wrappers_hold_around_the_bridge():
-    """A time limit of our own restarts rows on the host; moments are those of Gymnasium's observations."""
-    inner = fp.envs.gymnasium("Pendulum-v1")
-    env = wrappers.time_limit(inner, 5)
-    env = wrappers.normalize_reward(wrappers.normalize_observation(env))
-    ppo = fp.ppo(env=env, network=NETWORK, n_envs=2, **SMALL)
-    state = ppo.init(fp.random.key(0))
-    rolled_out = train_step.roll_out(ppo.cfg, None, state)
-    truncated = rolled_out.trajectory.truncated[:, 0]
-    assert truncated.nonzero().flatten().tolist() == [4]
-    # resets and steps of two rows, those of the new episodes included
-    moments = rolled_out.rollout_state.env_state.inner.moments
-    assert float(moments.n[0]) == pytest.approx(2 + 16 + 2, abs=0.01)
-    evaluation = fp.evaluate_policy(ppo, state, n_episodes=2)
-    assert evaluation.greedy.mean_length == 5.0
 
 
 def test_a_continued_run_begins_new_episodes_and_says_so(tmp_path):

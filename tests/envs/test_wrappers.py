@@ -253,27 +253,6 @@ def test_a_mask_of_actions_passes_frames_and_flattening():
     fp.ppo(env=env, network=fp.nets.mlp(4)).init(random.key(0))
 
 
-@pytest.mark.parametrize(
-    "build",
-    [
-        lambda env: wrappers.time_limit(env, 5),
-        lambda env: wrappers.frame_stack(env, 2),
-        wrappers.normalize_observation,
-        wrappers.normalize_reward,
-        wrappers.sticky_actions,
-        wrappers.clip_action,
-        lambda env: wrappers.rescale_action(env, -2.0, 2.0),
-        wrappers.flatten_observation,
-        wrappers.episode_statistics,
-    ],
-)
-def test_an_environment_of_gymnasium_itself_is_refused_in_one_line(build):
-    with pytest.raises(
-        TypeError, match=r"^env: expected an Environment, got TimeLimit$"
-    ):
-        build(gymnasium.make("Pendulum-v1"))
-
-
 NESTED = wrappers.normalize_reward(
     wrappers.frame_stack(
         wrappers.normalize_observation(
@@ -301,19 +280,6 @@ def test_a_stack_of_wrappers_keeps_what_each_remembers_through_a_restart():
     done = history[8].timestep.terminated | history[8].timestep.truncated
     first, second = observe(NESTED, history[8].after).chunk(2, -1)
     assert done.any() and torch.equal(first[done], second[done])
-
-
-def test_evaluation_leaves_moments_and_rewards_as_they_are():
-    env = wrappers.evaluation_env(NESTED)
-    state = play(NESTED, 9, 4, 30)[-1].after
-    keys = random.split(random.key(0), 4)
-    action = torch.zeros(4, dtype=torch.int64)
-    after, timestep = env.step_functional(env.cfg, WORLD, state, action, keys)
-    assert torch.equal(
-        after.inner.inner.moments.mean, state.inner.inner.moments.mean
-    )
-    assert torch.equal(timestep.reward, torch.ones(4))
-    assert wrappers.evaluation_env(CARTPOLE) is CARTPOLE
 
 
 @pytest.mark.parametrize(

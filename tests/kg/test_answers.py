@@ -1,7 +1,6 @@
 """Answers: the candidates and scores of a ranking, derived by query too; names and proofs."""
 
 import dataclasses
-from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -14,7 +13,6 @@ from funcppo.kg.answers import (
     OpenQuery,
     explain_answer,
     most_probable_proof,
-    most_probable_proofs,
     probability,
     read_open_query,
 )
@@ -27,7 +25,7 @@ from funcppo.kg.config import (
 )
 from funcppo.kg.graph import loaders
 from funcppo.kg.logic.kb import HEAD, TAIL
-from funcppo.kg.ranking import explain, rank_metrics
+from funcppo.kg.ranking import rank_metrics
 from funcppo.kg.run.subject import Subject, dataset_subject
 from funcppo.kg.scores import link_embedding
 from funcppo.kg.scores.score import parse
@@ -315,42 +313,3 @@ def test_a_proof_uses_the_rule_that_adds_most(run):
             n_proved += 1
             assert explain_answer(run, atom, HEAD) is not None
     assert n_proved > 5
-
-
-def test_many_proofs_are_those_of_single_answers(run):
-    split = torch.from_numpy(run.task.dataset.test.copy()).long()
-    program = explain.build_program(run.task)
-    proofs = most_probable_proofs(run, split, program)
-    assert len(proofs) == len(split)
-    for atom, many in zip(split, proofs):
-        one = most_probable_proof(run, atom, program)
-        if one is None or many is None:
-            assert one is many
-            continue
-        assert one.nodes[0].rule == many.nodes[0].rule
-        assert one.nodes[0].probability == pytest.approx(
-            many.nodes[0].probability, abs=1e-6
-        )
-
-
-def test_answers_of_many_entities_are_proved(tmp_path, monkeypatch):
-    """Two entities of 50,000 are no int32, which the atoms of a split are."""
-    pairs = [(f"x{i}", f"y{i}") for i in range(25_000)]
-    likes = [(x, "likes", y) for x, y in pairs]
-    knows = [(x, "knows", y) for x, y in pairs[-60:]]
-    graph = loaders.from_triples(
-        likes + knows[:40],
-        knows[40:50],
-        knows[50:],
-        rules="knows(X, Y) :- likes(X, Y)",
-    )
-    monkeypatch.setattr(loaders, "load", lambda *args, **kwargs: graph)
-    options = replace(CONFIG.questions, max_questions=None)
-    config = replace(CONFIG, questions=options)
-    run = new_run(config)
-    assert run.run_config.learner == "questions"
-    atoms = torch.from_numpy(graph.test.copy())
-    assert atoms.dtype == torch.int32
-    program = explain.build_program(run.task)
-    proofs = most_probable_proofs(run, atoms, program)
-    assert len(proofs) == 10 and all(proofs)

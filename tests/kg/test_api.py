@@ -4,7 +4,6 @@ import builtins
 import html
 import json
 import re
-import resource
 import sys
 import tempfile
 from types import SimpleNamespace
@@ -16,7 +15,6 @@ import funcppo as fp
 from funcppo.config import PPOConfig
 from funcppo.kg.config import ProverTaskConfig
 from tests.cli.runner import funcppo
-from tests.forked import printed_by
 
 RULES = "p(X, Y) :- q(X, Y).\np(X, Y) :- q(X, Z), r(Z, Y).\nq(X, Y) :- r(Y, X)."
 PPO = PPOConfig(n_envs=4, n_steps=4, n_epochs=1, n_minibatches=2)
@@ -154,24 +152,6 @@ def test_nothing_is_left_behind_without_a_folder(graph, tmp_path, monkeypatch):
     assert fitted.folder is None and not list(tmp_path.iterdir())
     assert fitted.predict("p", head="e1").answers
     assert fitted.evaluate().metrics and fitted.prove("p(e1, e2)").verdict
-
-
-def test_a_fit_keeps_to_its_memory(graph, tmp_path):
-    with pytest.raises(ValueError, match="memory 1000: expected at least"):
-        fp.fit(graph, memory=1000, **SETTINGS)
-    before = resource.getrlimit(resource.RLIMIT_DATA)
-    # in a process that holds nothing else
-    notes, after = printed_by(f"""
-import resource
-import funcppo as fp
-from tests.kg.test_api import SETTINGS, SMALL_PROVER, load_graph
-
-settings = dict(SETTINGS, prover=SMALL_PROVER, memory=2_500_000_000)
-print(fp.fit(load_graph(), {str(tmp_path / "run")!r}, **settings).notes)
-print(resource.getrlimit(resource.RLIMIT_DATA))
-""")
-    assert "2.50 GB hold parts" in notes
-    assert after == str(before)
 
 
 def test_rules_are_mined_where_there_are_none():

@@ -10,9 +10,7 @@ import pytest
 import torch
 
 import funcppo as fp
-from funcppo import nets
 from funcppo.core import random, tree
-from funcppo.envs.minatar import breakout
 from funcppo.interfaces import EnvironmentSpec, MaskedObservation
 from funcppo.nets import networks
 from funcppo.nets.networks import (
@@ -323,93 +321,6 @@ def test_keys_of_actions_are_held_and_others_are_not(held, want):
     keys = rollout_keys(random.key(0), 7, 5, held)
     assert torch.equal(keys[0], plain[0][want])
     assert torch.equal(keys[1], plain[1]) and torch.equal(keys[2], plain[2])
-
-
-def test_an_option_that_does_not_fit_is_named():
-    with pytest.raises(ValueError, match="gsde: expected an environment with"):
-        fp.ppo(env=fp.envs.cartpole(), network=fp.nets.gsde(4))
-    for options in ({"first_log_std": 3.0}, {"noise_steps": 0}):
-        with pytest.raises(ValueError, match=next(iter(options))):
-            fp.ppo(
-                env=guessing("continuous"), network=fp.nets.gsde(4, **options)
-            )
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-@pytest.mark.parametrize("noise_steps", [None, 4])
-def test_on_a_gpu_an_update_is_one_cuda_graph_and_equals_eager(noise_steps):
-    """Two updates, float32; the rollout is no kernel, and the record says why."""
-    learner = fp.ppo(
-        env=fp.envs.make("Pendulum-v1"),
-        network=fp.nets.gsde(16, noise_steps=noise_steps),
-        n_envs=4,
-        n_steps=8,
-        n_minibatches=2,
-        n_updates=2,
-    )
-    state = eager = learner.init(random.key(0, "cuda"))
-    fast = fp.compile(learner, state)
-    assert fast.record.strategy == "one-graph"
-    assert fast.record.replay_mode == "cuda-graph"
-    assert fast.record.rollout == "steps" and fast.record.rollout_reason
-    assert fast.record.rollout_code is not None
-    for _ in range(2):
-        state, _ = fast.step(state)
-        eager, _ = learner.step(eager)
-    for x, y in zip(tree.leaves(state), tree.leaves(eager)):
-        torch.testing.assert_close(x, y, rtol=1e-3, atol=1e-4)
-
-
-VECTOR_SPEC = fp.EnvironmentSpec(observation_size=4, action_size=2)
-
-
-@pytest.mark.parametrize("name", nets.__all__)
-def test_a_network_of_the_package_that_is_not_called_is_named(name):
-    problem = rf"^network: expected fp\.nets\.{name}\([0-9, ]*\), a call, got the function$"
-    with pytest.raises(TypeError, match=problem):
-        fp.ppo(env=fp.envs.cartpole(), network=getattr(nets, name))
-
-
-def test_the_call_that_is_named_is_one_that_works():
-    assert set(networks.ARGUMENTS) == set(nets.__all__)
-    spec = breakout().spec
-    for name in ("cnn", "nature_cnn"):
-        assert callable(getattr(nets, name)(*networks.ARGUMENTS[name]))
-    assert isinstance(fp.nets.cnn(*networks.ARGUMENTS["cnn"])(spec), fp.Agent)
-    for name in ("mlp", "gru", "lstm"):
-        network = getattr(nets, name)(*networks.ARGUMENTS[name])
-        assert isinstance(network(VECTOR_SPEC), fp.Agent)
-
-
-@pytest.mark.parametrize("network", [fp.nets.gru, fp.nets.lstm, fp.nets.cnn])
-@pytest.mark.parametrize(
-    ("then", "problem"),
-    [
-        (3, "expected a function of an EnvironmentSpec, got int"),
-        (0, "expected a function of an EnvironmentSpec, got int"),
-        (
-            fp.nets.mlp,
-            r"expected fp\.nets\.mlp\(64, 64\), a call, got the function",
-        ),
-        (
-            fp.nets.mlp(8)(VECTOR_SPEC),
-            "expected a function of an EnvironmentSpec, got Agent",
-        ),
-        (lambda spec: 3, "expected a function that returns an Agent, got int"),
-    ],
-    ids=["number", "zero", "function", "agent", "result"],
-)
-def test_what_follows_a_network_is_named(network, then, problem):
-    spec = VECTOR_SPEC if network is not fp.nets.cnn else breakout().spec
-    with pytest.raises(TypeError, match=f"^then: {problem}$"):
-        network(then=then)(spec)
-
-
-def test_a_function_of_other_arguments_is_named():
-    line = "^network: expected a function of an EnvironmentSpec, got the function .*: "
-    for function in (lambda: None, lambda spec, size: None):
-        with pytest.raises(TypeError, match=line):
-            fp.ppo(env=fp.envs.cartpole(), network=function)
 
 
 OPTIONS = {

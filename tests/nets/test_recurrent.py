@@ -141,25 +141,6 @@ def test_the_gradient_through_a_sequence_equals_that_of_cells_of_torch(cell):
         )
 
 
-def test_a_compiled_gradient_keeps_the_loop_over_steps(monkeypatch):
-    cfg, state = begun("gru")
-    batch = collect(cfg, WORLD, state).batch
-    arguments = (cfg, WORLD, state.params, batch, torch.arange(28))
-    want = minibatch.loss_gradient(*arguments, state.scalars)
-
-    scans = []
-
-    def record(*arguments):
-        scans.append(arguments)
-        return tree.scan(*arguments)
-
-    monkeypatch.setattr(minibatch, "keeps_loops", lambda: True)
-    monkeypatch.setattr(minibatch.sequence_gradient, "__defaults__", (record,))
-    got = minibatch.loss_gradient(*arguments, state.scalars)
-    assert len(scans) == 2
-    assert_trees_equal(got, want, rtol=0, atol=1e-12)
-
-
 def test_a_truncated_episode_is_bootstrapped_with_the_memory_of_its_end():
     """V of the last observation, by all steps of the episode from its start, one row at a time."""
     cfg, state = begun("gru", max_steps=3, n_steps=6)
@@ -260,20 +241,6 @@ def test_a_resumed_run_continues_in_the_middle_of_an_episode_bit_for_bit(
     assert half.is_stopped and "memory.c" in fp.tree.paths(half.state)
     resumed = fp.train(ppo, 4 * 28, checkpoint=path)
     assert_trees_equal(resumed.state, whole.state, rtol=0, atol=0)
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_an_update_of_sequences_is_one_cuda_graph_and_equals_eager():
-    """Two updates of 16 steps, whose loops are captured with the rest; float32."""
-    ppo = learner("gru", n_steps=16)
-    state = eager = ppo.init(random.key(0, "cuda"))
-    fast = fp.compile(ppo, state)
-    assert fast.record.strategy == "one-graph"
-    assert fast.record.replay_mode == "cuda-graph"
-    for _ in range(2):
-        state, _ = fast.step(state)
-        eager, _ = ppo.step(eager)
-    assert_trees_equal(state, eager, rtol=1e-3, atol=1e-4)
 
 
 def success(network, n_updates=10):

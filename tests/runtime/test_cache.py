@@ -293,34 +293,3 @@ def test_a_broken_file_is_reported_and_written_again(folder, suffix):
         assert not is_found(clip_by_global_norm, x, LIMIT)
     assert is_found(clip_by_global_norm, x, LIMIT)
     assert json.loads(next(folder.glob("*.json")).read_text())
-
-
-class TestFolder:
-    """The folder of compiled code."""
-
-    @pytest.fixture(autouse=True)
-    def _variables(self, tmp_path, monkeypatch):
-        monkeypatch.undo()  # what replaces the folder above
-        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-        monkeypatch.delenv(cache.FOLDER_VARIABLE, raising=False)
-
-    def test_it_is_the_users_cache_folder_or_what_is_chosen(
-        self, tmp_path, monkeypatch
-    ):
-        cache.use_folder()
-        default = tmp_path / "funcppo" / "compiled"
-        assert os.environ[cache.FOLDER_VARIABLE] == str(default)
-        assert default.stat().st_mode & 0o777 == 0o700
-        cache.use_folder(tmp_path / "other")
-        assert os.environ[cache.FOLDER_VARIABLE] == (
-            str(tmp_path / "other" / "compiled")
-        )
-        monkeypatch.setenv(cache.FOLDER_VARIABLE, str(tmp_path / "own"))
-        assert cache.functions_folder() == tmp_path / "own" / "funcppo"
-
-    def test_one_that_others_may_write_is_refused(self, tmp_path):
-        folder = tmp_path / "funcppo" / "compiled"
-        folder.mkdir(parents=True)
-        folder.chmod(0o775)
-        with pytest.raises(ValueError, match="nobody else may write, got"):
-            cache.use_folder()

@@ -28,9 +28,7 @@ from funcppo.runtime.capture import (
     TreeFunction,
     are_trees_demanded,
     capture,
-    capture_loop_bodies,
     cudagraph_trees_only,
-    separate_graph_pools,
     with_cuda_graphs_only,
     without_cuda_graphs,
 )
@@ -260,31 +258,6 @@ def test_a_state_on_two_devices_is_refused():
     assert "several devices: cpu, cuda:0" in captured.fallback_reason
 
 
-@on_gpu
-def test_captures_with_pools_of_their_own_may_run_side_by_side():
-    """On two streams at once, each with temporaries; in one pool the second would overwrite those of the first."""
-
-    def step(x):
-        for _ in range(50):
-            x = (x + 1).roll(1) * 0.5
-        return x, x.sum()
-
-    starts = [torch.full((100_000,), 1.0 + i, device="cuda") for i in range(2)]
-    with separate_graph_pools():
-        captures = [capture(step, start, strict=True) for start in starts]
-    streams = [torch.cuda.Stream() for _ in captures]
-    torch.cuda.synchronize()
-    for _ in range(5):
-        for captured, stream in zip(captures, streams):
-            with torch.cuda.stream(stream):
-                captured.step()
-    torch.cuda.synchronize()
-    for captured, start in zip(captures, starts):
-        for _ in range(5):
-            start, _ = step(start)
-        assert torch.equal(captured.state, start)
-
-
 @devices
 def test_a_graphed_step_equals_the_step_whatever_its_arguments(device):
     """Params, inputs and states change between calls and within a run of them; one recording serves a cfg."""
@@ -381,60 +354,6 @@ def prover(device: str) -> tuple[Config, Any]:
     )
 
 
-@devices
-@pytest.mark.parametrize("problem", [cartpole, prover])
-def test_iterations_by_loop_bodies_equal_the_iterations(problem, device):
-    """Bit for bit."""
-    cfg, world = problem(device)
-    want = init(cfg, world, random.key(0, device))
-    captured = capture_loop_bodies(
-        partial(train_step, cfg, world), EAGER_PARTS, want
-    )
-    for _ in range(3):
-        want, shown = train_step(cfg, world, want)
-        assert_trees_equal(captured.step(), shown, rtol=0, atol=0)
-        assert_trees_equal(captured.state, want, rtol=0, atol=0)
-    assert (captured.replay_mode, captured.n_graphs) == (
-        ("cuda-graph-per-loop-body", 2) if device == "cuda" else ("none", 0)
-    )
-
-
-@on_gpu
-@pytest.mark.parametrize("problem", [cartpole, prover])
-def test_an_iteration_by_loop_bodies_is_a_launch_a_step_and_never_waits(
-    problem,
-):
-    cfg, world = problem("cuda")
-    captured = capture_loop_bodies(
-        partial(train_step, cfg, world),
-        EAGER_PARTS,
-        init(cfg, world, random.key(0, "cuda")),
-        strict=True,
-    )
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        with torch.profiler.profile() as profile:
-            captured.step()
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-    calls = [
-        event.name
-        for event in profile.events()
-        if event.name.startswith("cuda")
-    ]
-    assert (
-        calls.count("cudaGraphLaunch")
-        == cfg.ppo.n_steps + cfg.ppo.n_epochs * cfg.ppo.n_minibatches
-    )
-    assert not {
-        "cudaStreamSynchronize",
-        "cudaEventSynchronize",
-        "cudaMemcpy",
-    } & set(calls), calls
-    # Between the loops; the random bits are some 150 kernels a draw where nothing is compiled.
-    assert 0 < sum("LaunchKernel" in name for name in calls) < 2000
-
-
 CFG = cartpole_config(max_steps=5, **SMALL)
 
 
@@ -486,19 +405,6 @@ def test_the_demand_ends_with_its_block():
         assert captured.fallback_reason == "no CUDA tensor in the state"
         assert captured.replay_mode == "none"
     assert not are_trees_demanded()
-
-
-def test_a_strategy_that_compiles_nothing_is_refused(monkeypatch):
-    select = partial(select_strategy, collect, EAGER_PARTS, CFG, WORLD, state())
-    message = r"^strategy: expected one that compiles, for CUDAGraph Trees"
-    with cudagraph_trees_only():
-        with pytest.raises(ValueError, match=message + ", got 'eager'$"):
-            select("eager")
-        monkeypatch.setenv("TORCH_COMPILE_DISABLE", "1")
-        with pytest.raises(
-            ValueError, match=message + ", but TORCH_COMPILE_DISABLE"
-        ):
-            select("auto")
 
 
 @on_gpu

@@ -26,7 +26,7 @@ from funcppo.runtime.distributed import (
     StalledError,
     attempt_together,
 )
-from tests.cli.processes import run_processes, waiting_ends_with
+from tests.cli.processes import run_processes
 
 
 def run_ranks(n, function, **settings):
@@ -65,56 +65,6 @@ def test_results_come_in_the_order_of_the_tasks_whoever_is_fast(n):
     expected = [b"0", b"1", b"4", b"9", b"16", b"25", b"36"]
     assert results[0] == (expected, False)
     assert [blocks for blocks, _ in results[1:]] == [[]] * (n - 1)
-
-
-def test_a_process_without_tasks_waits_for_rank_0_as_long_as_it_works():
-    """It gives up where rank 0 hangs, as nobody else could tell."""
-    is_taken, is_hanging = threading.Event(), threading.Event()
-
-    def work(processes):
-        def hang_on_rank_0(task):
-            if processes.is_main:
-                is_taken.set()
-                is_hanging.wait()
-            is_taken.wait()
-            return b""
-
-        try:
-            return list(processes.iter_results("task", 4, hang_on_rank_0))
-        finally:
-            is_hanging.set()
-
-    _, other = run_ranks(2, work, stall_seconds=0.5)
-    assert isinstance(other, StalledError)
-    assert "rank 0: 0 done, at task" in str(other)
-    assert "rank 1: 3 done, no task left" in str(other)
-
-
-def test_rank_0_may_leave_before_the_last_result():
-    """The others do not wait for it then."""
-
-    def work(processes):
-        results = processes.iter_results("task", 8, lambda task: b"x")
-        found = []
-        for result in results:
-            found.append(result)
-            if len(found) == 2:
-                break
-        results.close()
-        return found
-
-    # the time is against a hang
-    assert run_ranks(3, work, stall_seconds=60.0) == [[b"x"] * 2, [], []]
-
-
-def test_a_result_may_be_larger_than_a_value_of_the_store(monkeypatch):
-    monkeypatch.setattr(distributed, "MAX_VALUE_BYTES", 3)
-    blocks = [b"", b"abc", b"abcd", bytes(range(256))]
-
-    def work(processes):
-        return list(processes.iter_results("block", 4, lambda i: blocks[i]))
-
-    assert run_ranks(2, work)[0] == blocks
 
 
 def test_all_hear_who_holds_other_facts():
@@ -188,13 +138,6 @@ def test_a_process_that_no_launcher_started_joins_nobody(monkeypatch):
     assert distributed.current_processes() is None
     assert distributed.launched_size() == distributed.launched_rank() == 0
     assert distributed.local_size() == 1
-
-
-@pytest.mark.parametrize("text", ["0", "-1", "soon", "nan", "inf"])
-def test_a_deadline_is_a_number_of_seconds(monkeypatch, text):
-    monkeypatch.setenv(distributed.STALL_VARIABLE, text)
-    with pytest.raises(ValueError, match="FUNCPPO_STALL_SECONDS: expected"):
-        distributed._stall_seconds()
 
 
 @pytest.mark.parametrize("failing", [0, 1])
@@ -321,26 +264,6 @@ def test_a_gather_under_a_transformation_is_refused(transformed):
         transformed(torch.ones(2, 2))
 
 
-def test_the_first_failure_ends_an_attempt():
-    """No agreement follows it, whatever the process does."""
-    told = []
-
-    def agree(what, failure=""):
-        told.append((what, failure))
-        return "rank 1: no" if len(told) == 2 else failure
-
-    with (
-        pytest.raises(PeerFailedError, match=r"^rank 1: no$"),
-        attempt_together(agree, "it"),
-    ):
-        distributed.settle()
-        try:
-            distributed.settle()
-        except PeerFailedError:
-            raise RuntimeError("as a compiler tells it") from None
-    assert told == [("it", ""), ("it", "")]
-
-
 @needs_no_gpu
 def test_a_compilation_that_fails_in_one_process_leaves_none_waiting(
     tmp_path, monkeypatch
@@ -414,36 +337,3 @@ def test_all_record_a_graph_or_none(tmp_path, broken):
     reasons = [f"rank {broken}: planted"] * 2
     reasons[broken] = "planted"
     assert got == [["none", reason] for reason in reasons]
-
-
-def test_a_compilation_that_hangs_ends_all_with_how_far_each_is(tmp_path):
-    waits = tmp_path / "waits"
-    report = distributed.Processes.report
-
-    def prepare(rank):
-        def report_and_hurry(processes, text):
-            report(processes, text)
-            if text.endswith("one-graph"):
-                while not processes._progress()[1].endswith("preparing"):
-                    time.sleep(0.01)
-                waits.touch()
-
-        distributed.Processes.report = report_and_hurry
-        waiting_ends_with(waits)
-
-    def program():
-        processes = distributed.join({}, hide_gpus=False)
-        group = distributed.connect(processes, {})
-        with (
-            processes.deadline("preparing"),
-            attempt_together(group.first_failure, "one-graph"),
-        ):
-            if group.rank == 1:
-                time.sleep(120)
-            distributed.settle()
-
-    ended = run_processes(2, tmp_path, main=program, prepare=prepare)
-    assert all(x.status for x in ended)
-    text = ended[0].err.strip().splitlines()[-1]
-    assert "expected progress within 0.5 s, got none: " in text
-    assert ", one-graph; rank 1: preparing" in text

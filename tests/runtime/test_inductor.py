@@ -13,7 +13,6 @@ from torch._inductor.utils import run_and_get_code
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from funcppo.core import random
-from funcppo.runtime import inductor
 from funcppo.runtime.compile import compile_function
 from funcppo.runtime.inductor import (
     MIN_WORDS_TO_REALIZE,
@@ -204,18 +203,6 @@ def test_the_order_of_a_sort_is_computed_alone(dim, descending):
     assert "argsort" not in rewritten(x, thresholds=by_inductor, fn=order).code
     both = lambda x: torch.sort(x, **options)
     assert "argsort" not in rewritten(x, fn=both).code
-
-
-def test_a_product_that_cannot_be_rewritten_stays(monkeypatch):
-    def refuses(*_):
-        raise KeyError("val")
-
-    monkeypatch.setattr(inductor, "_mul_sum", refuses)
-    a, b = normal(0, 2, 4), normal(1, 4, 5)
-    with pytest.warns(UserWarning, match="is not rewritten"):
-        graph = rewritten(a, b)
-    assert named(graph) == {"mm"}
-    torch.testing.assert_close(graph(a, b), a @ b)
 
 
 def bits(key: torch.Tensor, counter: torch.Tensor):

@@ -4,19 +4,27 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import resource
 import subprocess
 import sys
-from types import ModuleType, SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
 
+from funcppo.core import tree
 from funcppo.runtime import memory
+from funcppo.runtime.capture import capture
+from funcppo.runtime.memory import (
+    AsyncReadback,
+    StagingBuffers,
+    prefetch,
+    to_device,
+    to_host,
+)
 from tests.forked import printed_by
+from tests.learning import devices, on_gpu
 
-STATUS = "Name:\tpython\nVmPeak:\t 9 kB\nVmHWM:\t    3072 kB\nVmRSSX:\t 7 kB\nVmRSS:\t    2048 kB\n"
 SIZE = 64 << 20
 on_linux = pytest.mark.skipif(
     not memory._PROCESS_STATUS.exists(),
@@ -42,38 +50,6 @@ def test_an_allocation_beyond_the_limit_is_an_error():
     assert resource.getrlimit(resource.RLIMIT_DATA) == before
     with memory.limit_memory(None, "cpu"):
         assert resource.getrlimit(resource.RLIMIT_DATA) == before
-
-
-def test_a_status_file_is_read_in_bytes(monkeypatch, tmp_path):
-    """2048 KiB are 2 MiB."""
-    (tmp_path / "status").write_text(STATUS)
-    monkeypatch.setattr(memory, "_PROCESS_STATUS", tmp_path / "status")
-    assert memory.used_bytes("cpu") == 2 << 20
-    assert memory.peak_bytes("cpu") == 3 << 20
-
-
-@pytest.fixture
-def no_proc(monkeypatch, tmp_path):
-    """A system without /proc."""
-    for name in ("_PROCESS_STATUS", "_RESET_PEAK", "_MACHINE_MEMORY"):
-        monkeypatch.setattr(memory, name, tmp_path / "absent")
-    monkeypatch.setattr(memory, "_PROCESS_GROUPS", tmp_path / "absent")
-
-
-def test_without_proc_psutil_tells(no_proc, monkeypatch):
-    """The calls and fields are those of psutil 7.2."""
-    held = SimpleNamespace(rss=20, peak_wset=30)
-    machine = SimpleNamespace(total=100, available=40)
-    psutil: Any = ModuleType("psutil")
-    psutil.Process = lambda: SimpleNamespace(memory_info=lambda: held)
-    psutil.virtual_memory = lambda: machine
-    monkeypatch.setitem(sys.modules, "psutil", psutil)
-    memory.reset_peak("cpu")
-    assert memory.used_bytes("cpu") == 20
-    assert memory.total_bytes("cpu") == 100
-    assert memory.free_bytes("cpu") == 40
-    monkeypatch.setattr(sys, "platform", "win32")
-    assert memory.peak_bytes("cpu") == 30
 
 
 @on_linux
@@ -195,3 +171,78 @@ def test_memory_keeps_to_the_limits_of_all_control_groups_above(
             control_group(group, files, limit, 300, 100)
     assert memory.total_bytes("cpu") == total
     assert memory.free_bytes("cpu") == free
+
+
+@devices
+def test_each_step_reads_the_values_put_before_it(device):
+    """A running sum of twenty batches, no host wait between them."""
+    staging = StagingBuffers(torch.zeros(1000), device)
+    staging.put(torch.zeros(1000))
+    staging.wait_copied()
+    captured = capture(
+        lambda s: (s + staging.data.sum(), s), torch.zeros((), device=device)
+    )
+    for i in range(20):
+        staging.put(torch.full((1000,), float(i)))
+        staging.wait_copied()
+        captured.step()
+        staging.mark_consumed()
+    assert float(captured.state) == 1000 * sum(range(20))
+
+
+@devices
+def test_a_leaf_that_does_not_fit_raises_and_is_named(device):
+    staging = StagingBuffers((torch.zeros(3), torch.zeros(2)), device)
+    with pytest.raises(
+        ValueError,
+        match=re.escape("1: expected torch.float32 [2], got torch.float32 [3]"),
+    ):
+        staging.put((torch.zeros(3), torch.zeros(3)))
+
+
+@devices
+@pytest.mark.parametrize(("n", "size"), [(0, 4), (3, 4), (4, 4), (1001, 7)])
+def test_prefetched_chunks_are_the_rows_in_order(n, size, device):
+    rows = torch.arange(3 * n, dtype=torch.int32).view(n, 3)
+    parts = [part.clone() for part in prefetch(rows, size, device)]
+    assert all(
+        part.device.type == device and len(part) <= size for part in parts
+    )
+    assert torch.equal(torch.cat(parts).cpu(), rows)
+
+
+@devices
+def test_a_readback_returns_this_value_on_a_cpu_and_the_previous_one_on_a_gpu(
+    device,
+):
+    readback, seen = AsyncReadback(), []
+    for i in range(5):
+        numbers = readback(torch.tensor([i, 10 * i], device=device))
+        seen.append(numbers if numbers is None else numbers.tolist())
+    now = [[i, 10 * i] for i in range(5)]
+    assert seen == (now if device == "cpu" else [None, *now[:-1]])
+
+
+@devices
+def test_a_tree_goes_to_the_device_and_back(device):
+    there = (torch.arange(6).view(2, 3), (torch.tensor([True, False]),))
+    moved = to_device(there, device)
+    back = to_host(moved)
+    for a, b, c in zip(
+        tree.leaves(there), tree.leaves(moved), tree.leaves(back)
+    ):
+        assert b.device.type == device and c.device.type == "cpu"
+        assert torch.equal(a, c) and a.dtype == c.dtype
+
+
+@on_gpu
+def test_a_step_that_stages_data_itself_is_no_graph_and_says_why():
+    staging = StagingBuffers(torch.zeros(3), "cuda")
+
+    def step(x):
+        staging.put(torch.ones(3))
+        return x + 1, ()
+
+    captured = capture(step, torch.zeros(3, device="cuda"))
+    assert captured.replay_mode == "none"
+    assert "StagingBuffers.put: expected a call" in captured.fallback_reason

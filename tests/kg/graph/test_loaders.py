@@ -130,20 +130,6 @@ def test_one_file_of_triples_is_train(tmp_path):
     assert load(tmp_path / "graph.csv.gz").fingerprint == d.fingerprint
 
 
-def test_a_folder_of_packed_n_triples_beside_a_table(tmp_path):
-    iri = "<http://ex.org/a> <http://ex.org/p>"
-    text = f'{iri} "a b" .\n{iri} "a  b" .\n'
-    (tmp_path / "train.nt.gz").write_bytes(gzip.compress(text.encode()))
-    (tmp_path / "test.tsv").write_text("http://ex.org/a\thttp://ex.org/p\tc\n")
-    d = load(tmp_path)
-    assert d.entities == ("http://ex.org/a", '"a b"', '"a  b"', "c")
-    assert d.test.tolist() == [[1, 1, 4]]
-    (tmp_path / "test.tsv").write_text("a\tr \tc\nb\tr\tc\n")
-    assert "test.tsv:2: expected one spelling" in message(load, tmp_path)
-    cfg = DataConfig(columns="1,2,3")
-    assert "expected none for N-Tri" in message(load, tmp_path, cfg=cfg)
-
-
 def test_a_file_is_split_at_random(tmp_path):
     path = tmp_path / "chain.csv"
     rows = [f"{i},next,e{i},e{i + 1}\n" for i in range(100)]
@@ -446,17 +432,6 @@ def test_duckdb_reads_the_data_set_of_the_text_reader(tmp_path, suffix, pack):
     assert by_duckdb.entities == by_text.entities
     assert by_duckdb.notes == by_text.notes
     assert by_text.n_duplicates == 1
-
-
-def test_duckdb_keeps_rows_in_their_order_over_blocks_and_threads(tmp_path):
-    pytest.importorskip("duckdb")
-    path = tmp_path / "graph.tsv"
-    lines = [
-        f"e{i * 7919 % 50_003}\tr{i % 7}\te{i % 49_999}\n"
-        for i in range(300_000)
-    ]
-    path.write_text("".join(lines))
-    assert load(path, cfg=BY_DUCKDB).fingerprint == load(path).fingerprint
 
 
 def test_duckdb_reads_headers_and_chosen_columns_as_the_text_reader(tmp_path):

@@ -16,14 +16,12 @@ from funcppo.kg.graph.loaders import from_text, from_triples
 from funcppo.kg.graph.rules import (
     RULE_FILE_FORMATS,
     RuleStatistics,
-    compatibility_notes,
     detect_format,
     format_atom,
     format_clause,
     format_rule,
     format_rule_table,
     parse_query,
-    proof_names,
     read_clauses,
     read_query,
     with_encoded_rules,
@@ -284,19 +282,6 @@ def test_anyburls_me_myself_i_is_the_other_argument(rule, meaning):
     assert read(line + rule) == read(line + meaning)
 
 
-def test_capitals_are_variables_by_the_custom_of_each_format():
-    paris = Variable("Paris")
-    weighted, anyburl, amie = (
-        read("1\tp(Paris,Y) :- q(Y,Paris)")[0],
-        read("1\t1\t1\tp(Paris,Y) <= q(Y,Q42)")[0],
-        read("?a  q  Paris   => ?a  p  Paris")[0],
-    )
-    assert weighted.head.args == (paris, Y)
-    assert anyburl[:2] == (Atom("p", ("Paris", Y)), (Atom("q", (Y, "Q42")),))
-    assert amie.head.args == (Variable("a"), "Paris")
-    assert read("P31(X,Y) :- _q(Y,X)")[0].head == Atom("P31", (X, Y))
-
-
 def test_a_clause_knows_the_line_where_it_starts():
     program = (
         "% one\n\np(a).\n/* four\n five */ p(b)\n.\n\n\nq(X) :-\n p(X). q(c)."
@@ -504,14 +489,6 @@ def test_variables_of_anyburl_are_those_that_pyclause_takes(rule, text):
     assert format_clause(head, body, "AnyBURL") == text
 
 
-def test_a_rule_with_more_variables_than_letters_cannot_be_said_in_anyburl():
-    body = [Atom("q", (Variable(f"X{i}"), Variable(f"X{i + 1}"))) for i in range(27)]  # fmt: skip
-    head = Atom("p", (Variable("X0"), Variable("X25")))
-    assert "W,Z" in format_clause(head, body[:25], "AnyBURL")
-    problem = message(format_clause, head, body, "AnyBURL")
-    assert "at most 24 variables beside the head's" in problem
-
-
 @given(
     st.lists(rules(ARITIES), min_size=1, max_size=4),
     st.sampled_from(["tsv", "AnyBURL"]),
@@ -579,18 +556,6 @@ def test_a_printed_atom_or_rule_reads_back_as_the_same(triples, data):
         row[1:] = [numbers.get(term, term) for term in row[1:].tolist()]
     again = from_triples(triples, rules=format_rule(d, rule))
     assert again.rules.tolist() == [rule.tolist()]
-
-
-def test_the_names_of_proofs_are_those_of_atoms_and_rules():
-    rules = "r(X,Y) :- r(Y,X)\ns(X,Y) :- r(X,Y)"
-    d = from_triples([("a", "r", "b c")], rules=rules)
-    names = proof_names(d)
-    assert names.format_atom((1, 1, 2)) == format_atom(d, d.train[0])
-    assert names.format_atom(np.array([2, 3, 2])) == "s(X, 'b c')"
-    assert names.format_rule(1) == "s(X, Y) :- r(X, Y)"
-    assert [names.format_predicate(i) for i in (1, 2)] == ["r", "s"]
-    # names as they are, without quotes
-    assert [*map(names.format_term, (1, 2, 3, 4))] == ["a", "b c", "X", "Y"]
 
 
 @pytest.mark.skipif(not prolog.AVAILABLE, reason="no swipl on this machine")
@@ -733,22 +698,3 @@ def test_encoded_rules_are_cut_to_the_longest_and_padded_to_the_atoms_of_the_dat
     assert d.rule_weights.tolist() == [0.5, 0.25]
     empty = with_encoded_rules(wide, atoms[:0], statistics())
     assert empty.rules.shape == (0, 1, 4)
-
-
-def test_names_that_a_tool_would_misread_are_counted():
-    known = [("ann lee", "knows", "b"), ("b", "likes", "X")]
-    rules = "knows(X,b) :- likes(X,'X')\nknows(X,Y) :- likes(Y,X)\nknows(X,'ann lee') :- likes(X,Y)"
-    d = from_triples(known, rules=rules)
-    assert compatibility_notes(d, "tsv") == []
-    (anyburl,) = compatibility_notes(d, "AnyBURL")
-    assert anyburl.startswith("2 rules hold names in quotes, of one character ")
-    assert "AnyBURL or PyClause takes them" in anyburl
-    (amie,) = compatibility_notes(d, "AMIE")
-    assert amie.startswith("1 rules hold names in quotes: ")
-    # Capitals in the order of the alphabet are variables of PyClause.
-    for name, n in (("DE", 1), ("MN", 1), ("ED", 0), ("D1", 0), ("de", 0)):
-        known = [(name, "in", "eu"), ("eu", "has", name)]
-        rules = f"in(X,Y) :- has(Y,X)\nin('{name}',Y) :- has(X,Y)"
-        d = from_triples(known, rules=rules)
-        assert len(compatibility_notes(d, "AnyBURL")) == n
-        assert compatibility_notes(d, "AMIE") == []

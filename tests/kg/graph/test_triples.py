@@ -15,7 +15,6 @@ from funcppo.kg.graph.text import decode, read_content, read_text
 from funcppo.kg.graph.triples import (
     DEFAULT_CONFIG,
     DataConfig,
-    MappedNames,
     NameIds,
     NameNumbers,
     drop_duplicates,
@@ -370,26 +369,6 @@ def test_names_are_a_sequence_and_ids_a_mapping(names, other):
     assert dict(ids) == {name: i for i, name in enumerate(names, 1)}
     assert (other in mapped) == (other in ids) == (other in names)
     assert map_names(mapped) is mapped
-
-
-def test_names_of_one_hash_are_told_apart():
-    columns = map_names(["a", "b", "c"]).columns
-    ids = columns["ids"]
-    same = np.full_like(columns["hashes"], columns["hashes"][0])
-    mapped = MappedNames({**columns, "hashes": same})
-    assert mapped.find(mapped[int(ids[0]) - 1]) == int(ids[0])
-    # Both have the CRC-32 0x4ddb0c25.
-    twins = map_names(["plumless", "buckeroo"])
-    assert twins.find("plumless") == 1 and twins.find("buckeroo") == 2
-
-
-def test_what_is_no_name_is_not_found():
-    mapped = map_names(["a"])
-    assert 5 not in mapped and "\ud800" not in mapped
-    with pytest.raises(KeyError):
-        NameIds(mapped)["b"]
-    with pytest.raises(IndexError):
-        mapped[1]
 
 
 # -- settings

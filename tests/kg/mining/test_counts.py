@@ -94,19 +94,6 @@ def test_scores_worked_by_hand():
     assert counts.smoothed_confidence(unknown).tolist() == [0, 0]
 
 
-def test_each_atom_of_a_body_adds_assumed_failures():
-    """Ten of twenty pairs, two circular: 8 of 18 and 5, 10 or 15 failures."""
-    rules = counts.select_rules(two_rules(), torch.tensor([0, 0, 0]))
-    bodies = [[1, -1, -1], [1, 2, -1], [1, 2, 3]]
-    rules = rules._replace(
-        labels=torch.tensor([[0, *labels] for labels in bodies])
-    )
-    assert rules.body_length.tolist() == [1, 2, 3]
-    assert counts.smoothed_confidence(rules).tolist() == pytest.approx(
-        [8 / 23, 8 / 28, 8 / 33]
-    )
-
-
 def test_atoms_number_variables_after_the_constants():
     assert counts.rule_atoms(two_rules(), 6)[:, :2].tolist() == [
         [[1, 7, 8], [1, 8, 7]],
@@ -128,29 +115,6 @@ def test_thresholds_leave_circular_support_out(support, confidence, kept):
     )
     above = counts.above_thresholds(found, support, confidence)
     assert len(above.cost) == len(above.rules.support) == kept
-
-
-def test_kept_rules_keep_their_facts_under_new_numbers():
-    found = FoundRules(
-        two_rules(),
-        torch.tensor([3.0, 4.0]),
-        fact=torch.tensor([0, 1, 2]),
-        rule=torch.tensor([0, 1, 1]),
-    )
-    kept = counts.keep(found, torch.tensor([False, True]))
-    assert kept.fact.tolist() == [1, 2] and kept.rule.tolist() == [0, 0]
-    assert kept.cost.tolist() == [4.0] and kept.rules.support.tolist() == [6.0]
-    assert counts.take(found, torch.tensor([1, 0])).cost.tolist() == [4, 3]
-
-
-def test_labels_of_bodies_are_the_digits_of_their_codes():
-    labels = counts.path_labels(
-        torch.tensor([0, 2]), torch.tensor([5, 9]), length=2, n_labels=4
-    )
-    assert labels.tolist() == [
-        [0, 1, 1, -1, -1, -1],
-        [4, 2, 1, -1, -1, -1],
-    ]
 
 
 def random_rules(random, n_rules):
@@ -217,16 +181,3 @@ def test_each_fact_has_its_best_rules(n_votes, seed):
     whole = counts.compact(votes)
     used = whole.rule[whole.rule >= 0].unique()
     assert used.tolist() == list(range(len(whole.cost)))
-
-
-def test_counts_of_rules_are_replaced_in_place_of_others():
-    votes = counts.no_votes(N_FACTS, 1, torch.device("cpu"))
-    votes = counts.add_votes(votes, random_rules(Random(1), 6))
-    rows = torch.tensor([1])
-    other = MinedRules(*(column[rows] for column in votes.rules))
-    other = other._replace(pca_pairs=torch.tensor([7.0]).double())
-    replaced = counts.replace_rules(votes, rows, other)
-    expected = torch.zeros(len(votes.cost))
-    expected[1] = 7
-    assert replaced.rules.pca_pairs.tolist() == expected.tolist()
-    assert torch.equal(replaced.rules.support, votes.rules.support)

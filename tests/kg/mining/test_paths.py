@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from funcppo.kg.mining import paths
-from funcppo.kg.mining.counts import Budget, path_labels
+from funcppo.kg.mining.counts import path_labels
 from funcppo.kg.mining.paths import SourceRange
 from tests.kg.mining.brute_force import (
     edge_sets,
@@ -131,50 +131,6 @@ def test_extended_bodies_are_walks_of_one_label_more(facts):
     assert table_of(extended) == expected_walks(facts, bodies)
 
 
-@given(graphs)
-def test_the_index_lists_both_directions_of_every_fact(facts):
-    edges = edges_of(facts)
-    columns = (edges.source, edges.label, edges.target, edges.fact)
-    listed = list(zip(*(column.tolist() for column in columns)))
-    forward = [(x, 2 * p - 2, y, i) for i, (p, x, y) in enumerate(facts)]
-    backward = [(y, 2 * p - 1, x, i) for i, (p, x, y) in enumerate(facts)]
-    assert listed == sorted(forward + backward)
-
-    steps = edge_sets(facts)
-    cases = list(itertools.product(range(1, 7), range(4), range(1, 7)))
-    source, label, target = torch.tensor(cases).unbind(1)
-    assert paths.has_edge(edges, source, label, target).tolist() == [
-        (x, y) in steps[at] for x, at, y in cases
-    ]
-
-
-@pytest.mark.parametrize("scale", [1, 1 << 24])
-def test_keys_are_found_with_and_without_a_search(scale):
-    """Keys of more bits than there are slots share one, so that a search decides."""
-    keys = torch.tensor([1, 1, 3, 9, 9, 9, 14]) * scale
-    index = paths.build_key_index(keys, 16 * scale)
-    row, position = paths.find_keys(index, torch.arange(16) * scale)
-    assert row.tolist() == [1, 3, 9, 14]
-    assert position.tolist() == [0, 1, 2, 3]
-    assert index.offsets.tolist() == [0, 2, 3, 6, 7]
-
-
-@given(st.lists(st.integers(0, 50)), st.integers(1, 60))
-def test_packed_ranges_cover_all_items_and_exceed_the_limit_alone(cost, limit):
-    ranges = list(paths.pack(torch.tensor(cost).double(), limit))
-    assert [i for a, b in ranges for i in range(a, b)] == list(range(len(cost)))
-    for a, b in ranges:
-        # A range begins in a multiple of the limit that the item before began.
-        assert sum(cost[a:b]) < 2 * limit or b == a + 1
-
-
-def test_runs_of_a_group_are_not_cut():
-    group = torch.tensor([4, 4, 2, 2, 2, 7])
-    cost = torch.tensor([3, 3, 1, 1, 1, 9])
-    assert list(paths.pack_runs(group, cost, 5)) == [(0, 2), (2, 5), (5, 6)]
-    assert not list(paths.pack_runs(group[:0], cost[:0], 5))
-
-
 # -- bodies found from facts
 
 
@@ -219,41 +175,6 @@ def test_closed_rules_are_those_of_brute_force(length, facts):
     _, parts = closed_rules(edges, length, min_support=3)
     n_kept = sum(len(part.n_derived) for part in parts)
     assert n_kept == sum(len(some) >= 3 for some in expected.values())
-
-
-def test_the_longer_half_is_made_where_it_is_less_work():
-    """1 - 2 - 3 - 4 in a row: 3 walks of up to two steps from 1 and 5 from 2; 6 and 10 of up to three."""
-    edges = edges_of([(1, 1, 2), (1, 2, 3), (1, 3, 4)])
-    rows, _ = paths.closing_rows(edges, 4)
-    assert rows.tolist() == [3 + 5, 5 + 5, 5 + 3]
-    rows, is_forward = paths.closing_rows(edges, 5)
-    assert rows.tolist() == [6 + 5, 10 + 5, 5 + 6]
-    assert is_forward.tolist() == [True, True, False]
-
-
-def test_heads_with_too_much_work_are_left_out_and_counted(monkeypatch):
-    facts = [(1, x, y) for x in range(1, 7) for y in range(1, 7)] + [(2, 1, 2)]
-    edges = edges_of(facts)
-    whole = paths.plan_closing(edges, 5, 1e12)
-    assert whole.predicates == (1, 0) and whole.n_left_out == 0
-    little = paths.plan_closing(edges, 5, whole.n_rows / 2)
-    assert little.predicates == (1,) and little.n_left_out == 1
-
-    # A head with too many pairs is none, and so is any where the budget is spent.
-    monkeypatch.setattr(paths, "MAX_CLOSED_PAIRS", 500)
-    monkeypatch.setattr(paths, "CHUNK_ROWS", 2000)
-    _, parts = closed_rules(edges, 5)
-    assert [part is None for part in parts] == [False, True]
-    budget = Budget(max_rows=10, seconds=1e9)
-    budget.spend(10)
-    _, parts = closed_rules(edges_of([(1, 1, 2), (1, 2, 3)]), 4, 1, budget)
-    assert parts == [None]
-
-
-def test_labels_beyond_the_numbers_are_left_out():
-    facts = torch.tensor([[p, 1, 2] for p in range(1, 20_001)])
-    edges = paths.build_edge_index(facts, 20_000, 2)
-    assert paths.plan_closing(edges, 5, 1e18).predicates == ()
 
 
 # -- circularity

@@ -129,30 +129,6 @@ def test_what_does_not_fit_is_sampled_and_then_left_out():
     assert little.n_rows <= whole.n_rows / 20
 
 
-def test_the_work_of_an_extension_is_what_was_planned():
-    edges = dense_graph()
-    budget = unlimited()
-    samples = list(rules.iter_first_bodies(edges, budget))
-    assert budget.rows == pytest.approx(len(edges.label), rel=0.01)
-    bodies = rules.concatenate_bodies(
-        [rules.summarise_bodies(edges, sample) for sample in samples]
-    )
-    plan = rules.plan_extensions(edges, bodies, 1, 1e12)
-    budget = unlimited()
-    priority = torch.zeros(edges.n_entity_ids)
-    list(rules.iter_extensions(edges, plan, 1, priority, budget))
-    assert budget.rows == pytest.approx(plan.n_rows)
-
-
-def test_a_body_larger_than_a_chunk_is_counted_from_fewer_sources(monkeypatch):
-    edges = dense_graph()
-    monkeypatch.setattr(rules, "CHUNK_ROWS", 1000)
-    monkeypatch.setattr(rules, "MAX_BODY_ROWS", 2000)
-    (_, _), (_, longer) = samples_of(edges, 2)
-    assert all(0 < sample.fraction < 1 for sample in longer)
-    assert {len(sample.pairs.source) < 4000 for sample in longer} == {True}
-
-
 # -- counts of given rules
 
 LABELS = [
@@ -261,47 +237,6 @@ def test_estimates_are_within_their_error_and_unbiased():
     assert torch.tensor(count_ratios).mean() == pytest.approx(1, abs=0.05)
 
 
-def test_an_estimate_that_costs_more_than_a_chunk_is_made_range_by_range():
-    """From .4 of the sources: five ranges of a chunk of rows, with the sums of the sample as a whole."""
-    edges = large_graph()
-    priority = torch.rand(
-        edges.n_entity_ids, generator=torch.Generator().manual_seed(1)
-    )
-    parts = []
-    for cost in (1.0, 12.5 * paths.CHUNK_ROWS):
-        budget = unlimited()
-        found = to_count([[0, 3], [2, 0]], cost)
-        made = counted(edges, found, priority, 0.4, budget)
-        assert budget.rows == pytest.approx(0.4 * 2 * cost)
-        columns = zip(*(part.rules for part in made))
-        parts.append([torch.cat(column) for column in columns])
-    for column, other in zip(*parts, strict=True):
-        assert torch.equal(column, other)
-    assert int((parts[0][-2] > 0).sum()) > 0
-
-
-def test_a_sample_that_shows_no_difference_has_an_error_all_the_same():
-    """All sources seen derive one fact from one pair: the others may differ."""
-    facts = [(p, x, x + 500) for p in (1, 2) for x in range(1, 101)]
-    edges = paths.build_edge_index(torch.tensor(facts), 2, 601)
-    priority = torch.linspace(0, 0.999, edges.n_entity_ids)
-    some = SourceRange(priority, 0.0, 0.05)
-    labels = padded([[0, 2]])
-    sums, *_ = rules.count_rules(edges, labels, 1, some)
-    found = rules.estimate_rules(edges, labels, some, sums)
-    assert counts.confidence(found).tolist() == [1.0]
-    assert 0 < float(found.std_error) < 0.2
-
-
-def test_a_sample_without_a_source_of_the_body_has_an_unknown_error():
-    edges = edges_of([(1, 6, 1), (2, 6, 1)])
-    some = SourceRange(torch.arange(7) / 7, 0.0, 0.5)
-    labels = padded([[0, 2]])
-    sums, *_ = rules.count_rules(edges, labels, 1, some)
-    found = rules.estimate_rules(edges, labels, some, sums)
-    assert found.std_error.tolist() == [float("inf")]
-
-
 # -- rules with constants
 
 
@@ -329,15 +264,6 @@ def test_counts_of_rules_with_constants_are_those_of_brute_force(facts):
         assert not any(part.rules.pca_std_error.any() for part in parts)
     assert seen == expected
     assert budget.rows > 0
-
-
-def test_what_has_too_few_entities_is_no_head_and_no_body():
-    facts = [(1, x, 6) for x in (1, 2, 3)] + [(2, x, 5) for x in (1, 2)]
-    edges = edges_of(facts)
-    search = rules.plan_search(edges, 3)
-    assert set(edges.target[search.heads].tolist()) == {6}
-    assert not len(rules.plan_search(edges, 4).heads)
-    assert rules.plan_search(edges, 4).n_rows == 0
 
 
 # -- long rules

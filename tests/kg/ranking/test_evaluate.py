@@ -1,5 +1,7 @@
 """Records of queries by hand, whatever the chunks; summarised, interrupted, resumed and refused."""
 
+from __future__ import annotations
+
 import dataclasses
 import json
 import math
@@ -8,6 +10,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,7 +20,7 @@ from funcppo.kg.config import ProverTaskConfig
 from funcppo.kg.graph import loaders
 from funcppo.kg.graph.dataset import Dataset
 from funcppo.kg.logic.proof import Proof
-from funcppo.kg.ranking import evaluate, ranking
+from funcppo.kg.ranking import evaluate, rank_metrics, ranking
 from funcppo.kg.ranking.evaluate import Evaluator
 from funcppo.kg.ranking.ranking import RankingProtocol
 from funcppo.kg.scores.score import parse
@@ -127,17 +130,6 @@ def test_a_status_says_whether_an_answer_was_proved_missed_or_refuted():
 
 
 # -- the ranking of a whole split
-
-
-def test_the_records_of_some_queries_are_among_those_of_all():
-    """Corruptions are keyed by the row of the split, whatever else is ranked."""
-    evaluator_ = make_evaluator(
-        loaders.load("family_tree:60:0"), "noisy-or", n_negatives=5
-    )
-    split = evaluator_.task.dataset.test
-    every = all_records(evaluator_, split)
-    some = all_records(evaluator_, split, [1, 4, 7])
-    assert some == [r for r in every if r["query_row"] in (1, 4, 7)]
 
 
 @pytest.mark.parametrize(
@@ -311,76 +303,6 @@ def test_an_interrupted_evaluation_is_resumed_where_it_stopped(
     assert one == two
 
 
-def test_a_file_of_another_evaluation_is_not_resumed(
-    tmp_path, monkeypatch, capsys
-):
-    path = tmp_path / "ranks.jsonl"
-    assert funcppo(monkeypatch, *EVALUATE, path, "--max-queries", "4") == 0
-    before = path.read_bytes()
-    for extra, expected in [
-        (
-            [],
-            "expected --resume, --overwrite or a new file, got a file that exists",
-        ),
-        (
-            ["--resume", "--negatives", "3"],
-            "expected a file made with negatives 3, got None",
-        ),
-        (
-            ["--resume", "--set", "smoothing=5"],
-            "expected a file made with smoothing 5.0, got None",
-        ),
-    ]:
-        capsys.readouterr()
-        assert (
-            funcppo(monkeypatch, *EVALUATE, path, "--max-queries", "4", *extra)
-            == 2
-        )
-        error = capsys.readouterr().err.splitlines()
-        assert expected in error[-1]
-        assert sum(line.startswith("funcppo: ") for line in error) == 1
-        assert path.read_bytes() == before
-    path.write_text("not a record\n")
-    assert (
-        funcppo(monkeypatch, *EVALUATE, path, "--max-queries", "4", "--resume")
-        == 2
-    )
-    assert "ranks.jsonl:1: expected a JSON object" in capsys.readouterr().err
-    assert (
-        funcppo(
-            monkeypatch, *EVALUATE, path, "--max-queries", "4", "--overwrite"
-        )
-        == 0
-    )
-    assert path.read_bytes() == before
-
-
-@pytest.mark.skipif(
-    not Path("/dev/full").exists(), reason="no /dev/full on this system"
-)
-def test_a_full_disk_is_one_line(monkeypatch, capsys):
-    assert (
-        funcppo(monkeypatch, *EVALUATE, "/dev/full", "--max-queries", "4") == 2
-    )
-    error = capsys.readouterr().err
-    assert (
-        "/dev/full: No space left on device: the records written so far stay"
-        in error
-    )
-    assert "Traceback" not in error
-
-
-def test_a_path_that_cannot_be_written_is_refused_before_the_work(
-    tmp_path, monkeypatch, capsys
-):
-    for path in (tmp_path / "no" / "such" / "folder.jsonl", tmp_path):
-        assert (
-            funcppo(monkeypatch, "evaluate", "no_such_set", "--details", path)
-            == 2
-        )
-        assert "expected a file that can be written" in capsys.readouterr().err
-
-
 def test_an_independent_script_finds_the_same_numbers(tmp_path, monkeypatch):
     """And finds a rank that was tampered with, a score, and a summary of other lines."""
     path, summary = tmp_path / "ranks.jsonl", tmp_path / "summary.json"
@@ -443,40 +365,85 @@ def test_an_independent_script_finds_the_same_numbers(tmp_path, monkeypatch):
 # -- other formats
 
 
-@pytest.mark.parametrize(
-    ("line", "problem"),
-    [
-        ("[]", r"expected a JSON object, got \[\]"),
-        ("3", "expected a JSON object, got 3"),
-        ('{"side": "head"}', "expected a record with query_row"),
-        ({"status": None}, "expected a record with status"),
-        ({"side": "middle"}, "side: expected one of head, tail, got 'middle'"),
-        ({"n_better": "1"}, "n_better: expected a count, got '1'"),
-        ({"n_equal": -1}, "n_equal: expected a count, got -1"),
-        ({"n_candidates": 10**20}, "n_candidates: expected a count, got 1"),
-    ],
-)
-def test_a_line_that_is_no_record_is_named(tmp_path, line, problem):
-    """A dict changes a line of the file; None takes its field out."""
-    record = {
-        "query_row": 0,
-        "side": "head",
-        "relation": "r",
-        "n_better": 0,
-        "n_equal": 0,
-        "n_candidates": 1,
-        "n_scored": 1,
-        "answer_provable": True,
-        "status": "proved",
-        "near_boundary": False,
-    }
-    text = json.dumps(record) + "\n"
-    if isinstance(line, dict):
-        record |= line
-        line = json.dumps(
-            {key: value for key, value in record.items() if value is not None}
-        )
-    path = tmp_path / "ranks.jsonl"
-    path.write_text(f"{text}{line}\n")
-    with pytest.raises(ValueError, match=f"ranks.jsonl:2: {problem}"):
-        evaluate.read(path)
+def ranking_of(log_odds, row, is_answer):
+    """A ranking with these listed candidates."""
+    return SimpleNamespace(
+        listed_score=rank_metrics.quantise(
+            torch.as_tensor(np.asarray(log_odds), dtype=torch.float64)
+        ),
+        listed_row=torch.as_tensor(np.asarray(row)),
+        is_answer=torch.as_tensor(np.asarray(is_answer)),
+        query_row=torch.arange(int(np.max(row, initial=-1)) + 1),
+    )
+
+
+def test_wilson_of_published_values():
+    """Newcombe 1998, table I: 81 of 263 is .2553 to .3662; 0 of 20 is 0 to .1611; 15 of 148 is .0624 to .1605."""
+    low, high = evaluate.wilson(
+        np.array([81, 0, 15, 0]), np.array([263, 20, 148, 0])
+    )
+    np.testing.assert_allclose(low[:3], [0.2553, 0.0, 0.0624], atol=5e-5)
+    np.testing.assert_allclose(high[:3], [0.3662, 0.1611, 0.1605], atol=5e-5)
+    assert np.isnan([low[3], high[3]]).all()
+
+
+def test_candidates_are_counted_in_the_bin_of_their_probability():
+    bins = evaluate.bin_probabilities(
+        np.array([0.0, 0.05, 0.1, 0.99, 1.0]),
+        np.array([False, True, False, True, True]),
+    )
+    assert bins.n.tolist() == [2, 1, 0, 0, 0, 0, 0, 0, 0, 2]
+    assert bins.n_right.tolist() == [1, 0, 0, 0, 0, 0, 0, 0, 0, 2]
+    np.testing.assert_allclose(
+        bins.probability_sum[[0, 1, 9]], [0.05, 0.1, 1.99]
+    )
+    losses = -np.log([0.05, 0.9, 0.99])
+    np.testing.assert_allclose(bins.log_loss_sum[[0, 1, 9]], losses)
+    assert evaluate.log_loss(bins) == pytest.approx(losses.sum() / 5)
+    # |1 - .05| + |0 - .1| + |2 - 1.99| over five candidates
+    assert evaluate.calibration_error(bins) == pytest.approx(1.06 / 5)
+
+
+def test_a_temperature_divides_log_odds():
+    ranked = ranking_of([1.0, 3.0, -2.0], [0, 0, 1], [True, False, True])
+    alone = evaluate.probabilities(
+        ranked, among_candidates=False, temperature=2.0
+    )
+    np.testing.assert_allclose(
+        alone, 1 / (1 + np.exp([-0.5, -1.5, 1.0])), rtol=1e-9
+    )
+    among = evaluate.probabilities(
+        ranked, among_candidates=True, temperature=2.0
+    )
+    weight = np.exp([0.5, 1.5])
+    np.testing.assert_allclose(among, [*(weight / weight.sum()), 1.0])
+
+
+@pytest.mark.parametrize("temperature", [0.25, 1.0, 3.0])
+@pytest.mark.parametrize("among_candidates", [True, False])
+def test_the_temperature_of_the_scores_is_found(temperature, among_candidates):
+    """Answers are drawn by the true log-odds, and the scores are these times a temperature."""
+    generator = np.random.default_rng(0)
+    true = generator.normal(0.0, 2.0, (4000, 5))
+    if among_candidates:
+        noise = generator.gumbel(size=true.shape)
+        answer = np.arange(5) == (true + noise).argmax(1)[:, None]
+    else:
+        answer = generator.random(true.shape) < 1 / (1 + np.exp(-true))
+    row = np.repeat(np.arange(len(true)), 5)
+    ranked = ranking_of((temperature * true).ravel(), row, answer.ravel())
+    found = evaluate.choose_temperature(
+        ranked, among_candidates=among_candidates
+    )
+    # Sampling moves it by a few per cent, and the grid by half a step.
+    assert found == pytest.approx(temperature, rel=0.08)
+
+
+def test_without_candidates_the_temperature_is_1():
+    none = ranking_of([], np.zeros(0, dtype=np.int64), np.zeros(0, dtype=bool))
+    found = evaluate.choose_temperature(none, among_candidates=False)
+    assert found == 1.0
+    bins = evaluate.bin_ranking(none, among_candidates=False)
+    assert evaluate.bins_to_json(bins) == {
+        "log_loss": None, "calibration_error": None, "bins": [],
+    }  # fmt: skip

@@ -367,26 +367,6 @@ def test_every_subset_of_the_corruptions_is_equally_likely():
     assert within_six_sigma([drawn.count(p) for p in subsets], [1 / 15] * 15)
 
 
-def test_what_cannot_be_ranked_is_refused_in_one_line():
-    pool = torch.tensor([1, 2, 3])
-    for query, text in (
-        ([1, 1, 0, 0], "expected two arguments, .* got query 0 "),
-        ([1, 1, 2, 3], "expected two arguments, .* got query 0 "),
-        ([1, 9, 2, 0], "constants from 1 to 4, got query 0 "),
-        (
-            [1, 1, 4, 0],
-            "expected an answer among the 3 candidates, got query 0 ",
-        ),
-    ):
-        with pytest.raises(ValueError, match=text):
-            ranking.check_queries(torch.tensor([query]), TAIL, pool, 4)
-    with pytest.raises(ValueError, match="ascending"):
-        ranking.check_queries(torch.tensor([[1, 1, 2]]), TAIL, pool.flip(0), 4)
-    ranking.check_queries(torch.tensor([[1, 4, 3, 0]]), TAIL, pool, 4)
-    with pytest.raises(ValueError, match="two arguments"):
-        ranking.check_queries(torch.tensor([[1, 1]]), HEAD, pool, 4)
-
-
 def test_keys_of_many_constants_do_not_overflow_32_bits():
     atoms = torch.tensor(
         [[7, 3_000_000, 4_999_999], [7, 3_000_000, 5]], dtype=torch.int32

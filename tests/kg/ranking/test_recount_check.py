@@ -11,7 +11,7 @@ import torch
 from funcppo.core import files
 from funcppo.kg.config import ProverTaskConfig
 from funcppo.kg.graph import loaders
-from funcppo.kg.ranking import evaluate, explain, ranking, recount_check
+from funcppo.kg.ranking import evaluate, explain, recount_check
 from funcppo.kg.ranking.evaluate import Evaluator
 from funcppo.kg.ranking.ranking import RankingProtocol, ranked_sides
 from funcppo.kg.ranking.recount_check import RecountCheck, read_details
@@ -156,19 +156,6 @@ def test_a_dropped_candidate_is_reported(subject):
     )
 
 
-def test_a_wrong_rank_is_reported_with_both_values(subject):
-    ranked = rank(subject)
-    n_better = ranked.counts.n_better + torch.eye(18, dtype=torch.int64)[4]
-    wrong = ranked._replace(counts=ranked.counts._replace(n_better=n_better))
-    ranks = compare_ranks(subject, wrong)["ranks"]
-    assert (ranks.n_compared, ranks.n_disagreeing) == (18, 1)
-    assert f"{int(n_better[4])} better" in ranks.disagreements[0]
-    assert f"recounted {int(n_better[4]) - 1} better" in ranks.disagreements[0]
-    # ranks by another score are not those of the recount
-    other = rank(dataclasses.replace(subject, score=parse("exists@1")))
-    assert compare_ranks(subject, other)["ranks"].n_disagreeing
-
-
 def test_a_score_that_keeps_the_ranks_is_reported(subject):
     """Scores with ten steps of the grid more than they should have."""
     ranked = rank(subject)
@@ -195,19 +182,6 @@ def test_other_facts_of_candidates_that_were_counted_wrong_are_reported():
     assert 0 < scores.n_disagreeing <= scores.n_compared
 
 
-def test_a_wrong_leaf_of_a_proof_is_reported(subject):
-    def prove(atoms):
-        (built,) = subject.prove(atoms)
-        *nodes, leaf = built.nodes
-        goal = (leaf.goal[0], leaf.goal[1], leaf.goal[2] % 10 + 1)
-        wrong = dataclasses.replace(leaf, goal=goal)
-        return [dataclasses.replace(built, nodes=(*nodes, wrong))]
-
-    proofs = compare(dataclasses.replace(subject, prove=prove))["proofs"]
-    assert proofs.n_compared == proofs.n_disagreeing > 0
-    assert "no instance of its rule" in proofs.disagreements[0]
-
-
 @pytest.mark.parametrize("is_refused", [False, True])
 def test_an_answer_without_a_proof_is_reported(subject, is_refused):
     def prove(atoms):
@@ -220,21 +194,6 @@ def test_an_answer_without_a_proof_is_reported(subject, is_refused):
 
 
 # -- what is not compared
-
-
-def test_what_there_is_no_time_for_is_said(subject, monkeypatch):
-    for result in compare(subject, seconds=1e-9).values():
-        assert (result.n_compared, result.disagreements) == (0, ())
-        # verdicts and scores are of the same rows as the ranks
-        if result.kind not in ("verdicts", "scores"):
-            assert "not compared within" in result.notes[0]
-    ranks = compare_ranks(subject, rank(subject))["ranks"]
-    assert ranks.n_disagreeing == 0
-    assert "the confidences of 5 rules as funcppo counts them" in ranks.notes[0]
-    monkeypatch.setattr(recount_check, "MAX_ATOMS", 10)
-    ranks = compare(evaluator_of(max_height=2))["ranks"]
-    assert ranks.n_compared == 0
-    assert "holds more than 10 atoms" in ranks.notes[1]
 
 
 # -- lines of --details
@@ -327,13 +286,3 @@ def test_a_file_of_another_evaluation_is_one_line(tmp_path, records):
     ):
         with pytest.raises(ValueError, match=message):
             read_details(write(tmp_path, lines, **bad))
-
-
-def test_a_line_that_is_not_there_is_reported(tmp_path, records):
-    details = read_details(write(tmp_path, records[:-1]))
-    found = recount_check.compare_line_numbers(details, 9, (1, 2))
-    assert (found.n_compared, found.n_disagreeing) == (18, 1)
-    assert found.disagreements == ("query_row 8, tail: no line",)
-    sample = details._replace(settings={**details.settings, "queries": 3})
-    found = recount_check.compare_line_numbers(sample, 9, (1, 2))
-    assert found.n_disagreeing == (8 in ranking.random_rows(9, 3))

@@ -30,9 +30,6 @@ from funcppo.kg.search.beam import (
 )
 from funcppo.kg.search.env import PROVED, RUNNING
 from funcppo.kg.search.task import build_task
-from funcppo.runtime.capture import GraphedStep
-from funcppo.runtime.compile import EquivalenceError
-from funcppo.runtime.reasons import ReasonCode
 from tests.kg.ranking.scores import FunctionScore, score_by_name
 from tests.kg.run.runs import random_graph
 from tests.kg.search.small_tasks import (
@@ -207,26 +204,6 @@ def test_an_atom_that_no_rule_derives_scores_nothing(task):
         assert torch.equal(found > -torch.inf, is_derived)
 
 
-def test_the_number_of_queries_within_a_bound(task):
-    facts = evidence.index_facts(task.kb, task.sizes)
-    split = task.dataset.valid
-
-    def count(max_firings, max_rows=1e12):
-        return scoring.count_queries_within(
-            task, facts, split, (HEAD, TAIL), max_firings, max_rows
-        ).n_queries
-
-    n_firings = sum(
-        len(part.evidence.rule)
-        for side in parts_of(task, facts, split).values()
-        for part in side
-    )
-    assert count(n_firings) == len(split)
-    assert 1 <= count(n_firings // 2) <= len(split) // 2
-    assert count(1) == 1
-    assert count(1e12, 1) == 1
-
-
 # -- the score of a policy
 
 
@@ -342,50 +319,7 @@ def test_a_score_with_a_search_gives_the_scores_of_the_search(name):
     assert 0 < active_row_steps <= row_steps
 
 
-def test_derivations_of_the_scored_atoms_replace_an_index_that_is_too_large():
-    task, _, params, atoms = untrained()
-    without_index = dataclasses.replace(task, derivability_index=None)
-    assert (
-        scoring.with_derivations(task, atoms).derivability_index
-        is task.derivability_index
-    )
-    cfg = search("success")
-    empty = score_by_rules(
-        cfg, prover_task.inference_world(without_index), params, atoms
-    )
-    got = score_by_rules(
-        cfg, scoring.with_derivations(without_index, atoms), params, atoms
-    )
-    expected = score_by_rules(
-        cfg, prover_task.inference_world(task), params, atoms
-    )
-    torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
-    assert not torch.equal(empty, expected)
-    assert isinstance(
-        scoring.with_derivations(without_index, atoms).derivability_index,
-        derive.DerivabilityIndex,
-    )
-
-
 # -- steps
-
-
-def test_a_step_that_is_not_replayed_says_why():
-    """On a CPU nothing is replayed."""
-    task, _, params, atoms = untrained(max_height=2)
-    step = GraphedStep(evaluate_step)
-    score(
-        PolicyScore(search("success", max_height=2), task, params, step),
-        atoms[:3],
-    )
-    (note,) = scoring.graph_fallback_notes(step)
-    assert note.startswith(
-        "steps of a search were not replayed as a CUDA graph: "
-    )
-    replay = scoring.search_replay(step)
-    assert replay.replay_mode == "none"
-    assert replay.fallback_codes == {ReasonCode.NO_GPU: 1}
-    assert scoring.search_replay(None) == ("none", {})
 
 
 class CallTooLargeError(RuntimeError):
@@ -430,39 +364,6 @@ def test_slots_are_halved_until_the_search_fits(error):
     assert [smaller.chunk_size for smaller in halved] == [8, 4]
 
 
-def test_slots_are_tuned_within_the_memory_limit(monkeypatch):
-    """Sizes double their speed up to 32 rows and hold a megabyte a row; no score depends on them."""
-    task, _, params, atoms = untrained(max_height=2)
-    tried = []
-
-    def speed(cfg, *_):
-        tried.append(cfg.rows_per_step)
-        if cfg.rows_per_step > 512:
-            raise torch.OutOfMemoryError("CUDA out of memory")
-        return float(min(cfg.rows_per_step, 32 if fast else 10**9))
-
-    monkeypatch.setattr(scoring, "_rows_per_second", speed)
-    monkeypatch.setattr(scoring.memory, "used_bytes", lambda _: 100)
-    monkeypatch.setattr(scoring.memory, "peak_bytes", lambda _: 100 + tried[-1])
-
-    def tune(max_bytes):
-        tried.clear()
-        cfg = search("success", max_height=2)
-        return scoring.tune_slots(
-            cfg, task, params, atoms[:9], max_bytes, lambda: evaluate_step
-        )[0]
-
-    fast = True
-    first = 2 * search("success", max_height=2).beam
-    with pytest.raises(ValueError, match="--memory 101: expected at least"):
-        tune(101)
-    assert tune(10**9).rows_per_step == max(32, first)
-    assert tried[-1] <= max(32, first) * 4  # the last two are no faster
-    fast = False
-    assert tune(100 + 256).rows_per_step == max(tried) <= 256
-    assert tune(10**9).rows_per_step == 512 and tried[-1] == 1024
-
-
 def test_a_search_that_cannot_be_smaller_and_other_errors_are_raised():
     task, _, params, atoms = untrained(max_height=2)
     cfg = search("success", max_height=2)
@@ -495,20 +396,6 @@ def test_the_search_is_compiled_as_one_graph_that_equals_it():
         atol=1e-4,
     )
     assert scoring.graph_fallback_notes(step) == []
-
-
-def test_a_search_that_is_fast_and_wrong_is_refused():
-    task, _, params, atoms = untrained(max_height=2)
-
-    def wrong(*args):
-        state = evaluate_step(*args)
-        score = state.results.log_score * 1.01
-        return state._replace(results=state.results._replace(log_score=score))
-
-    with pytest.raises(EquivalenceError):
-        scoring.compile_search_step(
-            search("success", max_height=2), task, params, atoms[:9], wrong
-        )
 
 
 # -- what a policy ranks by

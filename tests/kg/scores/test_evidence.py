@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from funcppo.core import random
-from funcppo.kg.config import BellmanFordConfig, EmbeddingConfig
+from funcppo.kg.config import EmbeddingConfig
 from funcppo.kg.logic import derive, kb
 from funcppo.kg.logic.derive import WALK_UNIT
 from funcppo.kg.logic.fixpoint import count_rules, with_confidence
@@ -19,7 +19,6 @@ from funcppo.kg.logic.kb import HEAD, TAIL
 from funcppo.kg.scores import (
     evidence,
     link_embedding,
-    path_network,
 )
 from funcppo.kg.scores.evidence import EvidenceConfig
 from tests.kg.logic.test_derive import (
@@ -239,32 +238,6 @@ def test_parts_are_the_whole(cfg):
         assert torch.equal(getattr(whole, name), column), name
 
 
-def test_sampled_candidates_depend_on_the_question_alone(monkeypatch):
-    """Questions of nine candidates, of which one is the best and two are drawn, listed alone or together."""
-    pairs = [(i, j) for i in range(1, 11) for j in range(1, 11) if i != j]
-    program = Program(
-        10,
-        (2, 2),
-        tuple((1, i, j) for i, j in pairs),
-        (((2, 13, 14), (1, 13, 14)),),
-    )
-    built, sizes, facts = build(program)
-    rows = [(2, TAIL, i, 0) for i in range(1, 11)]
-    cfg = EvidenceConfig(n_best=1, n_sampled=2, seed=3)
-    whole = collect(program, ask_all(rows), cfg)
-    monkeypatch.setattr(derive, "PILOT_QUESTIONS", 1)
-    monkeypatch.setattr(derive, "MAX_CHUNK_GROUNDINGS", 9)
-    parts = list(
-        evidence.iter_evidence(built, sizes, facts, ask_all(rows), None, cfg)
-    )
-    assert len(parts) == 10 and len(whole.entity) == 30
-    joined = evidence.concatenate(parts)
-    for name, column in whole._asdict().items():
-        assert torch.equal(getattr(joined, name), column), name
-    drawn = {tuple(chunk) for chunk in whole.entity.view(10, 3).tolist()}
-    assert len(drawn) > 5
-
-
 def test_the_base_score_is_noisy_or_of_the_cubed_confidences():
     built, _, _ = build(VILLAGE)
     found = collect(VILLAGE, ask_all([(KNOWS, TAIL, 1, 0)]))
@@ -323,38 +296,6 @@ def check_added(plain, found, column, add):
         evidence.slice_questions(found, 1, 4),
     ):
         assert torch.equal(getattr(part, column), expected[some])
-
-
-def test_priors_by_a_network_are_the_same_however_they_are_added():
-    built, sizes, facts = build(VILLAGE)
-    known = evidence.binary_facts(built)
-    cfg = BellmanFordConfig(width=4, n_layers=2)
-    shapes = path_network.network_config(
-        cfg, sizes.n_constants, evidence.n_labels(sizes)
-    )
-    weights = path_network.init(shapes, random.key(0))
-    network = path_network.make_network(weights, known, sizes.n_constants)
-    asked = evidence.training_questions(known)
-    arguments = built, sizes, facts, asked, None, EvidenceConfig()
-    plain = evidence.collect_evidence(*arguments)
-    with_network = facts._replace(network=network)
-    found = evidence.collect_evidence(
-        built, sizes, with_network, asked, None, EvidenceConfig()
-    )
-    expected = path_network.candidate_scores(
-        network, asked, "fact", found.candidate_offsets, found.entity
-    )
-    assert expected.any()
-    assert torch.equal(found.path_score.double(), expected)
-
-    check_added(
-        plain,
-        found,
-        "path_score",
-        lambda x: evidence.with_path_scores(x, network, "fact"),
-    )
-    none = evidence.with_path_scores(found, None, "fact")
-    assert not none.path_score.any()
 
 
 def test_both_questions_of_a_fact_leave_it_out():

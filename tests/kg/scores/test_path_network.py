@@ -306,14 +306,6 @@ def test_other_questions_change_no_bit_of_a_score(monkeypatch):
     assert not len(score(questions, "fact", none, entity[:0]))
 
 
-def test_no_network_has_the_dimensions_of_a_network():
-    none = path_network.without_network("cpu")
-    some = random_network().params
-    assert [x.dim() for x in none] == [x.dim() for x in some]
-    assert path_network.is_network(some)
-    assert not path_network.is_network(none)
-
-
 # -- the kernel's sums
 
 
@@ -414,19 +406,6 @@ def test_the_kernel_adds_up_messages(n, dtype, tolerance):
     edges = random_edges(n, "cuda")
     orders = path_network.order_messages(*edges, N_ROWS, N_LABELS)
     check(edges, orders, dtype, rtol=tolerance, atol=tolerance * n**0.5)
-
-
-@on_gpu
-def test_the_network_gives_the_logits_of_the_cpu():
-    facts, params = random_facts(), random_params(CFG)
-    label, given = all_questions(CFG)
-    graph = path_network.build_graph(CFG, facts, "fact")
-    expected = path_network.apply(CFG, params, graph, label, given)
-    there = path_network.build_graph(CFG, facts.cuda(), "fact")
-    assert there.orders
-    weights = tree.map(lambda x: x.cuda(), params)
-    logits = path_network.apply(CFG, weights, there, label.cuda(), given.cuda())
-    torch.testing.assert_close(logits.cpu(), expected, **ORDER)
 
 
 @on_gpu

@@ -28,7 +28,6 @@ from tests.kg.search.small_tasks import (
     small_task,
 )
 from tests.oracles import within_six_sigma
-from tests.shapes import check_shapes_and_dtypes
 
 
 def searches(seed: int, steps: int):
@@ -131,24 +130,6 @@ def test_rewards_follow_the_named_scheme(reward, want):
         torch.tensor([True, True, False, False]),
     )
     assert prover_env.terminal_reward(cfg, proved, label).tolist() == want
-
-
-def test_states_observations_and_params_have_the_annotated_shapes():
-    cfg, world, state = small_problem()
-    sizes = check_shapes_and_dtypes(state.env_state)
-    assert sizes["B"] == 8
-    check_shapes_and_dtypes(
-        prover_env.observe(cfg.env.cfg, world, state.env_state)
-    )
-    check_shapes_and_dtypes(state.params)
-    check_shapes_and_dtypes(world.kb)
-
-
-def test_the_first_state_has_the_memory_layout_of_later_ones():
-    """Else a compiled rollout step is compiled twice: for the first state, and for all others."""
-    leaves = tree.leaves(small_problem()[2].env_state)
-    assert all(x.is_contiguous() for x in leaves)
-    assert len({x.untyped_storage().data_ptr() for x in leaves}) == len(leaves)
 
 
 def _step(cfg, world, state):
@@ -374,11 +355,6 @@ def test_a_row_without_a_negative_is_a_flagged_positive(fact):
         0.0,
     )
     assert failed.all() and label.all() and query.tolist() == [fact] * 4
-
-
-def test_rows_are_drawn_independently_of_their_number():
-    few, many = sample(3, 5, 0.5, 0.2), sample(3, 9, 0.5, 0.2)
-    assert [t.tolist() for t in few] == [t[:5].tolist() for t in many]
 
 
 def test_a_table_to_sample_from_must_not_be_empty():

@@ -9,7 +9,7 @@ import torch
 from funcppo.core.host import Deadline
 from funcppo.kg.config import ProverTaskConfig
 from funcppo.kg.graph import loaders
-from funcppo.kg.logic import fixpoint, prove
+from funcppo.kg.logic import fixpoint
 from funcppo.kg.logic import kb as kbase
 from funcppo.kg.logic.kb import HEAD, TAIL
 from funcppo.kg.ranking import explain, scoring
@@ -219,16 +219,6 @@ def test_a_known_fact_is_derivable_by_other_facts_alone(
         assert derivable.tolist() == [True, False, True]
 
 
-def test_known_facts_that_are_not_decided_are_noted(monkeypatch):
-    monkeypatch.setattr(prove, "MAX_FACT_ROWS", 0)
-    task = prover_task.build_task(
-        LEAKY, ProverTaskConfig(max_height=1, smoothing=5.0)
-    )
-    assert len(task.unproved_facts) == 2
-    (note,) = [note for note in task.notes if "not decided" in note]
-    assert note.startswith("2 of 2 triples of valid and test")
-
-
 # -- indexing derivations, whose work is bounded
 
 INDEXED = loaders.from_triples(
@@ -249,29 +239,6 @@ def phases_of(**settings):
         on_phase=lambda *call: calls.append(call),
     )
     return [c for c in calls if c[0].startswith(prover_task.INDEXING)], task
-
-
-@pytest.mark.parametrize("height", [1, 2])
-def test_indexing_beyond_its_bound_is_left_out_and_noted(height, monkeypatch):
-    monkeypatch.setattr(prover_task, "MAX_INDEX_ROWS", 1)
-    calls, task = phases_of(max_height=height)
-    assert len(calls) == 1  # no rule was applied
-    assert task.derivability_index is None
-    assert task.fact_selection == "policy"
-    (note,) = [note for note in task.notes if "indexing" in note]
-    assert note.startswith(
-        "indexing derivations makes more than 1 rows of joins: the policy"
-    )
-
-
-def test_derivations_that_cannot_be_held_are_not_indexed(monkeypatch):
-    """The counts of the rules tell: 3 heads of the first, 2 of the second."""
-    for most, is_held in ((5, True), (4, False)):
-        monkeypatch.setattr(prover_task, "MAX_DERIVATIONS_PER_ATOM", most / 8)
-        calls, task = phases_of(max_atoms=8)
-        assert (task.derivability_index is not None) == is_held
-        assert bool(calls) == is_held
-        assert any("too many derivations" in n for n in task.notes) != is_held
 
 
 def test_a_t_p_too_large_for_a_search_is_refused_in_one_line():

@@ -264,22 +264,6 @@ def test_an_answer_that_is_too_long_is_one_line(client, monkeypatch):
     assert "at most 100 bytes" in response.text
 
 
-def test_a_defect_is_one_line_without_details(explorers, monkeypatch):
-    explorer = explorers["untrained"]
-
-    def fail(*args, **options):
-        raise RuntimeError("secret")
-
-    monkeypatch.setattr(explorer.answerer, "answer", fail)
-    client = make_client(Site(explorer, seconds=60))
-    for path in ("/api/answers", "/answers"):
-        response = client.get(f"{path}?relation_id=1&head_id=1")
-        assert response.status_code == 500
-        assert "internal error" in response.text
-        assert "secret" not in response.text
-        assert "content-security-policy" in response.headers
-
-
 def test_the_document_describes_what_is_answered(client):
     """Parameters of each resource, and answers that the models take without a change."""
     document = client.get("/openapi.json").json()

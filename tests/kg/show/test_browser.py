@@ -8,14 +8,12 @@ from __future__ import annotations
 import os
 import shutil
 import threading
-from urllib.parse import urlencode
 
 import pytest
 
 from funcppo.kg.graph.text import display
 from funcppo.kg.show import server
-from funcppo.kg.show.values import AnswersQuery
-from tests.kg.show.graphs import ALSO, HOSTILE, INVERSE
+from tests.kg.show.graphs import ALSO, HOSTILE
 
 pytestmark = pytest.mark.long
 CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium")
@@ -159,59 +157,6 @@ def test_the_keyboard_alone_leads_to_a_proof(watched, url):
     with page.expect_navigation():
         page.keyboard.press("Enter")
     assert "/relation?" in page.url or "/entity?" in page.url
-
-
-def test_a_chosen_name_that_cannot_be_typed_is_asked_for(watched, url):
-    page, _ = watched
-    page.goto(url)
-    page.fill("#relation", ALSO[:3])
-    page.locator("#options-2 li").first.wait_for()
-    page.keyboard.press("ArrowDown")
-    page.keyboard.press("Enter")
-    page.fill("#head", "evil")
-    page.locator("#options-1 li").first.wait_for()
-    name = display("\u202eevil")
-    page.get_by_role("option", name=name, exact=True).click()
-    with page.expect_navigation():
-        page.locator("#head").press("Enter")
-    assert name in page.inner_text("h1")
-    # "ask again" has the same names
-    with page.expect_navigation():
-        page.locator("#head").press("Enter")
-    assert name in page.inner_text("h1")
-
-    page.fill("#q", "<scr")
-    page.locator("#options-0 li").first.wait_for()
-    page.keyboard.press("ArrowDown")
-    with page.expect_navigation():
-        page.keyboard.press("Enter")
-    assert page.inner_text("h1") == "<script>alert(1)</script>"
-
-
-def test_all_of_a_tree_opens_and_closes(watched, url, explorers):
-    page, _ = watched
-    explorer = explorers["questions"]
-    relation = explorer.find("relation", INVERSE)
-    ids = {"relation_id": relation, "head_id": 20}
-    found = explorer.answers(AnswersQuery(**ids, k=1, known=True)).answers[0]
-    ids["tail_id"] = found.entity_id
-    page.goto(f"{url}/why?{urlencode(ids)}")
-    page.get_by_role("button", name="Close all").click()
-    assert page.locator(".tree details[open]").count() == 0
-    page.get_by_role("button", name="Open all").click()
-    n_parts = page.locator(".tree details").count()
-    assert page.locator(".tree details[open]").count() == n_parts > 0
-
-
-def test_pages_are_light_or_dark_as_the_system_is(watched, url):
-    page, _ = watched
-    colours = []
-    for scheme in ("light", "dark"):
-        page.emulate_media(color_scheme=scheme)
-        page.goto(url)
-        style = "getComputedStyle(document.body).backgroundColor"
-        colours.append(page.evaluate(style))
-    assert colours == ["rgb(255, 255, 255)", "rgb(22, 24, 29)"]
 
 
 def test_pages_work_without_scripts(browser, url):

@@ -3,22 +3,20 @@
 import dataclasses
 import shutil
 
-import numpy as np
 import pytest
 import torch
 
 import funcppo as fp
 from funcppo.core import tree
 from funcppo.kg import answers
-from funcppo.kg.answers import Answerer, OpenQuery
-from funcppo.kg.graph.rules import format_rule
+from funcppo.kg.answers import Answerer
 from funcppo.kg.logic.kb import HEAD, TAIL
 from funcppo.kg.ranking import explain
 from funcppo.kg.run import held_out
 from funcppo.kg.run.run import build_run, open_run
 from funcppo.kg.run.subject import run_subject
 from funcppo.kg.show import measure, report
-from tests.kg.show.graphs import ALSO, INVERSE, LIKES, write_graph
+from tests.kg.show.graphs import ALSO, LIKES, write_graph
 
 # -- ranks
 
@@ -132,95 +130,7 @@ def test_choices_of_a_policy_are_those_of_its_proofs_before_and_after(runs):
 # -- learnt weights
 
 
-def changed_run(run, **changes):
-    """The run with the untrained weights, but for given ones: name to (place, value)."""
-    untrained = next(iter(held_out.policies(run).values()))
-    params = tree.map(torch.clone, untrained)
-    score = params.score
-    for name, (place, value) in changes.items():
-        weight = getattr(score, name).clone()
-        weight[place] = value
-        score = score._replace(**{name: weight})
-    state = run.state._replace(best_params=params._replace(score=score))
-    return dataclasses.replace(run, state=state)
-
-
-def test_each_weight_is_said_by_what_it_weighs(runs, monkeypatch):
-    run = open_run(runs["questions"])
-    names = run.task.dataset.predicates
-    likes, also = names.index(LIKES) + 1, names.index(ALSO) + 1
-    inverse = names.index(INVERSE) + 1
-    run = changed_run(
-        run,
-        # of the third rule, as a question about the tail
-        rule_weight=((1, 2), 3.0),
-        # the candidate is the tail of a fact of likes, the question asks for the head of also
-        link_weight=((2 * likes + 1, 2 * also), -4.0),
-        own_degree_weight=((2 * inverse, 3), 2.0),
-        linked_weight=((2 * inverse + 1,), -1.0),
-        feature_weight=((2 * also, int(run.questions.aggregation.shape[2]), 0), 1.5),
-    )  # fmt: skip
-    found = measure.learnt_weights(run)
-    rule = format_rule(run.task.dataset, run.task.dataset.rules[2])
-    assert found.n_moved == 5
-    assert [tuple(weight) for weight in found.weights] == [
-        ("link", f"{LIKES} with the candidate as tail", ALSO, "head", 0, -4),
-        ("rule", rule, ALSO, "tail", 0, 3),
-        ("known answers", "it is 3 to 4 known answers", INVERSE, "head", 0, 2),
-        ("linked", "some fact links it", INVERSE, "tail", 0, -1),
-        (
-            "feature of rules",
-            "log-odds of the confidence, rules of 3 atoms and 0 constants",
-            ALSO, "head", 1, 1.5,
-        ),
-    ]  # fmt: skip
-    assert [of[:2] for of in found.relations] == [(ALSO, 3), (INVERSE, 2)]
-    distances = [of[2] for of in found.relations]
-    np.testing.assert_allclose(distances, np.sqrt([16 + 9 + 0.25, 4 + 1]))
-
-    monkeypatch.setattr(measure, "MAX_WEIGHTS", 2)
-    assert measure.learnt_weights(run).weights == found.weights[:2]
-    assert measure.learnt_weights(changed_run(run)) == (0, (), ())
-
-
-def test_degrees_and_priors_have_names_too(runs):
-    run = open_run(runs["questions"])
-    dataset = run.task.dataset
-    label = 2 * (dataset.predicates.index(LIKES) + 1)
-    likes = f"{LIKES} with the candidate as head"
-    for name, place, text in (
-        ("degree_weight", [6 * label + 5, 0], f"9 or more facts of {likes}"),
-        ("degree_weight", [6 * label + 1, 0], f"1 fact of {likes}"),
-        ("own_degree_weight", [label, 1], "it is 1 known answer"),
-        ("prior_weight", [0], "prior by link embeddings"),
-        ("network_prior_weight", [0], "prior by a Bellman-Ford network"),
-    ):
-        assert (
-            measure.evidence_text(dataset, run.questions, name, place) == text
-        )
-    fields = set(run.state.best_params.score._fields)
-    assert fields == set(measure.WEIGHT_KINDS)
-
-
 # -- single queries
-
-
-@pytest.mark.parametrize("name", ["questions", "proofs"])
-def test_better_candidates_are_as_many_as_the_rank_says(runs, name):
-    run = open_run(runs[name])
-    answerer = Answerer(run_subject(run))
-    ranked = measure.rank_test(run, None)
-    n_listed = 0
-    for i, atom in enumerate(ranked.atom.tolist()):
-        if not ranked.provable[i]:
-            continue
-        side = int(ranked.side[i])
-        query = OpenQuery(atom[0], side, atom[HEAD + TAIL - side])
-        score = int(ranked.answer_score[i])
-        entities, _ = measure.better_entities(answerer, query, score)
-        assert len(entities) == ranked.n_better[i]
-        n_listed += len(entities)
-    assert n_listed > 0
 
 
 @pytest.mark.parametrize("name", ["questions", "proofs"])
@@ -240,27 +150,6 @@ def test_entries_say_why_and_why_not(reports, name):
         for side in entry["sides"]:
             assert len(side["better"]) == min(side["n_better"], 5)
             assert all(b["score"] > side["score"] for b in side["better"])
-
-
-def test_a_failure_names_the_goal_that_nothing_satisfies(runs):
-    run = open_run(runs["questions"])
-    dataset = run.task.dataset
-    relation, likes = (
-        dataset.predicates.index(r) + 1 for r in (INVERSE, LIKES)
-    )
-    known = {tuple(row) for row in dataset.facts.tolist()}
-    head = dataset.entities.index("e1") + 1
-    entities = range(1, dataset.n_constants + 1)
-    tail = next(
-        e for e in entities if (likes, e, head) not in known and e != head
-    )
-    atom = torch.tensor([relation, head, tail])
-    failure = measure.explain_failure(run.task, atom)
-    assert failure["verdict"].name == "REFUTED"
-    (rule,) = failure["failed_rules"]
-    assert rule["rule"] == 0
-    assert rule["rule_text"].startswith("'$p$ \"q\"'(X, Y) :- ")
-    assert rule["goals"][0].startswith("'<b>likes</b>'(")
 
 
 # -- files, notes and data

@@ -2,8 +2,6 @@
 
 import re
 import socket
-import subprocess
-import sys
 import threading
 import urllib.request
 
@@ -176,27 +174,6 @@ def test_work_is_done_in_one_thread_in_order():
     assert len({thread for _, thread in done}) == 1
     with pytest.raises(ZeroDivisionError):
         worker.submit(lambda: 1 // 0).result(60)
-
-
-TRACED_AFTER_WORK = """
-import sys
-from funcppo.kg.show.server import Worker
-assert Worker(60, 8).submit(lambda: 2).result(60) == 2
-sys.settrace(lambda *event: None)
-(lambda: None)()
-print("done")
-"""
-
-
-def test_work_leaves_the_interpreter_nothing_to_do():
-    """CPython 3.11 calls no function under a debugger while an error for a thread is said to stand and none does."""
-    done = subprocess.run(
-        [sys.executable, "-c", TRACED_AFTER_WORK],
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.stdout == "done\n", done.stderr
 
 
 @pytest.mark.parametrize("is_stopped", [False, True])

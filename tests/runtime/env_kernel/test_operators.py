@@ -146,43 +146,8 @@ def test_matrix_products_with_what_rows_share(
     torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    "fn",
-    [
-        lambda x, narrow, wide, hidden: half(x) @ half(narrow),
-        lambda x, narrow, wide, hidden: (
-            half(torch.relu((half(x) @ half(wide)).float()))
-            @ half(hidden[:, :2])
-        ),
-        lambda x, narrow, wide, hidden: (
-            half(x) @ half(wide) @ half(hidden) @ half(hidden.T[:, :3])
-        ),
-    ],
-    ids=["narrow", "two layers", "three layers"],
-)
-def test_matrix_products_in_bfloat16(fn: Callable[..., Tensor]) -> None:
-    """Of rounded numbers, summed as float32, and rounded again."""
-    shared = (WEIGHTS, WIDE, HIDDEN)
-    float_of = lambda *x: fn(*x).float()
-    actual = run(float_of, rows(1), *shared)
-    expected = float_of(rows(1), *shared)
-    # Sums in another order are rarely rounded to another number.
-    torch.testing.assert_close(actual, expected, rtol=1e-2, atol=1e-2)
-    assert (actual == expected).double().mean() > 0.95
-    assert torch.equal(actual, actual.bfloat16().float())
-
-
 def half(x: Tensor) -> Tensor:
     return x.to(torch.bfloat16)
-
-
-def test_params_in_bfloat16_and_beside_it_are_refused() -> None:
-    with pytest.raises(UnsupportedError, match="read both in bfloat16 and in"):
-        run(
-            lambda x, narrow: (half(x) @ half(narrow)).float() + narrow[0],
-            rows(),
-            WEIGHTS,
-        )
 
 
 @pytest.mark.parametrize(
@@ -364,31 +329,6 @@ def test_products_of_tiles_with_what_rows_share(name: str) -> None:
     torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("fn", "reason"),
-    [
-        (lambda x: x.flatten(1).argmax(1), "over a hidden layer"),
-        (lambda x: (x * 9).to(torch.int64).amax(1), "largest or least integer"),
-        (lambda x: x.sign(), "operator aten.sign of torch.float32"),
-        (lambda x: torch.fmod(x, 2.0), "operator aten.fmod of torch.float32"),
-        (
-            lambda x: torch.div(x, 2.0, rounding_mode="floor"),
-            "a quotient, rounded: floor",
-        ),
-        (lambda x: x.sum((1, 2)), "several axes"),
-        (lambda x: (x > 0).any(), "any of several axes"),
-        (lambda x: x.flip(0), "mixes rows"),
-        (lambda x: x.index_select(0, CELLS[:2]), "some of the rows"),
-        (lambda x: torch.cat([x] * 40, 1), "numbers of tensors side by side"),
-    ],
-)
-def test_what_no_tile_can_do_is_refused(
-    fn: Callable[[Tensor], Tensor], reason: str
-) -> None:
-    with pytest.raises(UnsupportedError, match=reason):
-        run(fn, grids())
-
-
 def test_indices_in_memory_are_refused() -> None:
     with pytest.raises(UnsupportedError, match="indices in memory"):
         run(lambda x, i: x.index_select(1, i), grids(), torch.tensor([1, 0]))
@@ -455,28 +395,3 @@ def test_an_index_out_of_bounds_is_an_error(
             torch.tensor(x),
             table(6, 4),
         )
-
-
-@pytest.mark.parametrize(
-    ("fn", "reason"),
-    [
-        (lambda x, t: t[t[:, 0] > 0].sum(0) + x[:, :1], "by a mask"),
-        (lambda x, t: t.index_select(0, x[:, 0]), "by computed indices"),
-        (lambda x, t: x[torch.tensor([0, 1])], "some of the rows"),
-        (lambda x, t: x[:, x[:, 0]], "of a row by computed indices"),
-        (lambda x, t: t[:, x[:, 0]], "of axes that are not first"),
-        (
-            lambda x, t: t[torch.tensor([0, 1]), torch.tensor([1, 0])] + x[0],
-            "several constant indices",
-        ),
-        (lambda x, t: MOVES[x], "constants by several indices"),
-        (lambda x, t: MOVES[x[:, 0], x[:, 1]], "constants by several"),
-        (lambda x, t: t[x], "many numbers by computed indices"),
-    ],
-)
-def test_other_indices_are_refused(
-    fn: Callable[[Tensor, Tensor], Tensor], reason: str
-) -> None:
-    x = torch.zeros(3, 2, dtype=torch.int64)
-    with pytest.raises(UnsupportedError, match=reason):
-        run(fn, x, table(4, 60))

@@ -184,16 +184,6 @@ def test_layers_of_any_width_and_blocks_that_are_not_full(
     assert_equals_the_loop(on_numpy(learner, args), learner, args)
 
 
-def test_products_in_bfloat16_are_rounded_as_the_loop_rounds_them() -> None:
-    learner, state = make_learner(
-        "Pendulum-v1", 4, 16, matmul_dtype=torch.bfloat16
-    )
-    args = rollout_arguments(learner, state)
-    kernel = on_numpy(learner, args)
-    assert "bfloat16" in kernel.code.source
-    assert_equals_the_loop(kernel, learner, args, rtol=2e-2, atol=2e-2)
-
-
 @pytest.mark.parametrize(
     ("n_learners", "n_envs", "rows_a_block"), [(3, 5, 1), (2, 19, 16)]
 )
@@ -250,14 +240,6 @@ def test_a_game_with_bricks_broken_and_balls_lost() -> None:
     assert trajectory.terminated.any()
 
 
-def test_layers_that_are_read_at_each_step() -> None:
-    learner, state = make_learner("CartPole-v1", 5, 128, 100)
-    args = rollout_arguments(learner, state)
-    kernel = on_numpy(learner, args)
-    assert kernel.code.block[2] == 1
-    assert_equals_the_loop(kernel, learner, args)
-
-
 @pytest.mark.parametrize(
     ("n_envs", "hidden", "reason"),
     [
@@ -271,12 +253,6 @@ def test_params_that_do_not_fit_into_a_block_are_refused(
 ) -> None:
     learner, state = make_learner("CartPole-v1", n_envs, *hidden)
     with pytest.raises(UnsupportedError, match=reason):
-        on_numpy(learner, rollout_arguments(learner, state))
-
-
-def test_a_game_of_many_lines_is_refused() -> None:
-    learner, state = make_learner("MinAtar/Seaquest-v1", 3, 16)
-    with pytest.raises(UnsupportedError, match="lines, more than 1200"):
         on_numpy(learner, rollout_arguments(learner, state))
 
 
@@ -307,17 +283,6 @@ def test_games_on_a_gpu(
     assert_equals_the_loop(kernel, learner, args, tolerance, tolerance)
 
 
-@on_gpu
-@pytest.mark.parametrize("name", CLASSIC)
-@pytest.mark.parametrize(("n_learners", "n_envs"), [(3, 4), (100, 4), (20, 40)])
-def test_learners_side_by_side_equal_the_loop_on_a_gpu(
-    name: str, n_learners: int, n_envs: int
-) -> None:
-    learner, _ = make_learner(name, n_envs, 64, 64)
-    args = arguments_of_many(learner, n_learners, "cuda")
-    assert_equals_the_loop(compile_kernel(learner, args), learner, args)
-
-
 def grid_world(n_envs: int, device: str = "cpu") -> tuple[Learner, Any]:
     """The learner of the example, and the arguments of a rollout in which rows are reset."""
     world = tree.map(lambda x: x.to(device), grid_world_example.grid)
@@ -342,10 +307,3 @@ def test_a_world_that_is_read_by_indices() -> None:
     kernel = on_numpy(learner, args)
     assert kernel.code.has_checks
     assert_equals_the_loop(kernel, learner, args)
-
-
-@on_gpu
-@pytest.mark.parametrize("n_envs", [3, 300])
-def test_a_world_that_is_read_by_indices_on_a_gpu(n_envs: int) -> None:
-    learner, args = grid_world(n_envs, "cuda")
-    assert_equals_the_loop(compile_kernel(learner, args), learner, args)

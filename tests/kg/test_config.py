@@ -1,5 +1,7 @@
 """The settings of a run: their range, their file, and that reading them is quick."""
 
+from __future__ import annotations
+
 import json
 import subprocess
 import sys
@@ -9,7 +11,10 @@ import pytest
 from funcppo.config import AdamConfig, PPOConfig, Schedule
 from funcppo.core.settings import CONFIG_FILE, write_config
 from funcppo.kg.config import (
+    ListwiseConfig,
+    Penalty,
     ProverTaskConfig,
+    QuestionConfig,
     RunConfig,
     read_config,
     read_settings,
@@ -136,3 +141,22 @@ def test_a_bad_file_is_an_error_that_says_what_is_wrong(
 def test_reading_a_config_imports_no_torch():
     program = "import sys, funcppo.kg.config; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_the_settings_import_no_torch():
+    code = "import sys, funcppo.kg.config; sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize(
+    ("config", "field"),
+    [
+        (lambda: QuestionConfig(n_best=0), "n_best"),
+        (lambda: QuestionConfig(seconds=0.0), "seconds"),
+        (lambda: ListwiseConfig(learning_rate=-1.0), "learning_rate"),
+        (lambda: Penalty(rule_weight=-1.0), "rule_weight"),
+    ],
+)
+def test_a_setting_out_of_range_is_named(config, field):
+    with pytest.raises(ValueError, match=f"^{field}: expected "):
+        config()
