@@ -303,6 +303,15 @@ def test_firings_are_those_of_every_grounding(program, left_out, identity):
     )
 
 
+def test_a_fact_that_is_left_out_is_walked_in_neither_direction():
+    """p(X, Y) <- q(X, Z), p(W, Z), q(W, Y): from 1 to 2, back by p(1, 2) to 1 unless that is left out, or to 3."""
+    facts = ((1, 1, 2), (1, 3, 2), (2, 1, 2), (2, 1, 4), (2, 3, 4))
+    rules = (((1, 5, 6), (2, 5, 7), (1, 8, 7), (2, 8, 6)),)
+    program = Program(4, (2, 2), facts, rules)
+    assert fire(program, [(1, TAIL, 1, 2)]) == {(0, 4, 0): 1}
+    assert fire(program, [(1, TAIL, 1, 0)]) == {(0, 2, 0): 1, (0, 4, 0): 2}
+
+
 @st.composite
 def path_programs(draw):
     """Rules whose bodies are paths that share beginnings, over a dense graph."""
