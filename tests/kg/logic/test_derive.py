@@ -13,7 +13,6 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from funcppo.core.host import Deadline
 from funcppo.kg.logic import derive, fixpoint, joins, kb
 from funcppo.kg.logic.derive import (
     WALK_UNIT,
@@ -348,43 +347,6 @@ def test_paths_that_come_back_to_an_entity_do_not_count(program, left_out):
         assert fire_by(searching, rows, **options) == expected
 
 
-def test_rules_of_one_shape_about_many_predicates_are_solved_as_one():
-    # more predicates than constants, whose numbers no variable may have
-    n_predicates = 9
-    facts = tuple((p, 1 + p % 2, 2) for p in range(1, n_predicates + 1))
-    a, b = 3, 4  # variables
-    rules = tuple(
-        ((p, a, 1 + p % 2), (q, a, b))
-        for p in range(1, n_predicates + 1)
-        for q in range(1, n_predicates + 1)
-    )
-    program = Program(2, (2,) * n_predicates, facts, rules)
-    plan = plan_rules(*kb.build(**program.arrays()))
-    assert len(plan.groups) == 1
-    # A rule that is written twice counts twice.
-    program = replace(program, rules=(*rules, rules[-1]))
-    rows = all_questions(program)
-    found = fire(program, rows)
-    assert found == brute_force(program, rows)
-    assert len({rule for _, _, rule in found}) == len(rules) + 1
-
-
-def test_rules_about_other_predicates_cost_a_question_no_join():
-    program = Program(
-        3,
-        (2, 2),
-        ((LIKES, 1, 2), (2, 1, 2)),
-        (((2, X, Y), (LIKES, Y, X), (LIKES, X, Y)),),
-    )
-    budget = RowBudget(10**6)
-    assert not fire(program, [(LIKES, TAIL, 1, 0)], budget=budget)
-    assert not budget.n_joins
-    with pytest.raises(RowBudgetExceeded):
-        fire(program, [(2, TAIL, 1, 0)], budget=RowBudget(1))
-    fire(program, [(2, TAIL, 1, 0)], budget=budget)
-    assert budget.n_joins
-
-
 # -- test firing chunks
 
 
@@ -434,40 +396,6 @@ CHAIN = Program(
     n_constants=5,
     arity=(2,),
 )
-
-
-# like(X3, Y3) <- near(X3, Y3) over nine pairs: one firing a question
-STARS = Program(
-    facts=tuple((1, i, i + 1) for i in range(1, 10)),
-    rules=(((2, 11, 12), (1, 11, 12)),),
-    n_constants=10,
-    arity=(2, 2),
-)
-
-
-def ask_stars(memory_share=1.0):
-    """The plan of one rule, and the questions like(X3, ?)."""
-    world, sizes = kb.build(**STARS.arrays())
-    queries = world.facts.long() + torch.tensor([1, 0, 0])
-    plan = derive.plan_rules(world, sizes, memory_share)
-    return plan, derive.open_questions(queries, TAIL)
-
-
-def test_half_of_the_memory_halves_the_chunks_and_not_what_they_hold(
-    monkeypatch,
-):
-    monkeypatch.setattr(derive, "PILOT_QUESTIONS", 1)
-    monkeypatch.setattr(derive, "MAX_CHUNK_GROUNDINGS", 4)
-    sizes_of: dict[float, list[int]] = {}
-    found: dict[float, list[int]] = {}
-    for share in (1.0, 0.5):
-        plan, asked = ask_stars(share)
-        chunks = list(derive.iter_groundings(plan, asked))
-        sizes_of[share] = [len(chunk.entity) for chunk, _ in chunks]
-        candidates = [part.candidate for _, part in chunks]
-        found[share] = torch.cat(candidates).tolist()
-    assert sizes_of == {1.0: [1, 4, 4], 0.5: [1, 2, 2, 2, 2]}
-    assert found[1.0] == found[0.5] == list(range(2, 11))
 
 
 def joined(chunks):
@@ -521,22 +449,6 @@ def test_any_number_of_threads_gives_the_same_firings(
     # Chunks that are too large are halved, down to one question.
     for column, expected in zip(run(n_threads, GroundingWork(), 1), alone):
         assert torch.equal(column, expected)
-
-
-def test_a_chunk_has_no_more_questions_than_there_is_time_for(monkeypatch):
-    monkeypatch.setattr(derive, "PILOT_QUESTIONS", 1)
-    plan, asked = ask_stars()
-    now = [0.0]
-    work = GroundingWork(deadline=Deadline(at=6.0, clock=lambda: now[0]))
-    n_questions = []
-    for n_asked in derive.map_groundings(
-        lambda chunk, _: len(chunk.entity), plan, asked, work=work
-    ):
-        n_questions.append(n_asked)
-        now[0] += n_asked  # a second each
-        if work.deadline.is_over:
-            break
-    assert n_questions == [1, 5]
 
 
 def test_the_budget_bounds_the_rows_and_the_joins_of_all_chunks(monkeypatch):
@@ -719,21 +631,6 @@ def test_a_dead_end_leads_to_no_proof(seed, max_height):
         )
     proved = (successors.goals.atoms[:, :, 0, 0] == 0) & successors.mask
     assert not (proved & lost).any()
-
-
-def test_an_index_without_atoms_has_no_dead_ends_and_too_many_are_none():
-    world, sizes, model, _ = indexed(FAMILY)
-    assert derive.build_derivability_index(world, sizes, model, 1, 0) is None
-    cfg = make_resolve_config(world, sizes, 1)
-    roots = torch.tensor([[1, 3, 1]], dtype=torch.int32)
-    goals = start(roots, cfg.max_goals)
-    successors = resolve(cfg, world, goals, roots)
-    assert successors.mask.any()
-    known = derive.empty_derivability_index(world, sizes)
-    assert not derive.dead_end_mask(
-        known, sizes, 1, roots, goals, successors
-    ).any()
-    assert not derive.rule_derives(known, sizes, roots, successors.rule).any()
 
 
 def provable(goals, root, facts, rules, max_height) -> bool:

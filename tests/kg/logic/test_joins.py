@@ -22,7 +22,6 @@ from funcppo.kg.logic.joins import (
     iter_answers,
     make_literal,
     most_general_unifier,
-    ragged_arange,
     substitute_rule,
 )
 from tests import sld
@@ -210,23 +209,6 @@ def test_counts_are_those_of_a_nested_loop(query):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(joins, "MAX_CHUNK_ROWS", 2)
         assert counts_of(*query) == expected
-
-
-@given(st.lists(st.integers(0, 4), min_size=1, max_size=8), st.integers(1, 6))
-def test_ragged_arange_lists_every_position_in_order(counts, chunk):
-    start = torch.arange(len(counts)) * 10
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(joins, "MAX_CHUNK_ROWS", chunk)
-        chunks = list(ragged_arange(start, torch.tensor(counts)))
-    assert all(len(row) <= chunk for row, _ in chunks)
-    pairs = [
-        pair
-        for row, position in chunks
-        for pair in zip(row.tolist(), position.tolist())
-    ]
-    assert pairs == [
-        (i, 10 * i + j) for i, n in enumerate(counts) for j in range(n)
-    ]
 
 
 # -- the budget

@@ -249,48 +249,7 @@ def test_answers_are_those_of_python_sets(case):
     ]
 
 
-@given(indexed_triples())
-def test_many_keys_are_looked_up_part_by_part(case):
-    """At most three in one call, in any shape, with what one call for all of them gives."""
-    n_constants, pool, triples, side, _ = case
-    index = build_index(n_constants, pool, triples)
-    base = n_constants + 1
-    key = torch.arange(4 * base * base).view(4, base, base)
-    whole = kb.contains_key(index, key, side)
-    sizes = []
-
-    def search(keys, wanted, **options):
-        sizes.append(wanted.numel())
-        return searchsorted(keys, wanted, **options)
-
-    searchsorted = torch.searchsorted
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kb, "MAX_SEARCHED_AT_ONCE", 3)
-        patch.setattr(torch, "searchsorted", search)
-        parts = kb.contains_key(index, key, side)
-    assert torch.equal(parts, whole) and parts.shape == key.shape
-    assert max(sizes) <= 3
-
-
 # -- limits
-
-
-def test_other_arities_answer_no_ranking_query():
-    mixed = kb.build_triple_index(
-        torch.tensor([[1, 1, 0, 0], [1, 1, 2, 0], [1, 1, 2, 3], [1, 1, 3, 2]]),
-        3,
-    )
-    assert len(mixed.head_query_keys) == len(mixed.tail_query_keys) == 1
-    assert kb.contains_triple(
-        mixed, torch.tensor([[1, 1, 2, 0], [1, 2, 1, 0]]), kb.TAIL
-    ).tolist() == [
-        True,
-        False,
-    ]
-    assert (
-        len(kb.build_triple_index(torch.tensor([[1, 1]]), 3).tail_query_keys)
-        == 0
-    )
 
 
 def test_keys_beyond_63_bits_are_refused():

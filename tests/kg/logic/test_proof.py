@@ -264,18 +264,6 @@ def test_what_is_no_tree_of_nodes_is_rejected():
         )
 
 
-def test_padding_is_no_constant():
-    """q(1) is no q(1, Y), though both are padded to one width."""
-    leaf = make_node((1, 1, 0))
-    rule = make_node(
-        (2, 1, 0), rule=0, substitution=((X, 1), (Y, 0)), children=(1,)
-    )
-    program = prove.make_program([(1, 1, 0)], [[(2, X, Y), (1, X, Y)]], C)
-    assert checked(program, Proof(nodes=(rule, leaf))) == [
-        "root: expected constants from 1 to 3 for variables, got [(4, 1), (5, 0)]"
-    ]
-
-
 # -- proofs thousands deep
 
 
@@ -485,29 +473,3 @@ def test_a_known_root_is_derived_when_it_is_left_out():
         )
         == 1
     )
-
-
-def test_a_choice_that_does_not_apply_is_named():
-    known = prove.make_program(
-        [(1, 1, 1), (1, 1, 2)], [[(1, X, X), (1, X, Y)]], C
-    )
-    for root, choices, text in (
-        # p(X, X) and p(1, 2)
-        ((1, 1, 2), [("rule", 0, None)], "choice 0: rule 0 does not resolve"),
-        # of another predicate
-        ((2, 1, 1), [("rule", 0, None)], "choice 0: rule 0 does not resolve"),
-        # leave-one-out
-        ((1, 1, 2), [("fact", 1, None)], "choice 0: fact 1 does not resolve"),
-        ((1, 1, 1), [("fact", 2, None)], "choice 0: there is no fact 2"),
-        ((1, 1, 1), [("fact", -1, None)], "choice 0: there is no fact -1"),
-        ((1, 1, 1), [("end", 0, None)], "choice 0: there is no end 0"),
-        ((1, 2, 2), [("rule", 0, None)], "leave 1 goals unproved"),
-        ((1, 1, 1), [], "leave 1 goals unproved"),
-        (
-            (1, 1, 1),
-            [("rule", 0, None), ("fact", 1, None), ("fact", 1, None)],
-            "choice 2: no goal is left",
-        ),
-    ):
-        with pytest.raises(ValueError, match=text):
-            prove.from_trace(known, root, choices)

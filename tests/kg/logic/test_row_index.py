@@ -92,16 +92,6 @@ def test_they_are_those_of_torch(key):
     )
 
 
-@given(st.integers(0, 2**30), st.sampled_from([5, 3 * row_index.MIN_PACKED]))
-def test_floats_are_ordered_as_by_torch(seed, n):
-    generator = torch.Generator().manual_seed(seed)
-    value = torch.randn(n, generator=generator)
-    value = torch.cat([value, -value, value.round(), -value.round()])
-    value = torch.cat([value, torch.tensor([torch.inf, -torch.inf, 1e-42])])
-    expected = torch.argsort(value, stable=True)
-    assert torch.equal(row_index.argsort_floats(value), expected)
-
-
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_a_gpu_sorts_the_same():
     key = torch.randint(0, 99, (3 * row_index.MIN_PACKED,))
@@ -109,16 +99,6 @@ def test_a_gpu_sorts_the_same():
         row_index.sort_keys(key), row_index.sort_keys(key.cuda())
     ):
         assert torch.equal(here, there.cpu())
-
-
-@given(key_tensors())
-def test_many_keys_are_sorted_as_few(key):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(row_index, "MAX_SORTED_AT_ONCE", 100)
-        values, keys = row_index.sort_values(key), row_index.sort_keys(key)
-    assert torch.equal(values, row_index.sort_values(key))
-    assert torch.equal(keys.key, values)
-    assert torch.equal(keys.order, row_index.sort_keys(key).order)
 
 
 # -- test row index
@@ -209,23 +189,3 @@ def test_runs_are_those_of_the_sorted_list(values):
         list(zip(encoded[:, 0].tolist(), start.tolist(), length.tolist()))
         == expected
     )
-
-
-@pytest.mark.parametrize("bits", [[1], [3, 5], [7, 1, 9]])
-def test_decoding_undoes_encoding(bits):
-    rows = [
-        [(5 * i + j) % (1 << width) for j, width in enumerate(bits)]
-        for i in range(10)
-    ]
-    key = row_index.encode_rows(columns_of(rows), bits).key
-    assert [
-        list(row)
-        for row in zip(*(c.tolist() for c in row_index.decode_rows(key, bits)))
-    ] == rows
-
-
-def test_a_search_in_an_empty_table_finds_nothing():
-    position, found = row_index.binary_search(
-        torch.empty(0, dtype=torch.int64), torch.tensor([3, 4])
-    )
-    assert position.tolist() == [0, 0] and not found.any()
