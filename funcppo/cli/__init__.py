@@ -55,6 +55,10 @@ class Terminated(KeyboardInterrupt):
 
 def main() -> NoReturn:
     """Run the program that the command line names; exit with its status."""
+    if os.name == "posix" and sys.getfilesystemencoding() != "utf-8":
+        # Names are UTF-8 in all files: so are those of the command line.
+        arguments = [sys.executable, "-X", "utf8", *sys.orig_argv[1:]]
+        os.execv(sys.executable, arguments)
     atexit.register(_skip_collection)
     if sys.platform == "win32":
         # The encoding of its files and pipes lacks most letters of names.

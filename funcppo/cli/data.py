@@ -87,7 +87,7 @@ class Data:
 
     dataset: str
     """Data set: embedded name (countries_s1, countries_s2, countries_s3, family_tree:PEOPLE:SEED, clans:PEOPLE:SEED),
-    pykeen:NAME, a folder with train.txt, a file of triples (.txt, .tsv, .csv or .nt), or a Prolog program FILE.pl."""
+    pykeen:NAME, a folder with train.txt, triples (text, CSV, JSON lines, RDF), or a Prolog program FILE.pl."""
     rules: OptionalFile = None
     """Rule file to use instead of the data set's own rules. Default: the data set's rules."""
     data: DataOptions = DEFAULT_CONFIG

@@ -69,7 +69,7 @@ class Mine:
 
     dataset: str
     """Data set: embedded name (countries_s1, countries_s2, countries_s3, family_tree:PEOPLE:SEED, clans:PEOPLE:SEED),
-    a folder with train.txt, a file of triples (.txt, .tsv, .csv or .nt), or a Prolog program FILE.pl. Only the training
+    a folder with train.txt, triples (text, CSV, JSON lines, RDF), or a Prolog program FILE.pl. Only the training
     triples are read; valid and test are not used."""
     data: DataOptions = DEFAULT_CONFIG
     """How files of triples are read and split."""
@@ -135,7 +135,7 @@ class Mine:
         start = time.perf_counter()
         console = make_console(str(self.out) == "-" or self.json == "-")
         with WorkDisplay("reading"):
-            dataset = load(self.dataset, facts_only=True, cfg=self.data)
+            dataset = load(self.dataset, train_only=True, cfg=self.data)
             limit = memory_limit(self.memory, self.device)
             cfg = self._config(dataset)
             rule_files.check_memory(dataset, limit, self.device, cfg.max_length)

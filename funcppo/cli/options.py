@@ -133,8 +133,8 @@ class TargetOptions:
 
     target: str
     """Folder of a training run, or a data set: an embedded name (countries_s1, countries_s2, countries_s3,
-    family_tree:PEOPLE:SEED, clans:PEOPLE:SEED), pykeen:NAME, a folder with train.txt, a file of triples (.txt, .tsv,
-    .csv, .nt or .parquet), or a Prolog program FILE.pl."""
+    family_tree:PEOPLE:SEED, clans:PEOPLE:SEED), pykeen:NAME, a folder with train.txt, a file of triples (text, CSV,
+    JSON lines, RDF, Parquet), - for standard input, or a Prolog program FILE.pl."""
     rules: OptionalFile = None
     """Rule file to use instead of the data set's own rules (data sets only). Default: the data set's rules."""
     data: DataOptions = DEFAULT_CONFIG

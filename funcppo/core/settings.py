@@ -17,6 +17,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import functools
+import inspect
 import json
 import re
 import types
@@ -165,6 +166,28 @@ def check_value(field: str, annotation: object, value: object) -> None:
         raise FieldError(field, expected, value)
 
 
+def checks_arguments(fn: Fn) -> Fn:
+    """Return the function so that each call checks its arguments against their annotations first.
+
+    Raises:
+      FieldError: of a call, an argument that does not fit, as `check_value`.
+    """
+    signature = inspect.signature(fn)
+
+    @functools.wraps(fn)
+    def call(*args: object, **options: object) -> object:
+        hints = get_type_hints(fn, include_extras=True)
+        for name, value in signature.bind(*args, **options).arguments.items():
+            if (
+                signature.parameters[name].kind
+                is not inspect.Parameter.VAR_KEYWORD
+            ):
+                check_value(name, hints.get(name, object), value)
+        return fn(*args, **options)
+
+    return cast(Fn, call)
+
+
 @functools.cache
 def field_types(config_type: type) -> dict[str, object]:
     """Return the annotation of each field of a dataclass, with its metadata."""
@@ -258,6 +281,8 @@ def _expected_kind(kind: object, value: object) -> str | None:
         return None if value is None else "none"
     if kind is str:
         return None if isinstance(value, str) else "a text"
+    if kind is Path:
+        return None if isinstance(value, Path) else "a path"
     if kind is bool:
         return None if isinstance(value, bool) else "true or false"
     if isinstance(kind, type) and dataclasses.is_dataclass(kind):

@@ -28,6 +28,14 @@ import numpy as np
 import torch
 
 from funcppo.core.files import Json
+from funcppo.core.settings import (
+    DeviceName,
+    FieldError,
+    PositiveFloat,
+    PositiveInt,
+    UnitInterval,
+    checks_arguments,
+)
 from funcppo.kg.answers import (
     Answerer,
     AnswerProof,
@@ -52,7 +60,11 @@ from funcppo.kg.graph.rules import (
     proof_names,
     read_query,
 )
-from funcppo.kg.graph.text import similar_names_hint, unknown_name_message
+from funcppo.kg.graph.text import (
+    read_text,
+    similar_names_hint,
+    unknown_name_message,
+)
 from funcppo.kg.graph.triples import DEFAULT_CONFIG, DataConfig
 from funcppo.kg.logic import proof as proofs
 from funcppo.kg.logic.fixpoint import Verdict
@@ -127,7 +139,9 @@ class Graph(Table):
         is_binary = np.array([0, *self.dataset.arities]) == TAIL
         return [
             (entities[head - 1], relations[relation - 1], entities[tail - 1])
-            for relation, head, tail in table[is_binary[table[:, 0]], :3]
+            for relation, head, tail in table[
+                is_binary[table[:, 0]], :3
+            ].tolist()
         ]
 
     @property
@@ -339,16 +353,17 @@ class Knowledge:
     def _answerer(self) -> Answerer:
         return Answerer(self._subject)
 
+    @checks_arguments
     def predict(
         self,
         relation: str,
         *,
         head: str | None = None,
         tail: str | None = None,
-        k: int | None = 10,
+        k: PositiveInt | None = 10,
         known: bool = False,
         with_self: bool = False,
-        min_score: float = 0.0,
+        min_score: UnitInterval = 0.0,
         explain: bool = False,
         unproved: bool = False,
     ) -> Predictions:
@@ -380,8 +395,6 @@ class Knowledge:
             raise ValueError(
                 "predict: expected unproved or min_score, got both: unproved answers score 0"
             )
-        if k is not None and k < 1:
-            raise ValueError(f"predict: expected k of 1 or more, got {k}")
         notes: tuple[str, ...] = ()
         is_relation = relation in self.dataset.predicates or "(" not in relation
         if head is None and tail is None and not is_relation:
@@ -427,6 +440,7 @@ class Knowledge:
             )
         return query
 
+    @checks_arguments
     def prove(self, query: str) -> ProofResult:
         """Prove an atom from other facts, up to the height of the score.
 
@@ -454,6 +468,7 @@ class Knowledge:
             dataset=self.dataset,
         )
 
+    @checks_arguments
     def explain(self, query: str, side: str = "tail") -> AnswerProof:
         """Explain the score of an atom: return its proof and, of a run that weighs evidence, the evidence.
 
@@ -473,6 +488,7 @@ class Knowledge:
             raise ValueError(f"query {query!r}: expected two arguments")
         return self._answerer.explain(atom, HEAD if side == "head" else TAIL)
 
+    @checks_arguments
     def evaluate(self, split: str = "test") -> Evaluation:
         """Rank a split against all entities, filtered and on both sides; return the metrics of `funcppo evaluate`.
 
@@ -499,6 +515,7 @@ class Knowledge:
         )
         return Evaluation(split, self.score, metrics)
 
+    @checks_arguments
     def report(self, path: str | Path, queries: int = 100) -> None:
         """Write the page of `funcppo report`: results, learning curves, reliability, rules, and queries with proofs.
 
@@ -547,6 +564,7 @@ class Knowledge:
         )
 
 
+@checks_arguments
 def load(
     source: object,
     *,
@@ -596,7 +614,7 @@ def load(
         raise ValueError("load: expected split_ratios only beside a file")
     text = None
     if rules is not None:
-        text = str(rules) if is_text else Path(rules).read_text("utf-8")
+        text = str(rules) if is_text else read_text(Path(rules))
     triples = to_triples(source)
     if not triples:
         raise ValueError("load: expected at least one triple, got none")
@@ -671,12 +689,13 @@ def fit(
     return Knowledge(run_subject(run), run, folder)
 
 
+@checks_arguments
 def open(
     source: str | Path | Graph,
     *,
     score: str = "auto",
-    device: str = "cpu",
-    choice_seconds: float = CHOICE_SECONDS,
+    device: DeviceName = "cpu",
+    choice_seconds: PositiveFloat = CHOICE_SECONDS,
 ) -> Knowledge:
     """Open a trained run, or a graph with rules to score it without training.
 
@@ -709,6 +728,8 @@ def open(
             choice_seconds=choice_seconds,
         )
         return Knowledge(subject)
+    if not isinstance(source, str | Path):
+        raise FieldError("source", "the folder of a run, or a graph", source)
     folder = Path(source)
     if folder.is_file():
         raise ValueError(

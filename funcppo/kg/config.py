@@ -354,7 +354,7 @@ class RunConfig:
 
     dataset: str
     """Data set: an embedded name (countries_s1, countries_s2, countries_s3, family_tree:PEOPLE:SEED,
-    clans:PEOPLE:SEED), pykeen:NAME, a folder with train.txt, a file of triples (.txt, .tsv, .csv, .nt or .parquet), or
+    clans:PEOPLE:SEED), pykeen:NAME, a folder with train.txt, triples (text, CSV, JSON lines, RDF, Parquet), or
     a Prolog program FILE.pl. (required unless --resume)"""
 
     rules: str | None = None

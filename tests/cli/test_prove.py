@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
 
 import pytest
 
@@ -392,3 +393,15 @@ def test_a_trained_run_shows_the_most_probable_proof_of_its_policy(
         prove(
             str(tmp_path), "locatedIn(france, europe)", "--rules", "rules.txt"
         )
+
+
+def test_a_command_line_is_utf_8_in_any_locale(tmp_path):
+    path = tmp_path / "g.tsv"
+    path.write_text("\u00f1a\tr\tb\n", encoding="utf-8")
+    locale = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    words = [sys.executable, "-m", "funcppo", "prove", path, "r(\u00f1a,X)"]
+    done = subprocess.run(
+        words, env=os.environ | locale, capture_output=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "r(\u00f1a, b)" in done.stdout.decode()

@@ -3,6 +3,7 @@
 import builtins
 import html
 import json
+import math
 import re
 import sys
 import tempfile
@@ -246,6 +247,29 @@ def test_results_are_data_frames_where_pandas_is(graph, monkeypatch):
         ),
         (lambda k: fp.load([]), "load: expected at least one triple, got none"),
         (lambda k: fp.mine("countries_s1", seconds=-1), "seconds: expected"),
+        (lambda k: k.predict("p(e1, X)", k=1.5), "k: expected an integer"),
+        (lambda k: k.predict("p(e1, X)", k=0), "k: expected 1 or more, got 0"),
+        (
+            lambda k: k.predict("p(e1, X)", min_score=math.nan),
+            "min_score: expected 0 to 1, got nan",
+        ),
+        (lambda k: k.predict(None), "relation: expected a text, got None"),
+        (lambda k: k.prove(None), "query: expected a text, got None"),
+        (lambda k: k.prove("p(\udcff, X)"), "expected UTF-8"),
+        (lambda k: k.report(5), "path: expected a text or a path, got 5"),
+        (lambda k: fp.open(None), "source: expected the folder of a run"),
+        (
+            lambda k: fp.open("x", choice_seconds=math.nan),
+            "choice_seconds: expected",
+        ),
+        (lambda k: fp.open("x", device=1), "device: expected a text, got 1"),
+        (lambda k: fp.load([("a", "p", "b")], rules="none"), "can be read"),
+        (lambda k: fp.load("countries_s1", rules=5), "rules: expected a text"),
+        (lambda k: fp.load([("\udcff", "p", "b")]), "expected three names"),
+        (
+            lambda k: fp.fit("countries_s1", out="/dev/null"),
+            "/dev/null: expected a folder, got a file",
+        ),
     ],
 )
 def test_bad_input_is_one_line(graph, ask, message):

@@ -479,12 +479,11 @@ def _check_negation(
 ) -> None:
     """Raise ValueError if a rule has a relation after a sign of negation."""
     heads = (rule.head.predicate for rule in rules)
-    positive = [*dict.fromkeys([*dataset.predicates, *heads])]
+    known, positive = {*dataset.predicates}, {*dataset.predicates, *heads}
     for rule in rules:
         for name in {atom.predicate for atom in (rule.head, *rule.body)}:
-            is_known = name in dataset.predicates
-            if not is_known and is_negated(name, positive):
-                message = unknown_name_message("relation", name, positive)
+            if name not in known and is_negated(name, positive):
+                message = unknown_name_message("relation", name, [*positive])
                 raise _rule_error(path, rule, message)
 
 
@@ -682,6 +681,18 @@ def _encode_rules(
                 raise _rule_error(path, rule, error) from None
             row[: len(ids)] = ids
     return table
+
+
+def training_part(dataset: Dataset) -> Dataset:
+    """Return the data set whose facts are those of train, from which rules are mined and questions are asked."""
+    if len(dataset.train) == len(dataset.facts):
+        return dataset
+    return replace(
+        dataset,
+        facts=dataset.train,
+        rule_counts=None,
+        rule_estimates=None,
+    )
 
 
 # -- known facts in an order that depends on their names alone

@@ -1,8 +1,8 @@
 """Load data sets: from files, from memory, from DuckDB, from PyKEEN, by name, or from a stored graph.
 
-`load` reads a folder or a file of triples, a Prolog program, one of the data sets that come with the package, embedded
-(`countries_s1`) or generated (`clans:1500:0`), or one of PyKEEN (`pykeen:kinships`). `from_text` and `from_triples`
-take what is in memory: tuples, arrays, data frames and triples factories of PyKEEN, none of which is imported.
+`load` reads a folder or a file of triples, standard input (-), a Prolog program, one of the data sets that come with
+the package, embedded (`countries_s1`) or generated (`clans:1500:0`), or one of PyKEEN (`pykeen:kinships`). `from_text`
+and `from_triples` take what is in memory: tuples, arrays, data frames, Arrow tables and triples factories of PyKEEN.
 
 A stored graph is a folder with a file of PyTorch that every process of a host maps instead of reading. DuckDB (extra
 `big`) reads Parquet and large files with all cores and bounded memory.
@@ -19,12 +19,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from funcppo.core import host
 from funcppo.core.files import remove_stale_parts, shorten, write_atomically
+from funcppo.core.settings import FieldError
 from funcppo.kg.graph.dataset import (
     SPLITS,
     Dataset,
@@ -44,6 +45,7 @@ from funcppo.kg.graph.rules import (
 )
 from funcppo.kg.graph.samples import make_clans, make_family_tree
 from funcppo.kg.graph.text import (
+    has_surrogates,
     has_variables,
     read_content,
     read_first_line,
@@ -58,9 +60,11 @@ from funcppo.kg.graph.triples import (
     NameNumbers,
     Triple,
     TripleFile,
+    choose_by_name,
     choose_columns,
     drop_header,
-    is_ntriples,
+    is_json_lines,
+    is_rdf,
     is_triple_file,
     iter_rows,
     map_names,
@@ -88,47 +92,47 @@ def load(
     name_or_path: str | Path,
     rules: str | Path | None = None,
     *,
-    facts_only: bool = False,
+    train_only: bool = False,
     cfg: DataConfig = DEFAULT_CONFIG,
 ) -> Dataset:
     """Load a data set by path (folder or file) or by name (embedded, generated, or of PyKEEN).
 
     A folder holds train.txt, perhaps valid.txt and test.txt, perhaps facts.txt (known, not trained on) and perhaps
-    rules.txt, rules.tsv or rules.pl, the first of these that exists. Triples may stand in .tsv, .csv and .nt files too,
-    and each file may end in .gz. A file is a list of triples, all of them train, or a Prolog program (.pl).
+    rules.txt, rules.tsv or rules.pl, the first of these that exists. Triples may stand in files of all `SUFFIXES`,
+    and each may end in .gz. Triples as numbers, as in folders of OpenKE and PyKEEN, are read too. A file is a list
+    of triples, all of them train, or a Prolog program (.pl).
 
     Args:
       name_or_path: path of a folder or file, an embedded name, or `family_tree:PEOPLE:SEED`, `clans:PEOPLE:SEED`,
         `pykeen:NAME`.
       rules: a rule file to use in place of the data set's own rules.
-      facts_only: read only train, which may be empty beside facts, and facts of a folder or file of triples, and no
-        rules.
+      train_only: read only train of a folder or file of triples, and no rules.
       cfg: how files of triples are read and split.
 
     Raises:
       ValueError: the data set does not exist or a file is wrong. The message is one line with file and line number,
         what was expected and what was read.
     """
-    dataset = _load_named(str(name_or_path), cfg, facts_only, rules is None)
+    dataset = _load_named(str(name_or_path), cfg, train_only, rules is None)
     if rules is None:
         return dataset
     return with_rule_file(dataset, Path(rules))
 
 
 def _load_named(
-    name: str, cfg: DataConfig, facts_only: bool, with_own_rules: bool
+    name: str, cfg: DataConfig, train_only: bool, with_own_rules: bool
 ) -> Dataset:
     """Load the data set of a path or a name, with its own rules if `with_own_rules`; see `load`."""
     path = Path(name)
     embedded = EMBEDDED_DIR / name
     if is_stored_graph(path):
-        return _open_stored(path, cfg, facts_only)
+        return _open_stored(path, cfg, train_only)
     if path.is_dir():
-        return _load_folder(path, cfg, facts_only, with_own_rules)
-    if is_triple_file(name):
-        return _load_splits(path.name, {"train": path}, cfg, facts_only)
+        return _load_folder(path, cfg, train_only, with_own_rules)
+    if name == "-" or is_triple_file(name) or cfg.format != "auto":
+        return _load_splits(path.name, {"train": path}, cfg, train_only)
     if name.isidentifier() and embedded.is_dir():
-        return _load_folder(embedded, cfg, facts_only, with_own_rules)
+        return _load_folder(embedded, cfg, train_only, with_own_rules)
 
     if cfg != DEFAULT_CONFIG:
         raise ValueError(
@@ -145,7 +149,8 @@ def _load_named(
     names += [f"{generator}:PEOPLE:SEED" for generator in GENERATORS]
     raise ValueError(
         f"unknown data set {shorten(name)}: expected a folder (of triples, or of a run where a program takes one), "
-        f"a .txt, .tsv, .csv, .nt or .pl file or one of {', '.join(names)}, {_PYKEEN}NAME"
+        f"a file that ends in {', '.join(SUFFIXES)} or .pl, - for standard input, or one of {', '.join(names)}, "
+        f"{_PYKEEN}NAME"
     )
 
 
@@ -224,27 +229,125 @@ def with_rule_file(dataset: Dataset, path: Path) -> Dataset:
 
 
 def _load_folder(
-    folder: Path, cfg: DataConfig, facts_only: bool, with_own_rules: bool
+    folder: Path, cfg: DataConfig, train_only: bool, with_own_rules: bool
 ) -> Dataset:
     """Load the data set of a folder, with the first of its rule files if `with_own_rules`."""
+    if cfg.format != "auto":
+        raise FieldError("format", "none for a folder", cfg.format)
     paths: dict[str, Path] = {}
     for split in (*SPLITS, "facts"):
         files = [folder / f"{split}{suffix}" for suffix in SUFFIXES]
         if path := _find_file(*files):
             paths[split] = path
     if "train" not in paths:
+        for layout in _ID_LAYOUTS:
+            if (folder / layout.splits["train"]).is_file():
+                return _load_ids(folder, layout, cfg)
         raise ValueError(
             f"{folder}/train.txt: missing split: expected this file, train.tsv, train.csv or train.nt, or one of "
             "them with .gz"
         )
 
-    dataset = _load_splits(folder.name, paths, cfg, facts_only)
-    if facts_only or not with_own_rules:
+    dataset = _load_splits(folder.name, paths, cfg, train_only)
+    if train_only or not with_own_rules:
         return dataset
     for name in ("rules.txt", "rules.tsv", "rules.pl"):
         if path := _find_file(folder / name):
             return with_rule_file(dataset, path)
     return dataset
+
+
+class _IdLayout(NamedTuple):
+    """Files of a data set that holds triples as numbers, relative to its folder."""
+
+    splits: Mapping[str, str]
+    names: Mapping[str, str]  # of entities and of relations with their numbers
+    columns: Sequence[int]  # of head, relation and tail
+
+
+_OPENKE = _IdLayout(
+    {split: f"{split}2id.txt" for split in SPLITS},
+    {kind: f"{kind}2id.txt" for kind in ("entity", "relation")},
+    (0, 2, 1),
+)
+_PYKEEN_FOLDERS = ("training", "validation", "testing")
+_ID_LAYOUTS = (
+    _OPENKE,
+    _IdLayout(
+        {
+            split: f"{folder}/numeric_triples.tsv.gz"
+            for split, folder in zip(SPLITS, _PYKEEN_FOLDERS)
+        },
+        {
+            kind: f"training/{kind}_to_id.tsv.gz"
+            for kind in ("entity", "relation")
+        },
+        (0, 1, 2),
+    ),
+)
+
+
+def id_files(folder: Path) -> list[Path]:
+    """List the files of a data set that holds triples as numbers; empty for another folder."""
+    names = (
+        n for x in _ID_LAYOUTS for n in (*x.splits.values(), *x.names.values())
+    )
+    return [folder / name for name in names if (folder / name).is_file()]
+
+
+def _load_ids(folder: Path, layout: _IdLayout, cfg: DataConfig) -> Dataset:
+    """Load a data set of triples as numbers, as OpenKE and PyKEEN write them."""
+    if cfg != DEFAULT_CONFIG:
+        raise ValueError(
+            f"{folder}: expected no settings of reading for triples of numbers"
+        )
+    names_of: dict[str, dict[str, str]] = {}
+    for kind, name in layout.names.items():
+        # Either column may be the numbers; a header says which, OpenKE has none.
+        rows = _read_cells(folder / name, 2)
+        is_number_first = layout is not _OPENKE
+        names_of[kind] = {
+            row[not is_number_first]: row[is_number_first] for _, row in rows
+        }
+    splits: dict[str, list[Triple]] = {split: [] for split in SPLITS}
+    i, j, k = layout.columns
+    for split, name in layout.splits.items():
+        if split != "train" and not (folder / name).is_file():
+            continue
+        for place, row in _read_cells(folder / name, 3):
+            try:
+                head, tail = (names_of["entity"][row[x]] for x in (i, k))
+                splits[split].append((head, names_of["relation"][row[j]], tail))
+            except KeyError as error:
+                raise ValueError(
+                    f"{place}: expected a number that {' or '.join(layout.names.values())} names, got {error}"
+                ) from None
+    return from_splits(folder.name, splits)
+
+
+def _read_cells(path: Path, width: int) -> list[tuple[str, list[str]]]:
+    """Read the rows of a file of numbers, with the place of each, without a first line of a count or a header.
+
+    Raises:
+      ValueError: a row has another number of cells, or the count is not that of the rows; names file and line.
+    """
+    lines = read_text(path).removesuffix("\n").split("\n")
+    is_tabbed = width == 2 or "\t" in lines[-1]
+    cells = [line.split("\t") if is_tabbed else line.split() for line in lines]
+    first = cells[0]
+    has_count = len(first) == 1 and first[0].strip().isdecimal()
+    if has_count and int(first[0]) != len(lines) - 1:
+        raise ValueError(
+            f"{path}:1: expected {len(lines) - 1}, the number of lines below, got {first[0]}"
+        )
+    is_header = not any(map(str.isdecimal, first))
+    rows = list(enumerate(cells, 1))[has_count or is_header :]
+    for number, row in rows:
+        if len(row) != width:
+            raise ValueError(
+                f"{path}:{number}: expected {width} columns, got {len(row)}"
+            )
+    return [(f"{path}:{number}", row) for number, row in rows]
 
 
 def _find_file(*paths: Path) -> Path | None:
@@ -263,7 +366,7 @@ def _find_file(*paths: Path) -> Path | None:
 
 
 def _load_splits(
-    name: str, paths: dict[str, Path], cfg: DataConfig, facts_only: bool
+    name: str, paths: dict[str, Path], cfg: DataConfig, train_only: bool
 ) -> Dataset:
     """Build a data set from one file per split.
 
@@ -271,22 +374,18 @@ def _load_splits(
       name: name of the data set.
       paths: file of each split that has one; train always, perhaps valid, test and facts.
       cfg: how they are read, and split.
-      facts_only: leave valid and test out; train may be empty beside facts.
+      train_only: leave all but train out.
     """
     is_split = "valid" in paths or "test" in paths
-    if facts_only:
-        paths = {
-            s: path for s, path in paths.items() if s in ("train", "facts")
-        }
+    if train_only:
+        paths = {"train": paths["train"]}
     files, names = _read_files(paths, cfg)
     for split, file in files.items():
-        # A folder may have all its known facts in facts.txt.
-        is_optional = split in SPLITS[1:] or (facts_only and "facts" in paths)
-        if not len(file.triples) and (split == "facts" or not is_optional):
+        if not len(file.triples) and split in ("train", "facts"):
             raise ValueError(
                 f"{paths[split]}: empty: expected lines of head<TAB>relation<TAB>tail"
             )
-    _check_spelling(paths, files, names)
+    _check_spelling(paths, files, names, cfg)
     splits = dict.fromkeys(SPLITS, np.zeros((0, 3), np.int32))
     splits |= {split: file.triples for split, file in files.items()}
     notes = [note for file in files.values() for note in file.notes]
@@ -307,7 +406,7 @@ def _load_splits(
     )
     if n_duplicates:
         notes.append(duplicate_note(n_duplicates))
-    splits |= {"train": parts["train"]} if facts_only else parts
+    splits |= {"train": parts["train"]} if train_only else parts
     dataset = from_tables(name, names, splits)
     return _with_notes(replace(dataset, n_duplicates=n_duplicates), notes)
 
@@ -320,10 +419,13 @@ def _read_files(
     if cfg.reader == "duckdb" or is_parquet:
         return _read_by_duckdb(paths, cfg.columns)
     numbers = NameNumbers()
-    files = {
-        split: read_triples(read_content(path), str(path), numbers, cfg.columns)
-        for split, path in paths.items()
-    }
+    files: dict[str, TripleFile] = {}
+    for split, path in paths.items():
+        shown = str(path)
+        if cfg.format != "auto" or shown == "-":
+            shown += f".{cfg.format}".replace("auto", "tsv")
+        content = read_content(path)
+        files[split] = read_triples(content, shown, numbers, cfg.columns)
     return files, list(numbers)
 
 
@@ -337,7 +439,10 @@ _UNUSUAL_SPACES = (
 
 
 def _check_spelling(
-    paths: dict[str, Path], files: dict[str, TripleFile], names: list[str]
+    paths: dict[str, Path],
+    files: dict[str, TripleFile],
+    names: list[str],
+    cfg: DataConfig,
 ) -> None:
     """Check that no two entities, and no two relations, differ in white space only.
 
@@ -352,8 +457,8 @@ def _check_spelling(
     for columns in ([0, 2], [1]):
         spellings: dict[str, int] = {}  # by the name with single spaces
         for split, file in files.items():
-            # Terms of N-Triples are exact.
-            if is_ntriples(str(paths[split])):
+            # Terms of RDF are exact.
+            if is_rdf(str(paths[split])) or is_rdf(f".{cfg.format}"):
                 continue
             rows = file.triples[:, columns]
             order = order_of_occurrence(rows.ravel(), len(names))
@@ -369,21 +474,14 @@ def _check_spelling(
 
 # -- triples in memory
 
-# other names of the three columns of a data frame
-_COLUMN_NAMES = (
-    ["head", "relation", "tail"],
-    ["subject", "predicate", "object"],
-    ["h", "r", "t"],
-)
-
 
 def to_triples(source: object) -> list[Triple]:
     """Convert triples in memory to (head, relation, tail) names.
 
     Args:
       source: tuples of three names; an array [n, 3] of names; a data frame of pandas or polars, lazy or not, with the
-        columns head, relation and tail (or subject, predicate and object, or h, r and t), or with three columns; or a
-        TriplesFactory of PyKEEN. A name is a text or a whole number.
+        columns head, relation and tail (or other words for them), or with three columns of other names; what has
+        `__arrow_c_stream__`, by pyarrow; or a TriplesFactory of PyKEEN. A name is a text or a whole number.
 
     Raises:
       ValueError: it is none of these, or a name is missing, empty or has a line break; names the row.
@@ -404,7 +502,8 @@ def to_triples(source: object) -> list[Triple]:
 def _is_name(value: object) -> bool:
     """Check whether a value is a whole number or a text that may be a name."""
     if isinstance(value, str):
-        return bool(value) and not {"\n", "\r", "\0"} & {*value}
+        is_line = not {"\n", "\r", "\0"} & {*value}
+        return bool(value) and is_line and not has_surrogates(value)
     return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
 
@@ -428,14 +527,14 @@ def _rows_in_memory(source: Any) -> Iterable[Any]:
         ]
     if hasattr(source, "collect"):  # a lazy data frame
         source = source.collect()
-    if hasattr(source, "columns"):  # a data frame
-        labels = {str(label): label for label in source.columns}
-        names = _choose_named(list(labels))
-        if names is None:
-            raise ValueError(
-                f"expected the columns head, relation, tail, or three columns, got {', '.join(labels)}"
-            )
-        return list(zip(*(source[labels[name]].to_list() for name in names)))
+    is_frame = hasattr(source, "to_dict")
+    if not is_frame and hasattr(source, "__arrow_c_stream__"):
+        arrow: Any = importlib.import_module("pyarrow")
+        source = arrow.table(source).to_pydict()
+        return list(zip(*_named_columns(source)))
+    if hasattr(source, "columns"):
+        columns = {str(label): source[label] for label in source.columns}
+        return list(zip(*(x.to_list() for x in _named_columns(columns))))
     if isinstance(source, np.ndarray):
         if source.ndim != 2 or source.shape[1] != 3:
             raise ValueError(
@@ -449,15 +548,10 @@ def _rows_in_memory(source: Any) -> Iterable[Any]:
     )
 
 
-def _choose_named(columns: list[str]) -> list[str] | None:
-    """Return the columns of head, relation and tail by their names, else all three columns.
-
-    None if the columns have other names and are not three.
-    """
-    for names in _COLUMN_NAMES:
-        if {*names} <= {*columns}:
-            return names
-    return columns if len(columns) == 3 else None
+def _named_columns(columns: Mapping[str, Any]) -> list[Any]:
+    """Return the columns of head, relation and tail by their names."""
+    names = list(columns)
+    return [columns[names[i]] for i in choose_by_name(names)]
 
 
 def write_splits(dataset: Dataset, folder: Path) -> None:
@@ -483,7 +577,7 @@ def write_splits(dataset: Dataset, folder: Path) -> None:
             writer = csv.writer(
                 file, lineterminator="\n", quoting=csv.QUOTE_ALL
             )
-            writer.writerows([_COLUMN_NAMES[0], *rows])
+            writer.writerows([("head", "relation", "tail"), *rows])
 
 
 # -- DuckDB
@@ -528,7 +622,7 @@ def _copy_split(
 ) -> None:
     """Copy the three columns of a file to the table of its split; rows are in the order of the file."""
     if path.suffix == ".parquet":
-        source = f"read_parquet({_quote(str(path))})"
+        source = f"read_parquet({_quote_path(path)})"
         described = database.execute(f"DESCRIBE SELECT * FROM {source}")
         present = [row[0] for row in described.fetchall()]
         chosen = _parquet_columns(present, columns, path)
@@ -543,9 +637,9 @@ def _copy_split(
 
 def _text_source(path: Path, columns: str | None) -> tuple[str, list[str]]:
     """Return the SQL source that reads a tab- or comma-separated file, and its head, relation and tail columns."""
-    if is_ntriples(str(path)):
+    if is_rdf(str(path)) or is_json_lines(str(path)):
         raise ValueError(
-            f"{path}: expected columns of tabs or commas or Parquet for DuckDB, got N-Triples"
+            f"{path}: expected columns of tabs or commas or Parquet for DuckDB, got {path.suffix}"
         )
     first = next(iter_rows(read_first_line(path), str(path)), [])
     chosen = choose_columns(first, columns, str(path))
@@ -555,7 +649,7 @@ def _text_source(path: Path, columns: str | None) -> tuple[str, list[str]]:
     quote = '"' if is_csv else ""
     delimiter = "," if is_csv else "\\t"
     source = (
-        f"read_csv({_quote(str(path))}, delim='{delimiter}', quote='{quote}', escape='{quote}', auto_detect=false, "
+        f"read_csv({_quote_path(path)}, delim='{delimiter}', quote='{quote}', escape='{quote}', auto_detect=false, "
         f"header={str(chosen.has_header).lower()}, columns={{{types}}}, strict_mode=true)"
     )
     return source, [named[i] for i in chosen.indices]
@@ -565,13 +659,14 @@ def _parquet_columns(
     present: list[str], columns: str | None, path: Path
 ) -> list[str]:
     """Return the names of the head, relation and tail columns of a Parquet file."""
-    wanted = _choose_named(present)
-    if columns is not None:
+    if columns is None:
+        return [present[i] for i in choose_by_name(present, f"{path}: ")]
+    else:
         wanted = parse_columns(columns)
         if wanted[0].isdecimal():
             numbers = [int(number) - 1 for number in wanted]
             wanted = [present[i] for i in numbers if i < len(present)]
-    if wanted is None or len(wanted) != 3 or not {*wanted} <= {*present}:
+    if len(wanted) != 3 or not {*wanted} <= {*present}:
         raise ValueError(
             f"{path}: expected three columns (--columns chooses them), got {shorten(', '.join(present))}"
         )
@@ -619,7 +714,7 @@ def _number_by_duckdb(
         triples = _fetch_triples(database, split)
         files[split] = TripleFile(triples, 1, [])
         if len(triples) and not has_header and path.suffix != ".parquet":
-            files[split] = drop_header(triples, names, str(path))
+            files[split] = drop_header(triples, names, str(path), columns)
     return files, names
 
 
@@ -641,6 +736,11 @@ def _fetch_triples(database: Any, split: str) -> np.ndarray:
             triples[block["place"], column] = block[name]
     database.execute("DROP TABLE numbered")
     return triples
+
+
+def _quote_path(path: Path) -> str:
+    """Quote a path as an SQL literal of that one file, whatever characters its name has."""
+    return _quote(re.sub(r"[*?\[]", r"[\g<0>]", str(path.resolve())))
 
 
 def _quote(text: str, mark: str = "'") -> str:
@@ -808,17 +908,18 @@ def read(folder: Path) -> Dataset:
     return replace(dataset, stored=parts)
 
 
-def _open_stored(path: Path, cfg: DataConfig, facts_only: bool) -> Dataset:
-    """Read the data set of a stored graph, without held-out triples and rules if `facts_only`."""
+def _open_stored(path: Path, cfg: DataConfig, train_only: bool) -> Dataset:
+    """Read the data set of a stored graph, without held-out triples and rules if `train_only`."""
     if cfg != DEFAULT_CONFIG:
         raise ValueError(
             f"{path}: is a folder of `funcppo data --index`: expected options of reading and splitting there"
         )
     dataset = read(path)
-    if not facts_only:
+    if not train_only:
         return dataset
     return replace(
         dataset,
+        facts=dataset.train,
         valid=dataset.valid[:0],
         test=dataset.test[:0],
         rules=dataset.rules[:0],

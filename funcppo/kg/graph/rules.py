@@ -55,6 +55,7 @@ from funcppo.kg.graph.dataset import (
     facts_digest,
     index_entities,
     predicate_ids,
+    training_part,
 )
 from funcppo.kg.graph.text import (
     QUOTED_PATTERN,
@@ -68,6 +69,7 @@ from funcppo.kg.graph.text import (
     check_head,
     check_safe,
     declared_by,
+    has_surrogates,
     has_variables,
     indicator,
     is_anyburl_variable,
@@ -132,6 +134,8 @@ def read_query(dataset: Dataset, text: str) -> Query:
 
 def _parse_query_atom(dataset: Dataset, text: str) -> Atom:
     """Parse the atom of a query, in names."""
+    if has_surrogates(text):
+        raise ValueError("expected UTF-8, got other bytes")
     tokens = tokenize_line(text, partial(_is_query_variable, dataset))
     if dataset.is_program:
         tokens = [*map(as_prolog_number, tokens)]
@@ -842,8 +846,8 @@ def format_rule_table(
 
 
 def with_counts_line(table: str, dataset: Dataset) -> str:
-    """Append to a tsv the line that says that its counts are of the facts of a data set."""
-    facts, lines = facts_digest(dataset), _lines_digest(table)
+    """Append to a tsv the line that says that its counts are of the facts of train of a data set."""
+    facts, lines = facts_digest(training_part(dataset)), _lines_digest(table)
     return f"{table}{COUNTS_PREFIX}{facts}\t{lines}\n"
 
 

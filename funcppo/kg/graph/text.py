@@ -16,6 +16,7 @@ from __future__ import annotations
 import difflib
 import gzip
 import re
+import sys
 import zlib
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
@@ -100,6 +101,11 @@ def is_variable(text: str) -> bool:
 def is_anyburl_variable(text: str) -> bool:
     """Check whether an unquoted argument is a variable in AnyBURL: one capital of A to Z; Q42 is a constant."""
     return len(text) == 1 and "A" <= text <= "Z"
+
+
+def has_surrogates(text: str) -> bool:
+    """Check whether a text has half a character, such as a byte of a command line that is no UTF-8."""
+    return re.search("[\ud800-\udfff]", text) is not None
 
 
 def is_bare_name(text: str) -> bool:
@@ -651,7 +657,8 @@ def read_content(path: Path) -> bytes:
       ValueError: the file cannot be read or unpacked.
     """
     with _named_file_errors(path):
-        content = path.read_bytes()
+        is_stream = str(path) == "-"
+        content = sys.stdin.buffer.read() if is_stream else path.read_bytes()
         if path.suffix == ".gz":
             content = gzip.decompress(content)
     content = content.removeprefix(_BYTE_ORDER_MARK)

@@ -1,18 +1,16 @@
 """Triples: files with tabs or commas and of N-Triples, tables of numbers, random splits, mapped names, settings.
 
-A file has three columns and no header, unless columns are chosen. A first line that can be nothing but a header (head,
-relation, tail) is read as one, and a note says so. A table is int32 [n, 3], head, relation and tail as numbers of
-names, in the order of the file.
+A file has three columns and no header, unless columns are chosen. A first line of column names (head, relation, tail;
+source, target, type; :START_ID, :END_ID, :TYPE; ...) says which column is which; a note says so. A table is int32
+[n, 3], head, relation and tail as numbers of names, in the order of the file.
 
-N-Triples (.nt) are RDF triples, one a line, with comments and empty lines. The name of an IRI is its text without
-brackets; blank nodes and literals are named as they are written: `_:b1`, `"chat"@fr`,
-`"5"^^<http://www.w3.org/2001/XMLSchema#integer>`. Escapes stand for their characters, but for quotes, backslashes and
-line breaks in literals, which stay escaped, as in canonical N-Triples. So no two terms have one name.
+RDF is read by pyoxigraph (extra `rdf`): N-Triples, N-Quads, Turtle, TriG, RDF/XML, JSON-LD. The name of an IRI is its
+text without brackets; literals are named as N-Triples write them: `"chat"@fr`,
+`"5"^^<http://www.w3.org/2001/XMLSchema#integer>`. So no two terms have one name. Blank nodes keep their labels in
+N-Triples and N-Quads, and are numbered in other formats.
 
 Names of a stored data set are mapped from files, so that all processes of a host share them. They stand one after the
 other in one file, offsets tell where each starts, and a name is found by its CRC-32.
-
-Source: RDF 1.1 N-Triples, W3C Recommendation 2014, section 7 (grammar) and section 4 (canonical form).
 """
 
 from __future__ import annotations
@@ -23,27 +21,45 @@ import io
 import math
 import re
 import zlib
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, pairwise
-from typing import Literal, NamedTuple, overload
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, overload
 
 import numpy as np
 
-from funcppo.core.files import shorten
+from funcppo.core.files import parse_object, shorten
 from funcppo.core.settings import FieldError, Seed, check_fields
 from funcppo.kg.graph.text import decode
 
 Triple = tuple[str, str, str]  # head, relation, tail
-SUFFIXES = (".txt", ".tsv", ".csv", ".nt", ".parquet")
+RDF_SUFFIXES = (".nt", ".nq", ".ttl", ".trig", ".rdf", ".jsonld")
+SUFFIXES = (".txt", ".tsv", ".csv", ".jsonl", ".parquet", *RDF_SUFFIXES)
 
-# Words that headers have for the columns.
-_HEADER_WORDS = (
-    {"head", "h", "subject", "subj", "sub", "s", "source", "from"},
-    {"relation", "rel", "r", "predicate", "pred", "p", "property", "edge"},
-    {"tail", "t", "object", "obj", "o", "target", "to"},
+# Names of the columns of head and tail, and of the relation; of a table with several the first ones count.
+_END_COLUMNS = (
+    ("head", "tail"),
+    ("h", "t"),
+    ("subject", "object"),
+    ("subj", "obj"),
+    ("sub", "obj"),
+    ("s", "o"),
+    ("source", "target"),
+    ("src", "dst"),
+    ("from", "to"),
+    ("start", "end"),
+    (":start_id", ":end_id"),  # Neo4j
+    ("head_id", "tail_id"),
+    ("source_id", "target_id"),
 )
+_RELATION_COLUMNS = (
+    *("relation", "rel", "r", "predicate", "pred", "p", "property", "edge"),
+    *("relationship", ":type", "type", "edge_type", "relation_type"),
+    *("relation_id", "label"),
+)
+_COLUMN_WORDS = {*chain.from_iterable(_END_COLUMNS), *_RELATION_COLUMNS}
 
 
 class TripleFile(NamedTuple):
@@ -78,9 +94,14 @@ def is_triple_file(name: str) -> bool:
     return name.removesuffix(".gz").endswith(SUFFIXES)
 
 
-def is_ntriples(name: str) -> bool:
-    """Check, by its name, whether a file is read as N-Triples."""
-    return name.removesuffix(".gz").endswith(".nt")
+def is_rdf(name: str) -> bool:
+    """Check, by its name, whether a file is read as RDF."""
+    return name.removesuffix(".gz").endswith(RDF_SUFFIXES)
+
+
+def is_json_lines(name: str) -> bool:
+    """Check, by its name, whether a file is read as lines of JSON."""
+    return name.removesuffix(".gz").endswith(".jsonl")
 
 
 def separator_of(path: str) -> str:
@@ -106,26 +127,32 @@ def read_triples(
     text = decode(content, path)
     if not text or text.isspace():
         return TripleFile(np.zeros((0, 3), np.int32), 1, [])
-    if is_ntriples(path):
+    if is_rdf(path):
         if columns is not None:
-            raise FieldError("columns", "none for N-Triples", columns)
-        return TripleFile(numbers.number(_iter_terms(text, path)), 1, [])
+            raise FieldError("columns", "none for RDF", columns)
+        return _read_rdf(content, path, numbers)
 
     rows = iter_rows(content, path)
     first = next(rows)
     chosen = choose_columns(first, columns, path)
-    first_line = 2
+    first_line = 2 if chosen.has_header and not is_json_lines(path) else 1
     if not chosen.has_header:
-        first_line, rows = 1, chain([first], rows)
+        rows = chain([first], rows)
     named = _iter_triples(rows, chosen, path, first_line)
     triples = numbers.number(chain.from_iterable(named))
     if chosen.has_header:
         return TripleFile(triples, first_line, [])
-    return drop_header(triples, list(numbers), path)
+    return drop_header(triples, list(numbers), path, columns)
 
 
 def iter_rows(content: bytes, path: str) -> Iterator[list[str]]:
-    """Yield the rows of a tab- or comma-separated file, one row per line; with tabs, quotes have no meaning."""
+    """Yield the rows of a file, one per line: separated by tabs or commas, or JSON, whose keys are the first row.
+
+    With tabs, quotes have no meaning.
+    """
+    if is_json_lines(path):
+        yield from _iter_json_rows(content, path)
+        return
     file = io.BytesIO(content.rstrip(b"\n"))
     if separator_of(path) == "\t":
         for line in io.TextIOWrapper(file, "utf-8", newline="\n"):
@@ -147,6 +174,23 @@ def iter_rows(content: bytes, path: str) -> Iterator[list[str]]:
         ) from None
 
 
+def _iter_json_rows(content: bytes, path: str) -> Iterator[list[str]]:
+    """Yield the keys of the first object of JSON lines, then the values of each object in their order."""
+    keys: list[str] = []
+    for number, line in enumerate(content.rstrip(b"\n").split(b"\n"), 1):
+        row = parse_object(f"{path}:{number}", line)
+        if not keys:
+            keys = list(row)
+            yield keys
+        values = [row.get(key, "") for key in keys]
+        # A number has several spellings unless it is whole.
+        if any(isinstance(x, float | bool | list | dict) for x in values):
+            raise ValueError(
+                f"{path}:{number}: expected texts or whole numbers, got {shorten(repr(row))}"
+            )
+        yield ["" if x is None else str(x) for x in values]
+
+
 class Columns(NamedTuple):
     """Positions of head, relation and tail in a row."""
 
@@ -164,6 +208,10 @@ def choose_columns(
       ValueError: the file does not have the columns.
     """
     if columns is None:
+        is_named = len(first) > 3 and sum(map(is_column_word, first)) > 1
+        if is_named or is_json_lines(path):
+            named = choose_by_name(first, f"{path}:1: ")
+            return Columns(named, len(first), has_header=True)
         return Columns((0, 1, 2), 3, has_header=False)
 
     names = parse_columns(columns)
@@ -181,6 +229,31 @@ def choose_columns(
     return Columns([*map(header.index, names)], len(first), not by_number)
 
 
+def choose_by_name(names: Sequence[str], place: str = "") -> list[int]:
+    """Return the columns of head, relation and tail by their names; of three columns without such names, all.
+
+    Args:
+      names: as a person wrote them; a type in brackets, as of Neo4j, does not count.
+      place: FILE:LINE with a colon, for the error.
+
+    Raises:
+      ValueError: the names do not say which columns these are.
+    """
+    words = [*map(_column_word, names)]
+    known = _COLUMN_WORDS.intersection(words)
+    if len(words) == 3 and not known:
+        return [0, 1, 2]
+    relation = next((x for x in _RELATION_COLUMNS if x in known), "")
+    for head, tail in _END_COLUMNS:
+        chosen = (head, relation, tail)
+        if [words.count(word) for word in chosen] == [1, 1, 1]:
+            return [*map(words.index, chosen)]
+    raise ValueError(
+        f"{place}expected columns named head, relation, tail (or as `columns` chooses them), got "
+        f"{shorten(', '.join(names))}"
+    )
+
+
 def parse_columns(text: str) -> list[str]:
     """Parse three columns from a text such as head,relation,tail or 1,3,2.
 
@@ -196,6 +269,16 @@ def parse_columns(text: str) -> list[str]:
         expected = "three names or three numbers from 1, as head,relation,tail or 1,2,3"
         raise FieldError("columns", expected, text)
     return names
+
+
+def is_column_word(name: str) -> bool:
+    """Check whether a name is one that headers have for head, relation or tail."""
+    return _column_word(name) in _COLUMN_WORDS
+
+
+def _column_word(name: str) -> str:
+    """Return the name of a column in small letters, without a type of Neo4j as in :START_ID(Person)."""
+    return re.sub(r"\(.*\)$", "", name.strip().lower())
 
 
 def _iter_triples(
@@ -231,108 +314,90 @@ def _row_problem(row: list[str], width: int, separator: str) -> str:
 
 
 def drop_header(
-    triples: np.ndarray, names: Sequence[str], path: str
+    triples: np.ndarray, names: Sequence[str], path: str, columns: str | None
 ) -> TripleFile:
-    """Return the triples of a file without the first one if it is a header.
+    """Return the triples of a file without the first one if it is a header, in the order that it says.
 
-    It is one if its words are those of headers and occur nowhere else.
-    """
-    row: list[int] = triples[0].tolist()
-    first = [names[number] for number in row]
-    are_words = all(
-        word.strip().lower() in known
-        for word, known in zip(first, _HEADER_WORDS)
-    )
-    if not are_words or np.isin(triples[1:], triples[0]).any():
-        return TripleFile(triples, 1, [])
-    header = shorten(separator_of(path).join(first))
-    return TripleFile(triples[1:], 2, [f"{path}:1: {header} read as a header"])
+    It is one if its words are names of columns and occur nowhere else.
 
-
-# -- N-Triples
-
-_HEX = "[0-9A-Fa-f]"
-_UCHAR = rf"\\u{_HEX}{{4}}|\\U{_HEX}{{8}}"
-_FORBIDDEN_IN_IRI = r"\x00-\x20<>\"{}|^`\\"
-_IRI = rf"<(?:[^{_FORBIDDEN_IN_IRI}]|{_UCHAR})*>"
-_LETTER = (
-    "A-Za-z\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u02ff\u0370-\u037d\u037f-\u1fff\u200c-\u200d\u2070-\u218f"
-    "\u2c00-\u2fef\u3001-\ud7ff\uf900-\ufdcf\ufdf0-\ufffd\U00010000-\U000effff"
-)
-_NAME_START = rf"{_LETTER}_:"
-_NAME_CHAR = rf"{_NAME_START}0-9\-\u00b7\u0300-\u036f\u203f-\u2040"
-_BLANK = rf"_:[{_NAME_START}0-9](?:[{_NAME_CHAR}.]*[{_NAME_CHAR}])?"
-_STRING = rf'"(?:[^"\\\n\r]|\\[tbnrf"\'\\]|{_UCHAR})*"'
-_LITERAL = rf"{_STRING}(?:\^\^{_IRI}|@[A-Za-z]+(?:-[A-Za-z0-9]+)*)?"
-_SPACE = r"[ \t]*"
-# all three groups are empty where the line holds no triple
-_LINE = re.compile(
-    rf"{_SPACE}(?:({_IRI}|{_BLANK}){_SPACE}({_IRI}){_SPACE}({_IRI}|{_BLANK}|{_LITERAL}){_SPACE}\.)?{_SPACE}(?:#.*)?"
-)
-_ABSOLUTE = re.compile(rf"<[A-Za-z][A-Za-z0-9+.\-]*:[^{_FORBIDDEN_IN_IRI}]*>")
-_ESCAPE = re.compile(rf"{_UCHAR}|\\.")
-_CHARACTERS = {"t": "\t", "b": "\b", "n": "\n", "r": "\r", "f": "\f"}
-_CANONICAL = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\r": "\\r"}
-# the datatype of a literal without one
-_XSD_STRING = "^^<http://www.w3.org/2001/XMLSchema#string>"
-
-
-def _iter_terms(text: str, path: str) -> Iterator[str]:
-    """Yield the names of the terms of N-Triples, one after the other."""
-    for number, line in enumerate(re.split("[\n\r]", text), 1):
-        match = _LINE.fullmatch(line)
-        if match is None:
-            raise ValueError(
-                f"{path}:{number}: expected `subject predicate object .` of N-Triples, got {shorten(line)}"
-            )
-        if match[1] is None:
-            continue
-        try:
-            yield from map(_term_name, match.groups())
-        except ValueError as error:
-            raise ValueError(
-                f"{path}:{number}: {error}, in {shorten(line)}"
-            ) from None
-
-
-def _term_name(term: str) -> str:
-    """Return the name of an N-Triples term.
+    Args:
+      columns: that were chosen; their order is kept.
 
     Raises:
-      ValueError: an IRI that is not absolute or has a character that it must not, or an escape of no character.
+      ValueError: two of its words are such names, of more than two letters, and the third is not.
     """
-    if term.startswith("_"):
-        return term
-    if term.startswith("<"):
-        return _unescape_iri(term)[1:-1]
-    end = term.rindex('"') + 1
-    string, suffix = term[:end], term[end:]
-    if "\\" in string:
-        inner = _ESCAPE.sub(_unescape, string[1:-1])
-        escaped = "".join(_CANONICAL.get(char, char) for char in inner)
-        string = f'"{escaped}"'
-    if suffix.startswith("^^"):
-        suffix = "^^" + _unescape_iri(suffix[2:])
-    return string if suffix == _XSD_STRING else string + suffix
+    numbers: list[int] = triples[0].tolist()
+    first = [names[number] for number in numbers]
+    words = [n for n, x in zip(numbers, first) if is_column_word(x)]
+    if len(words) < 2 or np.isin(triples[1:], words).any():
+        return TripleFile(triples, 1, [])
+    try:
+        chosen = choose_by_name(first, f"{path}:1: ")
+    except ValueError:
+        # A pair of short names such as s and t may be anything.
+        if columns or any(len(names[n]) < 3 for n in words):
+            return TripleFile(triples, 1, [])
+        raise
+    if columns:
+        chosen = [0, 1, 2]
+    header = shorten(separator_of(path).join(first))
+    note = f"{path}:1: {header} read as a header"
+    return TripleFile(triples[1:, chosen], 2, [note])
 
 
-def _unescape_iri(term: str) -> str:
-    """Return an IRI in brackets with its escapes replaced."""
-    iri = _ESCAPE.sub(_unescape, term)
-    if not _ABSOLUTE.fullmatch(iri):
-        raise ValueError(f"expected an absolute IRI, got {shorten(iri)}")
-    return iri
+# -- RDF
 
 
-def _unescape(match: re.Match[str]) -> str:
-    """Return the character that an escape sequence stands for."""
-    code = match.group()[1:]
-    if len(code) == 1:
-        return _CHARACTERS.get(code, code)
-    number = int(code[1:], 16)
-    if number > 0x10FFFF or 0xD800 <= number < 0xE000 or number == 0:
-        raise ValueError(f"expected a character, got the escape \\{code}")
-    return chr(number)
+def _read_rdf(content: bytes, path: str, numbers: NameNumbers) -> TripleFile:
+    """Read the triples of an RDF file.
+
+    Raises:
+      ValueError: pyoxigraph is not installed, or the file is not of its format; names file and line.
+    """
+    try:
+        import pyoxigraph
+    except ModuleNotFoundError:
+        raise ValueError(
+            f"{path}: RDF needs the extra `rdf` (pip install 'funcppo[rdf]'): No module named 'pyoxigraph'"
+        ) from None
+    _, _, suffix = path.removesuffix(".gz").rpartition(".")
+    rdf_format: Any = pyoxigraph.RdfFormat.from_extension(suffix)
+    graphs: Counter[str] = Counter()
+    # Two readings label a node without a label differently.
+    stem = "" if suffix in ("nt", "nq") else Path(path).name.partition(".")[0]
+    try:
+        quads = pyoxigraph.parse(content, format=rdf_format)
+        triples = numbers.number(_iter_terms(quads, stem, graphs))
+    except SyntaxError as error:
+        problem = str(error).partition(": ")[2].rpartition(" (line")[0]
+        raise ValueError(
+            f"{path}:{error.lineno}: expected {rdf_format.name}, got an error: {problem}"
+        ) from None
+    n_named = graphs.total() - graphs["DEFAULT"]
+    note = f"{path}: {n_named} triples stand in named graphs, whose names are left out"
+    return TripleFile(triples, 1, [note] if n_named else [])
+
+
+def _iter_terms(
+    quads: Iterable[Any], stem: str, graphs: Counter[str]
+) -> Iterator[str]:
+    """Yield the names of the terms of quads, one after the other.
+
+    Args:
+      stem: that the numbers of blank nodes follow; empty for their own labels.
+      graphs: receives the number of quads of each graph.
+    """
+    blank_nodes: dict[str, str] = {}
+    for quad in quads:
+        graphs[str(quad.graph_name)] += 1
+        for term in quad.triple:
+            name = str(term)
+            if name.startswith("<") and not name.startswith("<<"):
+                name = name[1:-1]
+            elif stem and name.startswith("_:"):
+                number = f"_:{stem}-{len(blank_nodes)}"
+                name = blank_nodes.setdefault(name, number)
+            yield name
 
 
 # -- tables and splits
@@ -553,6 +618,19 @@ class NameIds(Mapping[str, int]):
 class DataConfig:
     """Settings of how files of triples are read and split."""
 
+    format: Literal[
+        "auto",
+        "tsv",
+        "csv",
+        "jsonl",
+        "nt",
+        "nq",
+        "ttl",
+        "trig",
+        "rdf",
+        "jsonld",
+    ] = "auto"
+    """Format of a single file. Default: auto, by its ending; tsv for standard input (-)."""
     columns: str | None = None
     """Columns of head, relation and tail in files of triples: three names of the header line, or three numbers from 1,
     with commas between them. Default: the three columns of files without a header."""

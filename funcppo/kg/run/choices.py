@@ -1195,7 +1195,7 @@ class _QuestionStages:
             return
         first = None
         if cfg.n_epochs > 1:
-            n_asked = 2 * len(evidence.binary_facts(self.run.task.kb))
+            n_asked = 2 * len(fit.training_facts(self.run.task))
             size = batch_size(cfg, n_asked)
             first = (size, self.options.max_size_quantile)
         yield from fit.iter_epochs(

@@ -287,6 +287,17 @@ def quality_of(task: ProverTask, ranked: Ranking) -> Quality:
 # -- training questions
 
 
+def training_facts(task: ProverTask) -> I64[Tensor, "n W"]:
+    """Return the facts of train of two arguments: questions are asked about them, and not about facts.txt."""
+    facts = evidence.binary_facts(task.kb)
+    train = task.dataset.train
+    if len(train) == len(task.dataset.facts):
+        return facts
+    asked = kbase.binary_atoms(torch.from_numpy(train).long().to(facts.device))
+    _, row = torch.cat([asked, facts]).unique(dim=0, return_inverse=True)
+    return facts[torch.isin(row[len(asked) :], row[: len(asked)])]
+
+
 def left_out_of(cfg: QuestionConfig) -> LeftOut:
     """Return what a question leaves out: its own fact, also if that is still open, or its pair."""
     return "fact" if cfg.left_out == "auto" else cfg.left_out
@@ -391,7 +402,7 @@ def _draw_questions(
     Raises:
       ValueError: there are none.
     """
-    asked = evidence.training_questions(evidence.binary_facts(task.kb))
+    asked = evidence.training_questions(training_facts(task))
     n_all = len(asked.entity)
     if not n_all:
         raise ValueError("there is no fact of two arguments to ask about")
@@ -678,7 +689,7 @@ def train_embedding(
       seed: of the initial vectors and of the order of the questions.
       deadline: ends the training after the epoch in progress.
     """
-    asked = evidence.training_questions(evidence.binary_facts(task.kb))
+    asked = evidence.training_questions(training_facts(task))
     label = evidence.make_label(asked.predicate, asked.side)
     links = link_embedding.training_links(asked, label, cfg.n_folds, left_out)
     device = label.device
@@ -809,7 +820,10 @@ def train_bellman_ford(
 
     n_steps, host_key = cfg.n_steps or N_NETWORK_STEPS, key.cpu()
     batches = _edge_batches(
-        key, len(graph.edge_target), cfg.batch_size, n_steps
+        key,
+        path_network.edges_of(sizes, graph, training_facts(task)),
+        cfg.batch_size,
+        n_steps,
     )
     for step, edge in enumerate(batches, 1):
         # On the host: a key takes a hundred operations.
@@ -848,16 +862,16 @@ def _network_config(task: ProverTask, cfg: BellmanFordConfig) -> NetworkConfig:
 
 
 def _edge_batches(
-    key: I64[Tensor, "2"], n_edges: int, size: int, n_steps: int
-) -> Iterator[I64[Tensor, "n"]]:
+    key: I64[Tensor, "2"], edges: I64[Tensor, "n"], size: int, n_steps: int
+) -> Iterator[I64[Tensor, "m"]]:
     """Yield a batch of edges for each step, from passes in random order; nothing if there are no edges."""
-    if not n_edges:
+    if not len(edges):
         return
-    size = min(size, n_edges)
-    n_in_epoch = n_edges // size
+    size = min(size, len(edges))
+    n_in_epoch = len(edges) // size
     for first in range(0, n_steps, n_in_epoch):
-        order = random.permutation(random.fold_in(key, first), n_edges)
-        of_epoch = order[: n_in_epoch * size].split(size)
+        order = random.permutation(random.fold_in(key, first), len(edges))
+        of_epoch = edges[order[: n_in_epoch * size]].split(size)
         yield from of_epoch[: n_steps - first]
 
 

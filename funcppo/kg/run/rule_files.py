@@ -25,7 +25,12 @@ import torch
 from torch import Tensor
 
 from funcppo.core.files import write_atomically
-from funcppo.kg.graph.dataset import Dataset, facts_digest, order_facts
+from funcppo.kg.graph.dataset import (
+    Dataset,
+    facts_digest,
+    order_facts,
+    training_part,
+)
 from funcppo.kg.graph.rules import (
     COUNTS_PREFIX,
     RuleStatistics,
@@ -72,7 +77,7 @@ def mine_dataset(
     device: str = "cpu",
     progress: ProgressCallback = ignore_progress,
 ) -> MinedDataset:
-    """Mine the rules that the known facts of a data set support; return the data set with these rules.
+    """Mine the rules that the facts of train support; return the data set with these rules.
 
     Args:
       device: where to count; the rules are the same on every device.
@@ -81,7 +86,8 @@ def mine_dataset(
     Returns:
       MinedDataset: the data set with its rules, best first, their counts, and what was done.
     """
-    ordered = order_facts(dataset)
+    mined_from = training_part(dataset)
+    ordered = order_facts(mined_from)
     n_entities = len(ordered.entities) - 1
     result = miner.mine_rules(
         torch.from_numpy(ordered.facts).to(device),
@@ -98,8 +104,14 @@ def mine_dataset(
     terms = np.concatenate([ordered.entities, variables])
     predicates = ordered.predicates[atoms[:, :, :1]]
     atoms = np.concatenate([predicates, terms[atoms[:, :, 1:]]], axis=2)
+    with_rules = with_encoded_rules(dataset, atoms, statistics)
+    if mined_from is not dataset:
+        # Confidences are of all known facts.
+        with_rules = dataclasses.replace(
+            with_rules, rule_counts=None, rule_estimates=None
+        )
     return MinedDataset(
-        with_encoded_rules(dataset, atoms, statistics),
+        with_rules,
         statistics,
         result,
     )
@@ -206,6 +218,7 @@ def get_or_mine_rules(
       OSError: the cache directory cannot be written.
       KeyboardInterrupt: mining was interrupted; the rules found by then are in a file whose path `announce` receives.
     """
+    dataset = training_part(dataset)
     path = _cache_path(dataset, cfg, cache_dir)
     if path.exists():
         message = f"no rules given: using those mined before, {path}"

@@ -901,7 +901,9 @@ def _with_details(run: Run, texts: Sequence[str]) -> Run:
 
 
 def check_new_folder(folder: Path) -> None:
-    """Raise ValueError if a folder holds a run."""
+    """Raise ValueError if a folder holds a run, or is a file."""
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"{folder}: expected a folder, got a file")
     if (folder / CONFIG_FILE).exists():
         raise ValueError(
             f"{folder}: holds a run already: expected another folder"

@@ -195,6 +195,23 @@ def edge_questions(graph: Graph, edge: I64[Tensor, "n"]) -> Questions:
     )
 
 
+def edges_of(
+    cfg: NetworkConfig, graph: Graph, facts: I64[Tensor, "n W"]
+) -> I64[Tensor, "2n"]:
+    """Return the edges of some facts of the graph, in its order."""
+    every = torch.arange(len(graph.edge_target), device=facts.device)
+    if 2 * len(facts) == len(every):
+        return every
+    asked = build_graph(cfg, facts, "fact")
+    key, wanted = (
+        _omission_key(
+            cfg, edge_questions(x, every[: len(x.edge_target)]), "fact"
+        )
+        for x in (graph, asked)
+    )
+    return every[torch.isin(key, wanted)]
+
+
 def select_edges(graph: Graph, is_kept: Bool[Tensor, "N"]) -> Graph:
     """Return the graph with the kept edges alone; not for the kernel."""
     kept = is_kept.nonzero().squeeze(1)

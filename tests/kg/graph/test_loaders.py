@@ -2,6 +2,7 @@
 
 import dataclasses
 import gzip
+import io
 import os
 import sys
 from types import SimpleNamespace
@@ -15,6 +16,8 @@ from funcppo.kg.graph.dataset import entity_ids
 from funcppo.kg.graph.loaders import (
     GENERATORS,
     from_text,
+    from_triples,
+    id_files,
     load,
     to_triples,
     write_splits,
@@ -104,18 +107,18 @@ def test_a_head_may_define_a_new_relation_and_a_note_says_so(folder):
     assert d.notes[-1:] == (note,)
 
 
-def test_known_facts_alone_are_train_and_facts(folder):
+def test_train_alone_is_read_without_facts_and_rules(folder):
     write(folder, rules="s(X,Y) :- r(X,Y)", test="")
     (folder / "valid.txt").unlink()
     d = load(folder)
     assert d.valid.shape == d.test.shape == (0, 3)
-    d = load(folder, facts_only=True)
-    assert d.entities == ("a", "b", "c", "d")
+    d = load(folder, train_only=True)
     sizes = [len(t) for t in (d.train, d.facts, d.valid, d.rules)]
-    assert sizes == [2, 3, 0, 0]
+    assert sizes == [2, 2, 0, 0]
     write(folder, train="")
-    assert load(folder, facts_only=True).train.shape == (0, 3)
-    assert "train.txt: empty" in message(load, folder)
+    for train_only in (False, True):
+        problem = message(load, folder, train_only=train_only)
+        assert "train.txt: empty" in problem
 
 
 def test_one_file_of_triples_is_train(tmp_path):
@@ -150,7 +153,7 @@ def test_a_file_is_split_at_random(tmp_path):
     # Without names the header is one triple more.
     assert len(load(path, cfg=other).facts) == 81
 
-    known = load(path, cfg=cfg, facts_only=True)
+    known = load(path, cfg=cfg, train_only=True)
     assert triples(known, known.facts) == parts[0]
     assert not len(known.valid) and not len(known.test)
 
@@ -159,8 +162,8 @@ def test_the_triples_of_a_folder_are_split_if_it_holds_no_valid_and_test(
     folder,
 ):
     cfg = DataConfig(split_ratios="0.5,0,0.5")
-    for facts_only in (False, True):
-        problem = message(load, folder, cfg=cfg, facts_only=facts_only)
+    for train_only in (False, True):
+        problem = message(load, folder, cfg=cfg, train_only=train_only)
         assert "has valid or test triples already" in problem
     for name in ("valid", "test"):
         (folder / f"{name}.txt").unlink()
@@ -332,7 +335,7 @@ def test_whole_numbers_are_names():
         *[([("a", "p", name)], "triple 0: expected three names") for name in ("", None, float("nan"), "x\ny", True)],
         (["abc"], "triple 0: expected"),
         (np.zeros((2, 2)), "shape [n, 3], got [2, 2]"),
-        (Frame({"x": [], "y": []}), "expected the columns head"),
+        (Frame({"x": [], "y": []}), "expected columns named head"),
         (SimpleNamespace(mapped_triples=...), "got one with ids alone"),
         (7, "got int"),
     ],
@@ -384,6 +387,95 @@ def test_the_splits_are_those_of_pykeen(monkeypatch):
     assert message(load, "pykeen:far") == problem
     monkeypatch.setitem(sys.modules, "pykeen.datasets", None)
     assert "pip install pykeen" in message(load, "pykeen:kinships")
+
+
+IDS = {
+    "openke": {
+        "entity2id.txt": "2\na b\t0\nc\t1\n",
+        "relation2id.txt": "1\nr\t0\n",
+        "train2id.txt": "1\n0 1 0\n",
+        "test2id.txt": "1\n1\t0\t0\n",
+    },
+    "pykeen": {
+        "training/entity_to_id.tsv.gz": "id\tlabel\n0\ta b\n1\tc\n",
+        "training/relation_to_id.tsv.gz": "id\tlabel\n0\tr\n",
+        "training/numeric_triples.tsv.gz": "head\trelation\ttail\n0\t0\t1\n",
+        "testing/numeric_triples.tsv.gz": "head\trelation\ttail\n1\t0\t0\n",
+    },
+}
+
+
+def _write_ids(layout, folder):
+    for name, text in IDS[layout].items():
+        path = folder / name
+        path.parent.mkdir(exist_ok=True)
+        is_packed = name.endswith(".gz")
+        path.write_bytes(
+            gzip.compress(text.encode()) if is_packed else text.encode()
+        )
+
+
+@pytest.mark.parametrize("layout", IDS)
+def test_triples_as_numbers_get_their_names(layout, tmp_path):
+    _write_ids(layout, tmp_path)
+    expected = from_triples([("a b", "r", "c")], test=[("c", "r", "a b")])
+    assert load(tmp_path).fingerprint == expected.fingerprint
+    assert {*id_files(tmp_path)} == {tmp_path / name for name in IDS[layout]}
+
+
+def test_bad_triples_as_numbers_are_one_line(tmp_path):
+    _write_ids("openke", tmp_path)
+    path = tmp_path / "train2id.txt"
+    for text, problem in (
+        ("2\n0 1 0\n", ":1: expected 1, the number of lines below, got 2"),
+        (
+            "1\n0 7 0\n",
+            ":2: expected a number that entity2id.txt or relation2id.txt names, got '7'",
+        ),
+        ("0 1 0\n0 1\n", ":2: expected 3 columns, got 2"),
+    ):
+        path.write_text(text)
+        assert message(load, tmp_path) == f"{path}{problem}"
+
+
+def test_standard_input_and_files_of_any_name_are_read(tmp_path, monkeypatch):
+    expected = from_triples([("a", "r", "b")]).fingerprint
+    for text, name in (("a\tr\tb\n", "auto"), ("a,r,b\n", "csv")):
+        stream = SimpleNamespace(buffer=io.BytesIO(text.encode()))
+        monkeypatch.setattr(sys, "stdin", stream)
+        cfg = DataConfig(format=name)
+        assert load("-", cfg=cfg).fingerprint == expected
+    path = tmp_path / "data.bin"
+    path.write_text("a,r\n")
+    problem = message(load, path, cfg=DataConfig(format="csv"))
+    assert problem.startswith(f"{path}.csv:1: expected 3 columns")
+    assert "expected none for a folder" in message(load, tmp_path, cfg=cfg)
+
+
+def test_what_has_an_arrow_stream_is_read():
+    pyarrow = pytest.importorskip("pyarrow")
+    columns = {"target": ["b", 7], "source": ["a", "b"], "type": ["r", "r"]}
+    columns["target"] = ["b", "7"]
+    assert to_triples(pyarrow.table(columns)) == [
+        ("a", "r", "b"),
+        ("b", "r", "7"),
+    ]
+    duckdb = pytest.importorskip("duckdb")
+    relation = duckdb.sql("SELECT 'a' AS s, 'r' AS p, 'b' AS o")
+    assert to_triples(relation) == [("a", "r", "b")]
+    with pytest.raises(ValueError, match="triple 0: expected three names"):
+        to_triples(pyarrow.table({"s": [None], "p": ["r"], "o": ["b"]}))
+
+
+@pytest.mark.parametrize(
+    "name", ["[x].tsv", "*.tsv", "?.tsv", "a'b.tsv", "{a,b}.tsv"]
+)
+def test_a_file_is_read_by_its_name_which_is_no_pattern(name, tmp_path):
+    (tmp_path / "x.tsv").write_text("other\tr\tb\n")
+    (tmp_path / name).write_text("a\tr\tb\n")
+    for reader in ("text", "duckdb"):
+        d = load(tmp_path / name, cfg=DataConfig(reader=reader))
+        assert d.entities == ("a", "b")
 
 
 def test_pykeen_itself():
@@ -472,7 +564,7 @@ def test_parquet_is_read_by_the_names_of_its_columns(tmp_path):
         ("g.tsv", "a\tr\tb\na\tr\n", "g.tsv: DuckDB: "),
         ("g.tsv", "a\tr\tb\na\t\tb\n", "g.tsv: row 2: expected three names"),
         ("g.csv", "a,r, b\n", "g.csv: row 1: expected three names on one line without spaces"),
-        ("g.nt", "<a> <b> <c> .\n", "g.nt: expected columns of tabs or commas or Parquet for DuckDB, got N-Triples"),
+        ("g.nt", "<a> <b> <c> .\n", "g.nt: expected columns of tabs or commas or Parquet for DuckDB, got .nt"),
         ("g.tsv", "", "g.tsv: empty"),
         ("g.tsv.gz", "a\tr\tb\n", "g.tsv.gz: expected a whole gzip file"),
     ],
@@ -564,8 +656,9 @@ def test_other_rules_facts_or_names_do_not_pass_for_the_stored_ones(
     assert load(stored, rules).fact_tables is None
     shorter = dataclasses.replace(read, facts=read.facts[:1])
     assert shorter.fact_tables is None
-    alone = load(stored, facts_only=True)
+    alone = load(stored, train_only=True)
     assert not len(alone.test) and not len(alone.rules)
+    assert len(alone.facts) == len(alone.train)
 
 
 def test_a_changed_source_is_noted(source, stored):

@@ -453,3 +453,32 @@ def test_steps_without_time_are_left_out(chains):
     assert plan(300.5 * each, 40_000, n_steps=1000)[0] == 0
     for option in ({"width": 80}, {"n_layers": 20}, {"batch_size": 64}):
         assert plan(math.inf, **option)[1] > plan(math.inf)[1]
+
+
+def test_nothing_is_asked_or_trained_about_further_facts():
+    triples = [("a", "r", "b"), ("b", "r", "c"), ("c", "s", "a")]
+    triples += [("a", "s", "c"), ("b", "s", "c")]
+    known = loaders.from_triples(triples, rules="r(X,Y) :- s(Y,X)")
+    dataset = replace(known, train=known.train[:3])
+    task = build_task(dataset, ProverTaskConfig(max_height=1))
+    asked = fit.training_facts(task)
+    assert {*map(tuple, asked.tolist())} == {
+        *map(tuple, dataset.train.tolist())
+    }
+    sizes = path_network.network_config(
+        BellmanFordConfig(),
+        task.sizes.n_constants,
+        evidence.n_labels(task.sizes),
+    )
+    for left_out in ("fact", "pair"):
+        graph = path_network.build_graph(
+            sizes, evidence.binary_facts(task.kb), left_out
+        )
+        edges = path_network.edges_of(sizes, graph, asked)
+        questions = path_network.edge_questions(graph, edges)
+        of_train = path_network.build_graph(sizes, asked, left_out)
+        every = torch.arange(len(of_train.edge_target))
+        expected = path_network.edge_questions(of_train, every)
+        assert sorted(torch.stack(questions, 1).tolist()) == sorted(
+            torch.stack(expected, 1).tolist()
+        )

@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from funcppo.kg.config import ProverTaskConfig
-from funcppo.kg.graph.loaders import from_triples, load
+from funcppo.kg.graph.dataset import from_splits
+from funcppo.kg.graph.loaders import from_triples, load, with_rule_file
 from funcppo.kg.graph.rules import format_rule_table
 from funcppo.kg.logic import kb
 from funcppo.kg.logic.fixpoint import count_rules
@@ -51,6 +52,37 @@ def test_notes_on_mining_are_repeated_with_cached_rules(tmp_path):
     first.path.with_suffix(".notes.json").unlink()
     (note,) = get_or_mine_rules(dataset, cfg, tmp_path).notes
     assert str(first.path) in note and "is not known" in note
+
+
+def test_rules_are_mined_from_train_and_not_from_further_facts(tmp_path):
+    people = load("family_tree:60:1")
+    names = [
+        (
+            people.entities[h - 1],
+            people.predicates[r - 1],
+            people.entities[t - 1],
+        )
+        for r, h, t in people.train[:, :3].tolist()
+    ]
+    alone, wider = (
+        from_splits(
+            "people",
+            {"train": names[::2], "valid": [], "test": [], "facts": facts},
+        )
+        for facts in ([], names[1::2])
+    )
+    paths = []
+    for dataset in (alone, wider):
+        folder = tmp_path / str(len(dataset.facts))
+        paths.append(get_or_mine_rules(dataset, SMALL, folder).path)
+    assert paths[0].name == paths[1].name
+    assert paths[0].read_bytes() == paths[1].read_bytes()
+    # Its counts are those of train.
+    mined = rule_files.mine_dataset(wider, SMALL)
+    assert mined.dataset.rule_counts is None
+    assert len(mined.dataset.facts) == len(names)
+    read = with_rule_file(wider, paths[1])
+    assert read.rule_counts is None and len(read.rules)
 
 
 def test_the_counts_of_the_file_are_those_of_the_joins(tmp_path):
