@@ -634,13 +634,13 @@ class _Grid:
         return listed, list(derivations)
 
 
-# -- mining settings of a tiny dense graph
+# -- mining settings of a tiny graph
 
 
 def mining_configs(dataset: Dataset, seconds: float) -> dict[str, MiningConfig]:
     """Return the mining settings to try, by name: the data set's defaults, and for a tiny graph the usual settings too.
 
-    The defaults of tiny dense graphs are not always better than the usual ones; both are cheap there, and both are
+    Rules with constants do not always rank a tiny graph better; both are cheap there, and both are
     tried.
 
     Args:
@@ -654,7 +654,7 @@ def mining_configs(dataset: Dataset, seconds: float) -> dict[str, MiningConfig]:
         return {"default": defaults}
     # The usual settings sample what takes more rows.
     usual = replace(usual, max_rows=20 * ROWS_PER_SECOND, seconds=seconds / 2)
-    return {"tiny dense graphs": defaults, "other graphs": usual}
+    return {"with constants": defaults, "without constants": usual}
 
 
 def choose_rules(

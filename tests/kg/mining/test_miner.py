@@ -326,7 +326,10 @@ def test_seconds_set_the_rows_unless_rows_are_given():
     assert MiningConfig(seconds=1e-9).row_limit == 1
 
 
-TINY_AND_DENSE = MiningConfig(max_length=2, min_support=3, votes_per_fact=3)
+TINY_AND_DENSE = MiningConfig(
+    max_length=2, min_support=3, votes_per_fact=3, constants=True
+)
+SMALL = MiningConfig(votes_per_fact=3, constants=True)
 
 
 @pytest.mark.parametrize(
@@ -334,11 +337,11 @@ TINY_AND_DENSE = MiningConfig(max_length=2, min_support=3, votes_per_fact=3)
     [
         (1592, 14, TINY_AND_DENSE),
         (100, 10, TINY_AND_DENSE),
-        (99, 10, MiningConfig()),
-        (1110, 271, MiningConfig()),
-        (2_001, 20, MiningConfig(votes_per_fact=3)),
-        (50_000, 10_000, MiningConfig(votes_per_fact=3)),
-        (86_835, 40_559, MiningConfig(max_length=5)),
+        (99, 10, SMALL),
+        (1110, 271, SMALL),
+        (2_001, 20, SMALL),
+        (50_000, 10_000, SMALL),
+        (86_835, 40_559, MiningConfig(max_length=5, constants=True)),
         (272_115, 14_505, MiningConfig(constants=True)),
     ],
 )
