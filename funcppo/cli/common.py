@@ -60,7 +60,7 @@ if TYPE_CHECKING:
 JSON_FORMAT = 2
 GRACE_SECONDS = 0.5  # that work may take to end by itself, after a signal
 LINE_SECONDS = 10.0  # between lines on work in progress, without a terminal
-METRIC_COLUMNS = ("mrr", "hits@1", "hits@3", "hits@10", "auc_pr")
+METRIC_COLUMNS = ("mrr", "hits@1", "hits@3", "hits@10", "auc_pr", "proved")
 # Files of a data set in a folder, in any format.
 _DATA_FILE = re.compile(r"(train|valid|test|facts|rules)\.")
 

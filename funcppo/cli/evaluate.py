@@ -94,7 +94,7 @@ class Evaluate(ScoreOptions):
     With --details FILE, each query and side is a line of JSON in FILE as soon as it is ranked: the rank of the
     answer first, last and in the middle of its equals; the numbers of better, of equal and of all candidates, which
     every rank follows from; the score of the answer (log_score, its natural logarithm, and quantised_score, its
-    log-odds in steps of 1e-4, by which candidates are compared); its status: proved, refuted, or missed (provable,
+    log-odds in steps of 1e-4, by which candidates are compared); its status: proved, no proof, or missed (provable,
     but not found by the search); a proof; by a score with other facts what these add (other_facts); and
     near_boundary: whether some score is so near to the edge of a step that another machine or batch size could rank
     it otherwise. The summary is computed from these lines. Ctrl-C or

@@ -65,6 +65,10 @@ class QuestionConfig:
     """Weight of the log-odds of a rule's confidence that training starts with. With 1 the odds of the rules that derive
     a candidate are added; the larger it is, the less other rules add to the best one. auto: of 1, 2 and 3 the one that
     ranks the valid split best; 1 without that split."""
+    no_proof: float | Literal["auto"] | None = "auto"
+    """Log-odds in place of the rules of an entity that none derives: all other evidence then ranks it, without a proof.
+    None: such entities rank last, in no order. auto: what ranks the valid split best, None without a gain of more than
+    two standard errors."""
     left_out: Literal["auto", "fact", "pair"] = "auto"
     """What is unknown while a training question is answered. fact: its own fact; pair: all facts between its two
     entities; auto: pair if no pair of the valid split is linked by a known fact, otherwise fact."""

@@ -107,7 +107,7 @@ def test_every_score_ranks(trained, monkeypatch, capsys, score):
         ("{run} --negatives some", "...a number ... got 'some'"),
         (
             "countries_s1 --score exists@0",
-            "score 'exists@0': expected exists@H, max-confidence, noisy-or",
+            "score 'exists@0': expected exists@H (1 if derivable within height H), max",
         ),
         (
             "countries_s1 --score success",

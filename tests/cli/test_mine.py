@@ -51,7 +51,7 @@ def test_a_file_of_each_format_reads_back_as_the_same_rules(
     )
     dataset = load(folder)
     mined, counts, _ = rule_files.mine_dataset(
-        dataset, MiningConfig(min_support=1, constants=True)
+        dataset, rule_files.mining_config(dataset, min_support=1)
     )
     again = load(folder, out)
     assert (

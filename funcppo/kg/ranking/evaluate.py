@@ -49,6 +49,8 @@ from funcppo.kg.search.task import ProverTask
 
 # version of the records and of the settings beside them
 FORMAT = 3
+# status of an answer that no rule derives
+NO_PROOF = "no proof"
 # queries whose answers are proved together, before the first of their records is yielded
 PROOF_QUERIES = 256
 COUNT_KEYS = ("query_row", "n_better", "n_equal", "n_candidates", "n_scored")
@@ -252,9 +254,9 @@ def _none_if_zero(score: int) -> int | None:
 def _answer_status(
     answer_provable: bool, log_score: float | None, proof_threshold: float
 ) -> str:
-    """Return an answer's status: refuted, proved, or missed (provable, but the search found no proof)."""
+    """Return an answer's status: no proof, proved, or missed (provable, but the search found no proof)."""
     if not answer_provable:
-        return "refuted"
+        return NO_PROOF
     if log_score is not None and log_score > proof_threshold:
         return "proved"
     return "missed"

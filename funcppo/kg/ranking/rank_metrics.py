@@ -14,7 +14,7 @@ Axes: Q queries, L listed candidates of all queries together, N1 = N + 1, P1 = P
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -54,6 +54,14 @@ class RankCounts(NamedTuple):
     n_candidates: I64[Tensor, "Q"]  # all candidates, the answer included
 
 
+# Takes the scores of answers, 0 where not listed; returns the scores of all answers, and the numbers of unlisted
+# candidates that score more and the same.
+CountOthers = Callable[
+    [I64[Tensor, "Q"]],
+    tuple[I64[Tensor, "Q"], I64[Tensor, "Q"], I64[Tensor, "Q"]],
+]
+
+
 def quantise(log_odds: F64[Tensor, "..."]) -> I64[Tensor, "..."]:
     """Round scores, given by their log-odds, to the grid on which they are compared.
 
@@ -90,16 +98,18 @@ def rank_counts_listed(
     score: I64[Tensor, "L"],
     is_answer: Bool[Tensor, "L"],
     n_candidates: I64[Tensor, "Q"],
+    count_others: CountOthers | None = None,
 ) -> tuple[RankCounts, I64[Tensor, "Q"]]:
     """Count better and equal candidates of each query from the listed ones; return the counts and the answers' scores.
 
-    Listed candidates come in any order. Every other candidate scores 0 and ties at the bottom.
+    Listed candidates come in any order.
 
     Args:
       query_row: row of the query that each candidate belongs to.
       score: quantised.
       is_answer: at most one a query; an answer that is not listed scores 0 too.
       n_candidates: all candidates of each query, listed or not, its answer included.
+      count_others: counts the other candidates; None: each of them scores 0 and ties at the bottom.
     """
     n_queries = len(n_candidates)
 
@@ -114,23 +124,26 @@ def rank_counts_listed(
     answer_score = torch.where(is_answer, score, ZERO_SCORE)
     answer_score = zero_scores.scatter(0, answer_row, answer_score)[:-1]
 
+    others = None
+    if count_others is not None:
+        answer_score, *others = count_others(answer_score)
+
     is_other = ~is_answer
     is_better = is_other & (score > answer_score[query_row])
     is_equal = is_other & (score == answer_score[query_row])
     n_better = _count_by_query(is_better, query_row, n_queries)
     n_equal = _count_by_query(is_equal, query_row, n_queries)
 
-    # An unlisted candidate beats only an invalid answer and ties with an answer that scores 0.
-    n_unlisted = (
-        n_candidates - 1 - _count_by_query(is_other, query_row, n_queries)
-    )
-    n_unlisted_better = torch.where(answer_score < ZERO_SCORE, n_unlisted, 0)
-    n_unlisted_equal = torch.where(answer_score == ZERO_SCORE, n_unlisted, 0)
-    counts = RankCounts(
-        n_better=n_better + n_unlisted_better,
-        n_equal=n_equal + n_unlisted_equal,
-        n_candidates=n_candidates,
-    )
+    if others is None:
+        # An unlisted candidate beats only an invalid answer and ties with an answer that scores 0.
+        n_unlisted = (
+            n_candidates - 1 - _count_by_query(is_other, query_row, n_queries)
+        )
+        others = (
+            torch.where(answer_score < ZERO_SCORE, n_unlisted, 0),
+            torch.where(answer_score == ZERO_SCORE, n_unlisted, 0),
+        )
+    counts = RankCounts(n_better + others[0], n_equal + others[1], n_candidates)
     return counts, answer_score
 
 
@@ -213,7 +226,8 @@ def group_metrics(
     Returns:
       {"all": {"both": {...}, "head": {...}, "tail": {...}}, "relations": {name: {"both": {...}, ...}}}, where a group
       is {"mrr": {tie policy: value}, "hits@1": ..., "n_queries": ..., "n_tied": ..., "mean_candidates": ...,
-      "ceiling": ...}; empty groups are left out.
+      "ceiling": ..., "proved": the share of the expected hits among the first 10 whose answer is provable}; empty
+      groups are left out.
     """
     harmonics = harmonic_numbers(
         int(counts.n_candidates.max()), counts.n_candidates.device
@@ -221,6 +235,7 @@ def group_metrics(
     columns = (
         reciprocal_ranks(counts, harmonics),
         *(hits_at_k(counts, k) for k in HITS_AT),
+        (hits_at_k(counts, 10)[:, -1] * answer_provable)[:, None],
         torch.ones_like(answer_provable)[:, None],
         (counts.n_equal > 0)[:, None],
         counts.n_candidates[:, None],
@@ -299,7 +314,9 @@ def _sum_by_group(
 
 def _group_to_dict(sums: list[float]) -> Metrics:
     """Divide the sums over a group's queries into its metrics, as JSON values."""
-    *by_policy, n_queries, n_tied, n_candidates, n_provable = sums
+    *by_policy, n_proved_hits, n_queries, n_tied, n_candidates, n_provable = (
+        sums
+    )
     n_policies = len(TIE_POLICIES)
     names = ["mrr", *(f"hits@{k}" for k in HITS_AT)]
     group: Metrics = {}
@@ -312,4 +329,5 @@ def _group_to_dict(sums: list[float]) -> Metrics:
         "n_tied": int(n_tied),
         "mean_candidates": n_candidates / n_queries,
         "ceiling": n_provable / n_queries,
+        "proved": n_proved_hits / max(by_policy[-1], 1e-300),
     }

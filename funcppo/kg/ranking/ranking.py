@@ -11,8 +11,9 @@ them. `list_split` lists their candidates once, and `rank_listed` ranks these by
 `summarise_ranking` turns all into MRR, Hits@k and the rest; `summarise_counts` does so from the counts alone.
 
 Each distinct atom is scored once, whatever the number of queries that it is a candidate of, or once for each side where
-its score depends on the side. Candidates that T_P does not derive score 0 and tie at the bottom: their number is known,
-and only the provable ones are listed (for every score but `greedy`, whose protocol sets `score_unprovable`).
+its score depends on the side. Only candidates that T_P derives are listed (for every score but `greedy`, whose protocol
+sets `score_unprovable`). The others score 0 and tie at the bottom; where a score `ranks_all` entities, they are counted
+against the answer, chunk by chunk of the questions.
 
 Axes: Q queries of a batch, L listed candidates of all queries together, G corruptions of a query, E entities of the
 pool, W atom width.
@@ -21,7 +22,7 @@ pool, W atom width.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
 
@@ -31,11 +32,13 @@ from torch import Tensor
 
 from funcppo.core import random
 from funcppo.core.types import F64, I32, I64, Bool
+from funcppo.kg.logic import derive, row_index
 from funcppo.kg.logic import kb as kbase
-from funcppo.kg.logic import row_index
+from funcppo.kg.logic.derive import Questions
 from funcppo.kg.logic.kb import HEAD, TAIL, FilterIndex, KBSizes, TripleIndex
+from funcppo.kg.logic.row_index import unique_rows_with_inverse
 from funcppo.kg.ranking import rank_metrics, scoring
-from funcppo.kg.ranking.rank_metrics import Metrics, RankCounts
+from funcppo.kg.ranking.rank_metrics import CountOthers, Metrics, RankCounts
 from funcppo.kg.scores.evidence import FactIndex
 from funcppo.kg.scores.score import Score
 from funcppo.kg.search.beam import ProgressCallback, ignore_progress
@@ -43,6 +46,8 @@ from funcppo.kg.search.task import ProverTask, with_answers
 
 # Error of the log-odds of a score in float32: its difference between batch shapes, devices and compilers.
 LOG_ODDS_TOLERANCE = 4e-6
+# scores of entities, of eight bytes, that are held at once
+MAX_CHUNK_SCORES = 1 << 22
 # queries whose candidates are counted for an estimate of the work
 ESTIMATE_QUERIES = 100
 # log-odds of distinct atoms as answers about a side
@@ -122,6 +127,8 @@ class ListedQueries(NamedTuple):
     # the distinct atoms of all sides together, or of each side, and of each listed atom its row among them
     distinct: tuple[tuple[I64[Tensor, "N W"], I64[Tensor, "L"]], ...]
     by_side: bool  # they are of each side
+    true_triples: TripleIndex  # which are no candidates
+    pool: I64[Tensor, "E"]  # the entities to rank against
 
 
 def rank_split(
@@ -139,6 +146,8 @@ def rank_split(
       query_id: their rows in the split; None means the first ones.
       on_progress: called with the number of atoms that have a score, where evidence is collected for them.
     """
+    if score.ranks_all and ranking_protocol.n_negatives is not None:
+        ranking_protocol = replace(ranking_protocol, score_unprovable=True)
     listed = list_split(
         task,
         split,
@@ -149,7 +158,7 @@ def rank_split(
     score_atoms = partial(
         scoring.score_atoms, task, score, on_progress=on_progress
     )
-    return rank_listed(listed, score_atoms)
+    return rank_listed(listed, score_atoms, score)
 
 
 def rank_by_questions(
@@ -172,9 +181,9 @@ def rank_by_questions(
         )
         for side, (atom, _) in zip(listed.sides, listed.distinct)
     }
-    for i in range(len(scores)):
+    for i, score in enumerate(scores):
         yield rank_listed(
-            listed, lambda _, side, i=i: values[side][:, i].contiguous()
+            listed, lambda _, side, i=i: values[side][:, i].contiguous(), score
         )
 
 
@@ -283,14 +292,20 @@ def list_queries(
         tables=tuple(tables),
         distinct=tuple(_distinct_atoms(listed, sizes) for listed in atoms),
         by_side=by_side,
+        true_triples=filter_index.true_triples,
+        pool=pool,
     )
 
 
-def rank_listed(listed: ListedQueries, score_atoms: ScoreAtoms) -> Ranking:
+def rank_listed(
+    listed: ListedQueries, score_atoms: ScoreAtoms, score: Score | None = None
+) -> Ranking:
     """Rank the listed queries by one score; return the rank counts and the scores behind them.
 
     Args:
       score_atoms: gives the log-odds of distinct atoms, in lexicographic order, as answers about a side; 0 for all.
+      score: the score of the atoms, whose `log_odds_of_all` ranks the candidates that are not listed if it `ranks_all`;
+        None to tie them at the bottom.
     """
     queries, tables, sides = listed.queries, listed.tables, listed.sides
     scored_sides = sides if listed.by_side else (0,)
@@ -311,9 +326,13 @@ def rank_listed(listed: ListedQueries, score_atoms: ScoreAtoms) -> Ranking:
     counts, answer_scores = zip(
         *(
             rank_metrics.rank_counts_listed(
-                table.query_row, part, table.is_answer, table.n_candidates
+                table.query_row,
+                part,
+                table.is_answer,
+                table.n_candidates,
+                score and _other_counter(listed, table, side, score),
             )
-            for table, part in zip(tables, parts)
+            for table, part, side in zip(tables, parts, sides)
         )
     )
     n_queries, n_sides = len(queries), len(tables)
@@ -337,6 +356,76 @@ def rank_listed(listed: ListedQueries, score_atoms: ScoreAtoms) -> Ranking:
         scored_side=_repeat(scored_sides, [atom[:, 0] for atom in atoms]),
         log_odds=log_odds,
     )
+
+
+def _other_counter(
+    listed: ListedQueries, table: CandidateTable, side: int, score: Score
+) -> CountOthers | None:
+    """Return what counts the candidates of a side that are not listed; None if the score does not rank them."""
+    n_listed = torch.bincount(table.query_row, minlength=len(listed.queries))
+    if not score.ranks_all or torch.equal(n_listed, table.n_candidates):
+        return None
+    return partial(count_others, listed, table, side, score.log_odds_of_all)
+
+
+def count_others(
+    listed: ListedQueries,
+    table: CandidateTable,
+    side: int,
+    log_odds_of_all: Callable[[Questions], F64[Tensor, "n E"]],
+    answer_score: I64[Tensor, "Q"],
+) -> tuple[I64[Tensor, "Q"], I64[Tensor, "Q"], I64[Tensor, "Q"]]:
+    """Count the candidates that are not listed against the answers, a chunk of the questions at a time.
+
+    Args:
+      answer_score: quantised; 0 for an answer that is not listed.
+
+    Returns:
+      The score of every answer, and the numbers of candidates that score more and the same.
+    """
+    queries = listed.queries.long()
+    questions = derive.open_questions(queries, side)
+    _, row = unique_rows_with_inverse(queries[:, [0, HEAD + TAIL - side]])
+    order = torch.argsort(row, stable=True)
+    parts = [torch.stack([answer_score[:0]] * 3)]
+    for rows in order.split(max(1, MAX_CHUNK_SCORES // len(listed.pool))):
+        first, last = int(row[rows[0]]), int(row[rows[-1]])
+        asked = derive.select_questions(questions, slice(first, last + 1))
+        values = log_odds_of_all(asked).to(rows.device)
+        line = rank_metrics.quantise(values)[row[rows] - first]
+        own = line.gather(1, queries[rows, side, None] - 1).squeeze(1)
+        is_listed = answer_score[rows] > rank_metrics.ZERO_SCORE
+        own = torch.where(is_listed, answer_score[rows], own)
+        is_other = _unlisted_candidates(listed, table, side, rows)
+        n_better = (is_other & (line > own[:, None])).sum(1)
+        n_equal = (is_other & (line == own[:, None])).sum(1)
+        parts.append(torch.stack([own, n_better, n_equal]))
+    own, n_better, n_equal = torch.cat(parts, 1)[:, torch.argsort(order)]
+    return own, n_better, n_equal
+
+
+def _unlisted_candidates(
+    listed: ListedQueries,
+    table: CandidateTable,
+    side: int,
+    rows: I64[Tensor, "n"],
+) -> Bool[Tensor, "n E"]:
+    """Return which entities are candidates of the queries in `rows`, not listed and not their answers."""
+    queries = listed.queries[rows].long()
+    known = kbase.list_answers(listed.true_triples, queries, side)
+    place = torch.full_like(listed.queries[:, 0], -1, dtype=torch.int64)
+    place = place.scatter(0, rows, torch.arange(len(rows), device=rows.device))
+    is_here = place[table.query_row] >= 0
+    row = [place[table.query_row[is_here]], known.query_row, place[rows]]
+    entity = [table.atom[is_here, side].long(), known.entity, queries[:, side]]
+    base = int(listed.true_triples.base)
+    is_candidate = torch.zeros(base, dtype=torch.bool, device=rows.device)
+    is_candidate = is_candidate.index_fill(0, listed.pool, True)
+    is_candidate = is_candidate.repeat(len(rows), 1)
+    taken = torch.zeros((), dtype=torch.bool, device=rows.device)
+    return is_candidate.index_put((torch.cat(row), torch.cat(entity)), taken)[
+        :, 1:
+    ]
 
 
 def _repeat(sides: Sequence[int], like: Sequence[Tensor]) -> I64[Tensor, "n"]:
@@ -405,6 +494,7 @@ def summarise_counts(
     metrics = {name: overall[name]["expected"] for name in HEADLINE_METRICS}
     metrics["n_tied"] = overall["n_tied"]
     metrics["ceiling"] = overall["ceiling"]
+    metrics["proved"] = overall["proved"]
     metrics["n_queries"] = overall["n_queries"]
     metrics["n_candidates"] = int(counts.n_candidates.sum())
     metrics["by_group"] = by_group

@@ -27,7 +27,7 @@ from funcppo.core.files import Json, Record
 from funcppo.kg.graph.rules import proof_names
 from funcppo.kg.logic.derive import LeftOut, make_label
 from funcppo.kg.logic.kb import SIDE_NAMES
-from funcppo.kg.ranking import evaluate, ranking, recount
+from funcppo.kg.ranking import evaluate, ranking, recount, scoring
 from funcppo.kg.ranking.evaluate import Evaluator
 from funcppo.kg.ranking.explain import Explanation
 from funcppo.kg.ranking.ranking import Ranking, random_rows
@@ -388,6 +388,13 @@ class _RankCheck:
         check = self.check
         rules = self._derive_candidates(row, deadline)
         log_odds = {a: self._log_odds(a, row.side, rules[a]) for a in rules}
+        others = sorted(a for a in rules if not rules[a])
+        if self.score.ranks_all and others:
+            # They have no recount: the engine's are taken.
+            values = scoring.score_without_rules(
+                self.score, torch.tensor(others), row.side
+            )
+            log_odds |= dict(zip(others, values.tolist()))
         for atom in rules:
             self._compare_candidate(
                 atom,
@@ -487,7 +494,10 @@ class _RankCheck:
             else ranking.LOG_ODDS_TOLERANCE
         )
         errors = _count_errors(counts, row.query, log_odds, tolerance)
-        stated = record["answer_provable"], record["status"] != "refuted"
+        stated = (
+            record["answer_provable"],
+            record["status"] != evaluate.NO_PROOF,
+        )
         errors += _differences("answer_provable", stated, (is_provable,) * 2)
         own, score = log_odds[row.query], record.get("quantised_score")
         if math.isinf(own):

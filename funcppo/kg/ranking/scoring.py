@@ -35,7 +35,7 @@ from funcppo.kg.logic.derive import (
 )
 from funcppo.kg.logic.fixpoint import Derivations
 from funcppo.kg.logic.kb import HEAD, TAIL, KBSizes
-from funcppo.kg.logic.row_index import sort_keys
+from funcppo.kg.logic.row_index import sort_keys, unique_rows_with_inverse
 from funcppo.kg.scores import evidence, rules
 from funcppo.kg.scores.evidence import Evidence, EvidenceConfig, FactIndex
 from funcppo.kg.scores.rules import OtherFactCounts
@@ -319,6 +319,26 @@ def _score_parts(
             key, values, wanted[start:stop].to(key.device)
         ).to(atom.device)
         on_progress(stop, len(atom))
+    for i, score in enumerate(scores):
+        if score.ranks_all:
+            missing = torch.isneginf(found[:, i]).nonzero().squeeze(1)
+            found[missing, i] = score_without_rules(score, atom[missing], side)
+    return found
+
+
+def score_without_rules(
+    score: Score, atoms: I64[Tensor, "n W"], side: int
+) -> F64[Tensor, "n"]:
+    """Compute the log-odds of atoms that no rule derives, by a score that ranks all entities."""
+    _, row = unique_rows_with_inverse(atoms[:, [0, HEAD + TAIL - side]])
+    found = torch.zeros(len(atoms), dtype=torch.float64, device=atoms.device)
+    asked = open_questions(atoms, side)
+    for start in range(0, len(asked.entity), 256):
+        some = select_questions(asked, slice(start, start + 256))
+        values = score.log_odds_of_all(some).to(found.device)
+        of_chunk = ((row >= start) & (row < start + 256)).nonzero().squeeze(1)
+        entity = atoms[of_chunk, side] - 1
+        found[of_chunk] = values[row[of_chunk] - start, entity]
     return found
 
 

@@ -70,7 +70,7 @@ from funcppo.kg.run.run import (
     ppo_config,
     with_valid_evidence,
 )
-from funcppo.kg.scores import evidence, path_network
+from funcppo.kg.scores import evidence, learned, path_network
 from funcppo.kg.scores.learned import QuestionParams
 from funcppo.kg.scores.score import (
     OTHER_FACTS,
@@ -1000,6 +1000,7 @@ def _plan_ppo(stages: _QuestionStages, fitted: Fitted) -> Run:
         degrees=weighed.uses_degrees,
         embedding=weighed.uses_embedding,
         bellman_ford=weighed.uses_bellman_ford,
+        no_proof=weighed.no_proof,
     )
     ppo = budget.split_minibatches(
         config.ppo, policy.capacity, config.listwise.max_batch_firings
@@ -1074,6 +1075,10 @@ class _QuestionStages:
                     is_set,
                 )
             )
+        if options.no_proof == "auto" and not self.run.task.is_countries:
+            name = "answers without a proof"
+            stage = Stage(name, "last", self._without_proof, BEYOND_CHANCE)
+            stages.append(stage)
         fitted = choose(stages, best, self.run_time).value
         network = fitted.setup.facts.network
         if network is None:
@@ -1312,6 +1317,18 @@ class _QuestionStages:
             lambda part: evidence.with_embedding_scores(part, trained, "fact")
         )
         return fit.with_embedding(setup, trained, left_out), valid
+
+    def _without_proof(
+        self, best: Candidate[Fitted]
+    ) -> Iterator[Candidate[Fitted]]:
+        """Yield the weights with entities that no rule derives among the others; nothing if untrained."""
+        setup, params, valid, _ = best.value
+        if valid is None or not learned.knows_all(params.score):
+            return
+        # From below all that rules derive to among them.
+        for log_odds in (-20.0, -14.0, -10.0, -7.0):
+            changed = fit.with_weights_of(setup, no_proof=log_odds)
+            yield self._candidate(f"{log_odds:g}", changed, params, valid)
 
     def _network(self, best: Candidate[Fitted]) -> Iterator[Candidate[Fitted]]:
         """Yield the fit with a Bellman-Ford network, whose one weight for all labels ranks valid best.

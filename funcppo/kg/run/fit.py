@@ -130,6 +130,7 @@ def set_up(task: ProverTask, cfg: QuestionConfig) -> QuestionSetup:
         uses_embedding=cfg.embedding is True,
         uses_bellman_ford=cfg.bellman_ford is True,
         odds_power=1.0 if cfg.odds_power == "auto" else cfg.odds_power,
+        no_proof=None if cfg.no_proof == "auto" else cfg.no_proof,
     )
     return QuestionSetup(
         facts=facts,
@@ -233,7 +234,7 @@ class ValidEvidence:
         score_atoms = partial(
             scoring.score_collected, self.task, self.parts, score
         )
-        return ranking.rank_listed(self.listed, score_atoms)
+        return ranking.rank_listed(self.listed, score_atoms, score)
 
     def rank_by_weights(
         self, setup: QuestionSetup, params: QuestionParams

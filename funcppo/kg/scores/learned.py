@@ -11,7 +11,8 @@ groundings; and 1), the rules that derive a candidate add up by learnt shares:
 
 where the label is that of the question (see `evidence`), the shape of a rule is the number of its atoms and constants,
 degrees count by `DEGREE_BUCKETS`, and the two scores are those of `link_embedding` and of `path_network`. The initial
-weights give the log of the sum of the odds of the confidences, each to a power.
+weights give the log of the sum of the odds of the confidences, each to a power. An entity that no rule derives has the
+setting `no_proof` in place of the logarithm of the sum.
 
 `score` takes a `Batch`: `gather` makes one of fixed shapes for training, `whole` one of all candidates for ranking.
 `LearnedScore` is the score as a value, with the terms that add up to it.
@@ -38,7 +39,7 @@ from torch.nn.functional import embedding_bag
 
 from funcppo.core import random
 from funcppo.core.settings import PositiveFloat, Size, check_fields
-from funcppo.core.types import F32, I64, Bool
+from funcppo.core.types import F32, F64, I64, Bool
 from funcppo.interfaces import (
     KL_REGULARISED_CATEGORICAL,
     Agent,
@@ -46,9 +47,14 @@ from funcppo.interfaces import (
     Timestep,
 )
 from funcppo.kg.config import Penalty
-from funcppo.kg.logic.derive import LeftOut
+from funcppo.kg.logic.derive import LeftOut, Questions, make_label
 from funcppo.kg.logic.kb import HEAD, KBSizes, KnowledgeBase
-from funcppo.kg.logic.row_index import unique_inverse
+from funcppo.kg.logic.row_index import (
+    binary_search,
+    expand_ranges,
+    unique_inverse,
+)
+from funcppo.kg.scores import link_embedding, path_network
 from funcppo.kg.scores.evidence import (
     FIRING_FIELDS,
     Evidence,
@@ -101,6 +107,8 @@ class AggregationConfig:
     """Weigh the candidate's prior by a Bellman-Ford network."""
     odds_power: PositiveFloat = 1.0
     """Initial weight of the log-odds of a confidence: the larger it is, the less other rules add to the best one."""
+    no_proof: float | None = None
+    """In place of the rules' term of entities that none derives; None: these are not told apart, and rank last."""
 
     def __post_init__(self) -> None:
         """Raise ValueError naming a field that is out of range."""
@@ -229,6 +237,13 @@ def init(cfg: AggregationConfig, key: I64[Tensor, "2"]) -> Params:
         prior_weight=zeros(n if cfg.uses_embedding else 0),
         network_prior_weight=zeros(n if cfg.uses_bellman_ford else 0),
     )
+
+
+def knows_all(params: Params) -> bool:
+    """Return whether the weights tell entities apart that no rule derives; untrained ones do not."""
+    others = params.own_degree_weight, params.prior_weight
+    weights = [*others, params.network_prior_weight]
+    return any(bool(weight.any()) for weight in weights)
 
 
 def squares_moved(cfg: AggregationConfig, params: Params) -> F32[Tensor, ""]:
@@ -366,18 +381,24 @@ def _degree_scores(
     world: AggregationWorld, params: Params, batch: Batch
 ) -> F32[Tensor, "L"]:
     """Compute the term of degrees in the score of each candidate."""
+    return _degree_table(world, params)[batch.entity, batch.label]
+
+
+def _degree_table(
+    world: AggregationWorld, params: Params
+) -> F32[Tensor, "C1 B"]:
+    """Compute the term of degrees of each entity as an answer to questions of each label."""
     label = torch.arange(
-        params.degree_weight.shape[1], device=batch.label.device
+        params.degree_weight.shape[1], device=world.degree_code.device
     )
     # The question's own label has weights of its own, which leave its fact out.
     is_own = label.repeat_interleave(N_BUCKETS)[:, None] == label
-    by_entity = embedding_bag(
+    return embedding_bag(
         world.degree_code,
         torch.where(is_own, 0.0, params.degree_weight),
         world.degree_offsets,
         mode="sum",
     )
-    return by_entity[batch.entity, batch.label]
 
 
 # -- batches
@@ -551,10 +572,37 @@ class LearnedScore(Score):
         self.facts = weights.facts
         self.left_out = weights.left_out
         self._kinds = kinds or weighed_kinds(weights.cfg)
+        self.knows_all = knows_all(weights.params)
+        self.ranks_all = self.knows_all and weights.cfg.no_proof is not None
 
     def log_odds(self, found: Candidates) -> F32[Tensor, "L"]:
         """Compute the score, a logit among the candidates of a question."""
         return self._score(whole(found.evidence), self._kinds)
+
+    def log_odds_of_all(self, questions: Questions) -> F64[Tensor, "Q E"]:
+        """Compute the score of every entity as an answer that no rule derives; the questions leave nothing out."""
+        facts, cfg, world, params, *_ = self.weights
+        label = make_label(questions.predicate, questions.side)
+        given = questions.entity
+        total = params.linked_weight.new_full(
+            (len(label), cfg.sizes.n_constants),
+            cfg.no_proof or 0.0,
+            dtype=torch.float64,
+        )
+        if "own-degree" in self._kinds:
+            total += _own_degrees_of_all(facts, params, label, total.shape[1])
+        if "embedding" in self._kinds:
+            scores = link_embedding.entity_scores(facts.embedding, label, given)
+            total += params.prior_weight[label, None] * scores
+        if "bellman-ford" in self._kinds:
+            assert facts.network is not None, "its weight is there"
+            scores = path_network.entity_scores(facts.network, label, given)
+            total += params.network_prior_weight[label, None] * scores
+        if "links" in self._kinds:
+            total += _links_of_all(facts, params, label, given, total.shape[1])
+        if "degrees" in self._kinds:
+            total += _degree_table(world, params)[1:, label].T
+        return total
 
     def _score(
         self, batch: Batch, kinds: Sequence[TermKind]
@@ -659,6 +707,47 @@ class LearnedScore(Score):
     def _label(self, part: Evidence, row: int) -> int:
         """Return the label of a candidate's question."""
         return int(part.label[part.question[row]])
+
+
+def _own_degrees_of_all(
+    facts: FactIndex, params: Params, label: I64[Tensor, "n"], n_entities: int
+) -> F32[Tensor, "n E"]:
+    """Compute the term of own degrees of every entity as an answer to questions of each label."""
+    n = len(params.own_degree_weight)
+    distinct, row = unique_inverse(label)
+    entity, of_label = facts.degree_key // n, facts.degree_key % n
+    place, found = binary_search(distinct, of_label)
+    weight = params.own_degree_weight[of_label, degree_bucket(facts.degree)]
+    # Without a fact of the label a degree is 0.
+    table = params.own_degree_weight[distinct, :1].repeat(1, n_entities + 1)
+    table = table.index_put((place[found], entity[found]), weight[found])
+    return table[row, 1:]
+
+
+def _links_of_all(
+    facts: FactIndex,
+    params: Params,
+    label: I64[Tensor, "n"],
+    given: I64[Tensor, "n"],
+    n_entities: int,
+) -> F64[Tensor, "n E"]:
+    """Compute the term of links of every entity; a link with the question's label makes a known answer."""
+    base = n_entities + 1
+    start = torch.searchsorted(facts.link_key, given * base)
+    stop = torch.searchsorted(facts.link_key, (given + 1) * base)
+    row, position = expand_ranges(start, stop - start)
+    entity, link = facts.link_key[position] % base, facts.link_label[position]
+    is_loop = entity == given[row]
+    is_own = (link == label[row]) | (is_loop & (link // 2 == label[row] // 2))
+    row, entity, link = row[~is_own], entity[~is_own], link[~is_own]
+
+    zero = torch.zeros(
+        (len(label), base), dtype=torch.float64, device=label.device
+    )
+    weight = params.link_weight[link, label[row]].double()
+    of_links = zero.index_put((row, entity), weight, accumulate=True)
+    linked = params.linked_weight[label[row]].double()
+    return (of_links + zero.index_put((row, entity), linked))[:, 1:]
 
 
 class QuestionWorld(NamedTuple):

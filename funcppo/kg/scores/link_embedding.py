@@ -25,7 +25,7 @@ from torch.nn.functional import embedding
 from funcppo import optim
 from funcppo.config import AdamConfig
 from funcppo.core import random
-from funcppo.core.types import F32, I64
+from funcppo.core.types import F32, F64, I64
 from funcppo.kg.config import EmbeddingConfig
 from funcppo.kg.logic.derive import LeftOut, Questions
 from funcppo.kg.logic.kb import HEAD
@@ -147,6 +147,16 @@ def prior(
         # Sums of a row each: they do not depend on which rows are computed together.
         parts.append((asked * (entity[m, answer[row]] - mean[m])).sum(-1))
     return torch.cat(parts)
+
+
+def entity_scores(
+    params: Params, label: I64[Tensor, "n"], given: I64[Tensor, "n"]
+) -> F64[Tensor, "n E"]:
+    """Compute every entity's score as `prior` does, by the model that has seen all facts, in float64."""
+    vectors, labels = params.entity[-1].double(), params.label[-1].double()
+    entity = vectors[1:].flatten(1)
+    asked = _multiply(vectors[given], labels[label])
+    return asked @ (entity - entity.mean(0)).T
 
 
 def loss(penalty: float, params: Params, links: Links) -> F32[Tensor, ""]:

@@ -562,7 +562,9 @@ def candidate_scores(
         edges, count = omitted_offsets[rows], omitted_offsets.diff()[rows]
         row, position = expand_ranges(edges, count)
         some = OmittedEdges(row, omitted.edge[position])
-        logits = _answer_logits(network, asked, rows, some)
+        logits = _answer_logits(
+            network, asked.label[rows], asked.given[rows], some
+        )
         row, place = expand_ranges(offsets[rows], counts[rows])
         places.append(place)
         values.append(logits[row, entity[place] - 1])
@@ -570,14 +572,22 @@ def candidate_scores(
     return zero.index_put((torch.cat(places),), torch.cat(values))
 
 
+def entity_scores(
+    network: PathNetwork, label: I64[Tensor, "n"], given: I64[Tensor, "n"]
+) -> F64[Tensor, "n E"]:
+    """Compute every entity's score as `candidate_scores` does, for questions that leave nothing out."""
+    size = n_at_once(network.cfg, network.graph)
+    pairs = zip(label.split(size), given.split(size))
+    return torch.cat([_answer_logits(network, *pair) for pair in pairs])
+
+
 def _answer_logits(
     network: PathNetwork,
-    asked: Questions,
-    rows: I64[Tensor, "n"],
-    omitted: OmittedEdges,
+    label: I64[Tensor, "n"],
+    given: I64[Tensor, "n"],
+    omitted: OmittedEdges | None = None,
 ) -> F64[Tensor, "n E"]:
-    """Compute the rounded logits of all entities minus their mean, as answers to the questions in `rows`."""
-    label, given = asked.label[rows], asked.given[rows]
+    """Compute the rounded logits of all entities minus their mean, as answers to questions."""
     params = tree.map(lambda x: x.double(), network.params)
     with torch.no_grad():
         logits = apply(

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from funcppo.core.files import shorten
 from funcppo.core.types import F64, I32, I64, Bool
-from funcppo.kg.logic.derive import DerivabilityIndex, LeftOut
+from funcppo.kg.logic.derive import DerivabilityIndex, LeftOut, Questions
 from funcppo.kg.logic.fixpoint import Derivations
 from funcppo.kg.logic.kb import KnowledgeBase
 from funcppo.kg.scores import rules
@@ -103,6 +103,9 @@ class Score:
     takes_other_facts: bool = True
     # it tells candidates that no rule derives apart
     scores_unprovable: bool = False
+    # `log_odds_of_all` knows every entity; it ranks those that no rule derives among the others
+    knows_all: bool = False
+    ranks_all: bool = False
     # `recount` computes it from confidences, and counts of other facts
     has_recount: bool = False
     # log-odds of the score up to which an answer is not proved
@@ -125,6 +128,10 @@ class Score:
 
     def log_odds(self, found: Candidates) -> Tensor:
         """Compute the log-odds of each candidate's score, [L]."""
+        raise NotImplementedError
+
+    def log_odds_of_all(self, questions: Questions) -> F64[Tensor, "Q E"]:
+        """Compute the log-odds of every entity as an answer that no rule derives, where the score `knows_all`."""
         raise NotImplementedError
 
     def explain(self, found: Candidates, row: int) -> list[Term]:

@@ -776,7 +776,15 @@ def style(more: dict[Any, Any] | None = None) -> Iterator[None]:
 
 # ---- The page.
 
-SCORE_COLUMNS = ("mrr", "hits@1", "hits@3", "hits@10", "auc_pr", "ceiling")
+SCORE_COLUMNS = (
+    "mrr",
+    "hits@1",
+    "hits@3",
+    "hits@10",
+    "auc_pr",
+    "proved",
+    "ceiling",
+)
 TITLES = {
     "curves": "Learning curves",
     "ranks": "Ranks of the answers",

@@ -117,7 +117,7 @@ def test_the_records_of_a_query_are_worked_by_hand():
         assert record.keys() == common.keys() | {"side", "proof"}
 
 
-def test_a_status_says_whether_an_answer_was_proved_missed_or_refuted():
+def test_a_status_says_whether_an_answer_was_proved_missed_or_without_proof():
     status = evaluate._answer_status
     assert status(True, -0.5, -float("inf")) == "proved"
     assert status(True, None, -float("inf")) == "missed"
@@ -125,7 +125,7 @@ def test_a_status_says_whether_an_answer_was_proved_missed_or_refuted():
     assert (
         status(False, None, -float("inf"))
         == status(False, -100.5, -100.0)
-        == "refuted"
+        == "no proof"
     )
 
 
@@ -337,7 +337,7 @@ def test_an_independent_script_finds_the_same_numbers(tmp_path, monkeypatch):
     )
     assert check().returncode == 0, check().stderr
     rows = [json.loads(line) for line in path.read_text().splitlines()]
-    assert {"proved", "refuted"} <= {row["status"] for row in rows}
+    assert {"proved", "no proof"} <= {row["status"] for row in rows}
     assert all(
         (row["proof"] is not None) == (row["status"] == "proved")
         for row in rows

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -23,6 +24,7 @@ from funcppo.kg.ranking.evaluate import Evaluator
 from funcppo.kg.ranking.explain import (
     explain_answer,
 )
+from funcppo.kg.ranking.ranking import RankingProtocol
 from funcppo.kg.ranking.recount_check import RecountCheck
 from funcppo.kg.scores import (
     evidence,
@@ -270,6 +272,42 @@ def change_terms(found, kind, change):
         for term in found.terms
     ]
     return found._replace(terms=tuple(terms))
+
+
+def test_an_entity_without_a_proof_has_all_terms_but_that_of_rules(subject):
+    """Checked where a rule derives it: the score less the rules' term, more the setting; and in a ranking."""
+    task, weights = subject
+    cfg = replace(weights.cfg, no_proof=-2.5)
+    score = LearnedScore("evidence", weights._replace(cfg=cfg))
+    assert score.ranks_all
+    atoms = torch.from_numpy(task.dataset.valid).long()
+    for side in (HEAD, TAIL):
+        for questions, part in scoring.query_evidence(
+            task, weights.facts, atoms, side
+        ):
+            found = score.log_odds_of_all(questions)
+            assert found.shape == (len(part.label), task.sizes.n_constants)
+            batch = learned.whole(part)
+            whole, of_rules = (
+                learned.score(*weights[1:4], batch, kinds).double()
+                for kinds in (None, ["rules"])
+            )
+            # A question's own known answers have a link that leaves them out.
+            torch.testing.assert_close(
+                found[part.question, part.entity - 1],
+                whole - of_rules - 2.5,
+                rtol=1e-4,
+                atol=1e-4,
+            )
+
+    split, every = task.dataset.valid, RankingProtocol(score_unprovable=True)
+    ranked = ranking.rank_split(task, split, score, RankingProtocol())
+    expected = ranking.rank_split(task, split, score, every)
+    for ours, theirs in zip(ranked.counts, expected.counts, strict=True):
+        assert torch.equal(ours, theirs)
+    few = ranking.rank_split(task, split, score, RankingProtocol(n_negatives=5))
+    assert len(few.listed_score) == int(few.counts.n_candidates.sum())
+    assert not LearnedScore("evidence", weights).ranks_all
 
 
 def test_the_terms_add_up_to_the_score(subject):

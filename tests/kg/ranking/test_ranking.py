@@ -13,6 +13,7 @@ from funcppo.kg.config import ProverTaskConfig
 from funcppo.kg.graph import loaders
 from funcppo.kg.logic import fixpoint
 from funcppo.kg.logic import kb as kbase
+from funcppo.kg.logic.derive import candidate_atoms
 from funcppo.kg.logic.kb import HEAD, TAIL, FilterIndex
 from funcppo.kg.ranking import ranking
 from funcppo.kg.ranking.rank_metrics import ZERO_SCORE
@@ -100,6 +101,52 @@ def test_pooled_average_precision_by_hand():
 
 
 # -- equality with a ranking by Python sets
+
+
+@given(st.integers(1, 50), st.booleans(), st.sampled_from([1, 9, 1 << 22]))
+@settings(max_examples=20)
+def test_entities_without_a_proof_are_ranked_by_what_scores_them_all(
+    family, n_levels, is_above, chunk
+):
+    """As if all candidates were listed: in chunks, with ties, below and among what rules derive."""
+    hashed, split = hashed_score(n_levels), family.dataset.test[::4].copy()
+    split[::2, TAIL] = np.roll(split[::2, TAIL], 1)  # mostly wrong
+    listed = ranking.list_split(family, split, RankingProtocol(), by_side=True)
+    every = ranking.list_split(
+        family, split, RankingProtocol(score_unprovable=True), by_side=True
+    )
+    shift = 3.0 if is_above else -60.0
+    hashed.ranks_all = True
+    hashed.log_odds_of_all = lambda asked: torch.stack(
+        [
+            hashed.function(
+                candidate_atoms(
+                    asked,
+                    torch.full_like(entity, row),
+                    entity,
+                    family.sizes,
+                )
+            ).double()
+            + shift
+            for row in range(len(asked.entity))
+            for entity in [torch.arange(1, family.sizes.n_constants + 1)]
+        ]
+    )
+
+    def by_height(atoms, _):
+        height = fixpoint.atom_height(family.least_model, atoms.long())
+        values = hashed.function(atoms).double()
+        return torch.where(height >= 0, values, values + shift)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ranking, "MAX_CHUNK_SCORES", chunk)
+        found = ranking.rank_listed(listed, by_height, hashed)
+    expected = ranking.rank_listed(every, by_height)
+    for ours, theirs in zip(found.counts, expected.counts, strict=True):
+        assert torch.equal(ours, theirs)
+    assert torch.equal(found.answer_score, expected.answer_score)
+    assert torch.equal(found.answer_provable, expected.answer_provable)
+    assert not found.answer_provable.all()
 
 
 @given(st.integers(1, 50), st.booleans())

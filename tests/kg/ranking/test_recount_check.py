@@ -246,7 +246,7 @@ def test_what_evaluate_writes_agrees(tmp_path, score):
         ("n_better", lambda n: n + 1, "recounted 0 better"),
         ("n_candidates", lambda n: n + 1, " of 9 "),
         ("answer_provable", lambda _: False, "answer_provable (False, True)"),
-        ("status", lambda _: "refuted", "recounted (True, True)"),
+        ("status", lambda _: "no proof", "recounted (True, True)"),
         ("reciprocal_rank", lambda x: x + 0.1, "reciprocal_rank"),
     ],
 )

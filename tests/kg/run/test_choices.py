@@ -497,6 +497,35 @@ def test_a_bellman_ford_network_is_weighed_where_valid_says_so(
     assert_opened_run_scores_the_same(run, tmp_path)
 
 
+@pytest.mark.parametrize("is_better", [True, False])
+def test_entities_without_a_proof_are_ranked_where_valid_says_so(
+    is_better, tmp_path
+):
+    """Who was born somewhere lives in the capital; of most others no rule derives where, and it is the same."""
+    facts = [
+        (f"p{i}", "bornIn", place)
+        for i in range(60)
+        for place in ("capital", f"village{i}")
+    ]
+    facts += [(f"q{i}", "likes", f"p{i}") for i in range(20)]
+    lives = [(f"p{i}", "lives", "capital") for i in range(60)]
+    others = [(f"q{i}", "lives", "capital") for i in range(20 * is_better)]
+    graph = from_triples(
+        facts + lives[20:],
+        lives[:20] + others,
+        rules="lives(X, Y) :- bornIn(X, Y)",
+    )
+    options = replace(QUESTIONS.questions, embedding=False)
+    config = replace(QUESTIONS, questions=options)
+    run = new_run(on_graph(config, graph, tmp_path / "graph"))
+    row = row_of(run, "answers without a proof")
+    assert row.is_kept == is_better
+    chosen = run.run_config.questions.no_proof
+    assert (chosen is None) == (not is_better)
+    assert row.valid_after == valid_mrr(run)
+    assert_opened_run_scores_the_same(run, tmp_path)
+
+
 def assert_opened_run_scores_the_same(run, folder):
     """A run that is stored and opened again scores with the same evidence and priors."""
     save_checkpoint(run, folder)
