@@ -817,7 +817,11 @@ def format_rule_table(
     shares = {
         "source_weight": counts.weight,
         "train_conf": counts.support / np.maximum(counts.body_pairs, 1),
-        "pca_conf": counts.support / np.maximum(counts.pca_pairs, 1),
+        "pca_conf": np.where(
+            np.isfinite(counts.pca_std_error),
+            counts.support / np.maximum(counts.pca_pairs, 1),
+            np.nan,
+        ),
         "head_coverage": counts.support / np.maximum(counts.head_facts, 1),
         "loo_conf": other_support / np.maximum(other_pairs, 1),
         "std_error": counts.std_error,

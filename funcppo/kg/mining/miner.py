@@ -446,13 +446,12 @@ class _Miner:
             self.votes = votes
 
     def _count_pca_pairs(self) -> None:
-        """Count the PCA pairs of the rules with a vote: exactly, or by estimates where the budget is spent."""
+        """Count the PCA pairs of the rules with a vote, the best ones first, as far as the budget goes."""
         rules_kept = compact(self.votes).rules
         is_path = rules_kept.end_constants[:, 0] == 0
         for count_part, is_counted in (
             (self._constant_pca_pairs, ~is_path),
             (self._path_pca_pairs, is_path),
-            (self._estimated_pca_pairs, is_path),
         ):
             votes = compact(self.votes)
             is_unknown = votes.rules.pca_std_error.isinf() & is_counted
@@ -479,17 +478,6 @@ class _Miner:
             self.budget,
             self.budget.is_exhausted,
         )
-
-    def _estimated_pca_pairs(self, found: FoundRules) -> Iterator[CountedPart]:
-        """Yield path rules with estimated PCA pairs, part by part; their other counts are exact."""
-        for part in self._estimate(found, self._estimate_rows()):
-            exact = select_rules(found.rules, part.rows)
-            pca_pairs = torch.maximum(part.rules.pca_pairs, exact.support)
-            yield part._replace(
-                rules=exact._replace(
-                    pca_pairs=pca_pairs, pca_std_error=part.rules.pca_std_error
-                )
-            )
 
     def _count(
         self, name: str, found: FoundRules, rows: I64[Tensor, "r"], share: float
@@ -565,7 +553,7 @@ class _Miner:
             ),
             (
                 int((is_exact & (kept.pca_std_error > 0)).sum()),
-                "rules have an estimated or unknown PCA confidence, with a standard error",
+                "rules have no PCA confidence: the budget did not suffice to count its pairs",
             ),
             (
                 n_seen - self.n_counted,

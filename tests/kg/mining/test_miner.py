@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from funcppo.kg.graph.loaders import load
+from funcppo.kg.graph.rules import format_rule_table
 from funcppo.kg.logic import kb
 from funcppo.kg.logic.fixpoint import count_rules
 from funcppo.kg.mining import (
@@ -20,6 +21,7 @@ from funcppo.kg.mining import (
     default_config,
     miner,
 )
+from funcppo.kg.run import rule_files
 from tests import oracles
 from tests.kg.mining.brute_force import (
     X,
@@ -237,6 +239,24 @@ def test_estimates_are_within_their_error_and_the_same_seed_gives_the_same_rules
     off = (error.abs() / one.rules.std_error)[sampled]
     assert (off > 3).float().mean() < 0.1
     assert error[~sampled].abs().max() < 1e-6
+
+
+def test_a_pca_confidence_is_exact_or_not_given():
+    """Estimated from a sample beside an exact support it would be too high, by more than its error says."""
+    data = load("family_tree:400:2")
+    settings = dict(max_length=1, min_support=1, min_confidence=0.0)
+    few = mine(data, max_rows=6_000, **settings)
+    assert few.rules.pca_std_error.isinf().all()
+    assert any("have no PCA confidence" in note for note in few.notes)
+    assert not mine(data, max_rows=10**6, **settings).rules.pca_std_error.any()
+    mined = rule_files.mine_dataset(
+        data, MiningConfig(max_rows=6_000, **settings)
+    )
+    text = format_rule_table(mined.dataset, mined.statistics, "tsv")
+    *_, header = (x for x in text.splitlines() if "pca_conf" in x)
+    column = header.split("\t").index("pca_conf")
+    lines = [x.split("\t") for x in text.splitlines() if ":-" in x]
+    assert lines and all(line[column] == "nan" for line in lines)
 
 
 def test_a_time_limit_ends_in_what_was_found_by_then(monkeypatch):
