@@ -773,7 +773,9 @@ def prepare_step(
         clear_graph_pools()
 
     # Where the compiler is turned off, that is the reason.
-    is_reason = is_short and not compilation.reason_against_compiling()
+    is_reason = is_short and not compilation.reason_against_compiling(
+        device_type
+    )
     parts, record = compilation.select_strategy(
         train_step.collect,
         parts,

@@ -798,10 +798,10 @@ def _compile_step(
     step = scoring.make_search_step(run.run_config.device, compiled=True)
     sample = torch.from_numpy(split[:TUNING_SAMPLE_SIZE])
     start = time.perf_counter()
-    turned_off_by = reason_against_compiling()
+    reason = reason_against_compiling(torch.device(run.run_config.device).type)
     try:
-        if turned_off_by:
-            raise RuntimeError(f"{turned_off_by} turns the compiler off")
+        if reason:
+            raise RuntimeError(reason)
         params = run.state.best_params
         scoring.compile_search_step(cfg, run.task, params, sample, step)
     except Exception as error:
@@ -810,7 +810,7 @@ def _compile_step(
             raise ValueError(
                 f"--compile on: expected a search that can be compiled, got: {line}"
             ) from error
-        code = ReasonCode.DISABLED if turned_off_by else failure_code(error)
+        code = ReasonCode.DISABLED if reason else failure_code(error)
         setup.uncompiled = line, code
         setup.notes.append(f"the search is not compiled: {line}")
         return

@@ -18,6 +18,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
+import shutil
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -123,19 +124,34 @@ class StrategyRecord:
     network_code: ReasonCode | None = None  # the same as a code
 
 
-def reason_against_compiling() -> str:
-    """Return what turns PyTorch's compiler off, an environment variable or a stance; empty if nothing does."""
+def reason_against_compiling(device_type: str = "") -> str:
+    """Return why Inductor compiles nothing here; empty if it does.
+
+    An environment variable or a stance turns PyTorch's compiler off, or there is no C++ compiler.
+
+    Args:
+      device_type: of the tensors that are computed; only "cpu" needs a C++ compiler.
+    """
+    off = "turns the compiler off"
     for name in ("TORCH_COMPILE_DISABLE", "TORCHDYNAMO_DISABLE"):
         if os.environ.get(name, "0") == "1":
-            return f"{name}=1"
-    if "torch._dynamo" not in sys.modules:  # an import takes seconds
-        return ""
-    if torch._dynamo.config.disable:
-        return "torch._dynamo.config.disable"
-    # PyTorch has no public function that returns the stance.
-    stance = getattr(torch._dynamo.eval_frame, "_stance", None)
-    if getattr(stance, "stance", "default") == "force_eager":
-        return 'torch.compiler.set_stance("force_eager")'
+            return f"{name}=1 {off}"
+    if "torch._dynamo" in sys.modules:  # an import takes seconds
+        if torch._dynamo.config.disable:
+            return f"torch._dynamo.config.disable {off}"
+        # PyTorch has no public function that returns the stance.
+        stance = getattr(torch._dynamo.eval_frame, "_stance", None)
+        if getattr(stance, "stance", "default") == "force_eager":
+            return f'torch.compiler.set_stance("force_eager") {off}'
+
+    # as Inductor looks for it
+    default = "clang++" if sys.platform == "darwin" else "g++"
+    compiler = os.environ.get("CXX", default)
+    is_installed = (
+        shutil.which(compiler) or "TORCH_INDUCTOR_INSTALL_GXX" in os.environ
+    )
+    if device_type == "cpu" and sys.platform != "win32" and not is_installed:
+        return f"no C++ compiler is found: expected {compiler}; install it, or name one by CXX"
     return ""
 
 
@@ -242,7 +258,8 @@ def select_strategy(
         device=str(device),
         backend=backend,
     )
-    reason, code = _reason_to_stay_eager(strategy, agree)
+    needs = device.type if backend == "inductor" else ""
+    reason, code = _reason_to_stay_eager(strategy, agree, needs)
     if code is not None:
         return parts, dataclasses.replace(
             record, skip_reason=reason, skip_code=code
@@ -272,7 +289,7 @@ def select_strategy(
 
 
 def _reason_to_stay_eager(
-    strategy: str, agree: Agree = alone
+    strategy: str, agree: Agree = alone, device_type: str = ""
 ) -> tuple[str, ReasonCode | None]:
     """Return why nothing is compiled for a strategy, as text and code; empty and None if it compiles.
 
@@ -282,21 +299,20 @@ def _reason_to_stay_eager(
     names = ("auto", *STRATEGIES)
     if strategy not in names:
         raise FieldError("strategy", ", ".join(names), strategy)
-    reason = reason_against_compiling()
+    reason = reason_against_compiling(device_type)
     if are_trees_demanded() and (strategy == "eager" or reason):
         expected = "one that compiles, for CUDAGraph Trees"
         if reason:
-            expected = f"{expected}, but {reason} turns the compiler off"
+            expected = f"{expected}, but {reason}"
         raise FieldError("strategy", expected, strategy)
     if reason and strategy not in ("auto", "eager"):
-        expected = f"auto or eager, since {reason} turns the compiler off"
+        expected = f"auto or eager, since {reason}"
         raise FieldError("strategy", expected, strategy)
 
     code: ReasonCode | None = None
     if strategy == "eager":
         reason, code = "eager was asked for", ReasonCode.NOT_REQUESTED
     elif reason:
-        reason = f"{reason} turns the compiler off"
         code = ReasonCode.DISABLED
     peer_reason = agree("compiling", reason)
     if peer_reason and code is None:
@@ -460,9 +476,14 @@ class _Trial:
             self.parts.minibatch_loss,
             partial(compile_function, backend=self.backend),
         )
+        eager = self.parts.minibatch_step
+        if strategy == "forward":
+            # which networks that `torch.func` cannot differentiate have, too
+            gradient = partial(_gradient_by_autograd, self.parts.minibatch_loss)
+            eager = partial(eager, gradient_fn=gradient)
         check_update(
             partial(compiled, *args),
-            partial(self.parts.minibatch_step, *args),
+            partial(eager, *args),
             collected.update_state,
             collected.minibatches,
             self.tolerance,

@@ -51,16 +51,25 @@ def test_with_quick_it_tries_nothing(monkeypatch, capsys):
     assert report["torch"] == version("torch")
 
 
-def test_nothing_is_tried_where_the_compiler_is_turned_off(monkeypatch, capsys):
-    """It compiled for minutes; a stance or a variable is obeyed, and the report says which."""
-    monkeypatch.setenv("TORCH_COMPILE_DISABLE", "1")
+@pytest.mark.parametrize(
+    ("variable", "value", "reason"),
+    [
+        *[("TORCH_COMPILE_DISABLE", "1", "TORCH_COMPILE_DISABLE=1 turns")],
+        *[("CXX", "c++-0", "no C++ compiler is found: expected c++-0; ")],
+    ],
+)
+def test_nothing_is_tried_where_nothing_can_be_compiled(
+    variable, value, reason, monkeypatch, capsys
+):
+    """It compiled for minutes, or tried to; the report says why it does not, once."""
+    monkeypatch.setenv(variable, value)
     monkeypatch.setattr(compilation, "_record_calls", None)
     assert doctor("--device", "cpu", "--cuda-graphs", "off", "--profile") == 0
     output = " ".join(capsys.readouterr().out.split())
     assert "strategy eager on cpu, replay: none" in output
     assert "graphs off" in output
-    reason = "others not tried: TORCH_COMPILE_DISABLE=1 turns the compiler off"
-    assert reason in output
+    assert f"others not tried: {reason}" in output
+    assert output.count(reason) == 1
     assert "aten::" in output and "0 compilations" in output
 
 

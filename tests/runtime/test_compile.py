@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import pytest
@@ -171,6 +171,44 @@ def test_a_strategy_chosen_by_name_that_fails_raises():
             )
     with pytest.raises(EquivalenceError):
         select(replace(EAGER_PARTS, minibatch_step=wrong), strategy="one-graph")
+
+
+class Cube(torch.autograd.Function):
+    """A function that `torch.func` cannot differentiate, because it has no `setup_context`."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x**3
+
+    @staticmethod
+    def backward(ctx, grad):
+        (x,) = ctx.saved_tensors
+        return 3 * x**2 * grad
+
+
+@pytest.mark.parametrize(
+    "backend",
+    ["aot_eager", pytest.param("inductor", marks=pytest.mark.long)],
+)
+def test_a_network_of_the_autograd_engine_alone_is_compiled_forward(backend):
+    """Its updates are those of the same network in PyTorch's own operators."""
+
+    def network(cube, *args):
+        out = CFG.agent.apply(*args)
+        return out._replace(value=out.value + cube(out.value))
+
+    by_engine, by_operators = (
+        replace(CFG, agent=replace(CFG.agent, apply=partial(network, cube)))
+        for cube in (Cube.apply, lambda x: x**3)
+    )
+    parts, record = select_strategy(
+        collect, EAGER_PARTS, by_engine, WORLD, state(), backend=backend
+    )
+    assert record.strategy == "forward"
+    got, _ = train_step(by_engine, WORLD, state(), parts)
+    want, _ = train_step(by_operators, WORLD, state())
+    assert_trees_equal(got.params, want.params, rtol=1e-4, atol=1e-5)
 
 
 def test_an_unknown_strategy_raises_one_line_that_names_the_strategies():
