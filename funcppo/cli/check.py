@@ -8,20 +8,18 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 from funcppo.cli.common import (
     WorkDisplay,
     check_outputs,
-    data_files,
-    is_run_folder,
     make_console,
     print_notes,
     set_target_threads,
     write_json,
 )
 from funcppo.cli.evaluate import Evaluate, EvaluationSetup, prepare_evaluation
-from funcppo.cli.options import HIDDEN, OptionalFile, TargetOptions
+from funcppo.cli.options import HIDDEN, Opt, OptionalFile, TargetOptions
 from funcppo.core.settings import PositiveFloat, Seed, Size
 
 # PyTorch takes seconds to import, and --help is not to wait for it
@@ -56,7 +54,7 @@ class Check(TargetOptions):
     Exit status: 0 all that was compared agrees, 1 something disagrees, 2 bad input, or nothing could be compared.
     """
 
-    split: Literal["test", "valid"] = "test"
+    split: Annotated[str, Opt("test|valid|NAME")] = "test"
     """Split whose queries are ranked; with --details that of the file."""
     score: str = "auto"
     """Score of a candidate, as --score of `funcppo evaluate`. Default: auto, the one that `evaluate` ranks by."""
@@ -93,7 +91,7 @@ class Check(TargetOptions):
             prepare_seconds = time.perf_counter() - start
             self._print_preparation(setup, prepare_seconds, console)
             for comparison in self._compare(
-                setup, options.split, details, console, status
+                setup, options, details, console, status
             ):
                 _print_comparison(console, comparison)
                 comparisons.append(comparison)
@@ -137,7 +135,7 @@ class Check(TargetOptions):
     def _check_outputs(self) -> None:
         """Check that --json overwrites no input."""
         details = [] if self.details is None else [Path(self.details)]
-        inputs = [*data_files(self.target, self.rules), *details]
+        inputs = [*self.inputs(), *details]
         check_outputs([("--json", self.json)], inputs)
 
     def _read_details(self) -> Details | None:
@@ -165,12 +163,14 @@ class Check(TargetOptions):
             split=self.split,
             score=self.score,
             rules=self.rules,
+            graph=self.graph,
+            recount=self.recount,
             data=self.data,
         )
         if details is None:
             return options
         names = ["split", "score"]
-        if not is_run_folder(self.target):  # a run has its own
+        if not self.is_run:  # a run has its own
             names += ["height", "smoothing", "object_identity"]
         settings = {name: details.settings.get(name) for name in names}
         return replace(options, **settings)
@@ -178,7 +178,7 @@ class Check(TargetOptions):
     def _compare(
         self,
         setup: EvaluationSetup,
-        split_name: str,
+        options: Evaluate,
         details: Details | None,
         console: Console,
         status: WorkDisplay,
@@ -187,7 +187,7 @@ class Check(TargetOptions):
         from funcppo.kg.ranking import recount_check
 
         check = recount_check.RecountCheck(setup.evaluator)
-        split = getattr(setup.evaluator.task.dataset, split_name)
+        split = options.split_of(setup)
         rules, rows = self._draw_sample(
             len(check.logic.rules), len(split), details
         )
@@ -197,7 +197,9 @@ class Check(TargetOptions):
         yield check.compare_supports(rules, seconds[0])
         if not rows:
             print_notes(
-                [f"the {split_name} split is empty: nothing else is compared"],
+                [
+                    f"the {options.split} split is empty: nothing else is compared"
+                ],
                 console,
             )
             return
@@ -241,7 +243,7 @@ def _check_details(
     """
     from funcppo.kg.ranking.recount_check import check_details
 
-    split = getattr(setup.evaluator.task.dataset, options.split)
+    split = options.split_of(setup)
     sides = setup.evaluator.protocol.sides
     check_details(
         details, setup.log_settings, options.target, len(split), sides

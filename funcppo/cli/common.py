@@ -581,7 +581,10 @@ def data_files(target: str, rules: str | None = None) -> list[Path]:
 
 
 def open_dataset(
-    target: str, rules: str | None, cfg: DataConfig = DEFAULT_CONFIG
+    target: str,
+    rules: str | None,
+    cfg: DataConfig = DEFAULT_CONFIG,
+    graph: Dataset | None = None,
 ) -> Dataset:
     """Load the data set of a target, with a display on standard error.
 
@@ -589,9 +592,10 @@ def open_dataset(
       target: folder of a training run, embedded name, folder or file of a data set.
       rules: rule file to use instead of the data set's own; None for the latter.
       cfg: how files of triples are read and split.
+      graph: facts that a run is asked about; None for those of its own data set.
 
     Returns:
-      The data set; for a run, the one that it was trained on, with the rules that it was trained with.
+      The data set; for a run, the facts that it is asked about with the rules that it was trained with.
 
     Raises:
       ValueError: the target is neither a run nor a data set, or `rules` or `cfg` are given for a run.
@@ -600,16 +604,16 @@ def open_dataset(
         with WorkDisplay("reading data"):
             return load(target, rules, cfg=cfg)
 
-    check_read_as_trained(target, cfg)
+    if graph is None:
+        check_read_as_trained(target, cfg)
     if rules is not None:
         raise ValueError(
             f"--rules {rules}: {target} is a trained run, expected the rules it was trained with"
         )
-    from funcppo.kg.run.run import load_dataset_of
+    from funcppo.kg.run.run import present_graph
 
-    folder = Path(target)
     with WorkDisplay("reading data"):
-        return load_dataset_of(read_config(folder), folder)
+        return present_graph(Path(target), graph).dataset
 
 
 def check_read_as_trained(run_folder: str, cfg: DataConfig) -> None:

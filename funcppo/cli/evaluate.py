@@ -19,13 +19,11 @@ from funcppo.cli.common import (
     Screen,
     WorkDisplay,
     check_outputs,
-    data_files,
     debug_files,
     debug_mode,
     defer_interrupt,
     describe_task,
     graphs_allowed,
-    is_run_folder,
     lock_output,
     make_console,
     memory_limit,
@@ -49,7 +47,7 @@ from funcppo.cli.options import (
 )
 from funcppo.core.files import shorten
 from funcppo.core.settings import PositiveInt, Seed, is_cuda
-from funcppo.kg.config import Note
+from funcppo.kg.config import Note, read_config
 from funcppo.runtime import distributed
 from funcppo.runtime.distributed import Processes
 from funcppo.runtime.reasons import ReasonCode, failure_code
@@ -103,8 +101,9 @@ class Evaluate(ScoreOptions):
     Exit status: 0 ranked, 2 bad input, 130 interrupted by Ctrl-C, 143 by SIGTERM.
     """
 
-    split: Literal["test", "valid"] = "test"
-    """Split whose queries are ranked."""
+    split: Annotated[str, Opt("test|valid|NAME")] = "test"
+    """Split whose queries are ranked: test, valid, or another file of triples, by its name in the folder of the data
+    (test_hard) or its path. Those of test are then known to be true."""
     negatives: Annotated[str, Opt("all|N")] = "all"
     """Candidates of each query and side: all entities, or N sampled corruptions."""
     score: str = "auto"
@@ -256,7 +255,7 @@ class Evaluate(ScoreOptions):
 
         evaluator = setup.evaluator
         n_candidates = estimate_candidates(
-            evaluator.task, self._split_of(setup)[rows], evaluator.protocol
+            evaluator.task, self.split_of(setup)[rows], evaluator.protocol
         )
         screen.print(
             describe_task(evaluator.task, setup.score),
@@ -297,14 +296,37 @@ class Evaluate(ScoreOptions):
         for _ in ranked:
             pass  # rank 0 has the records
 
-    def _split_of(self, setup: EvaluationSetup) -> np.ndarray:
+    @property
+    def table(self) -> str:
+        """Return the field of the data set that holds the split: one that is named is read in place of test."""
+        return "valid" if self.split == "valid" else "test"
+
+    def split_of(self, setup: EvaluationSetup) -> np.ndarray:
         """Return the atoms of the split, [n, W]."""
-        return getattr(setup.evaluator.task.dataset, self.split)
+        return getattr(setup.evaluator.task.dataset, self.table)
+
+    def change_of_graph(self) -> Callable[[Dataset], Dataset] | None:
+        """Return the function that reads the named split, adds known triples and limits the candidates, or None."""
+        change = super().change_of_graph()
+        if self.split in ("test", "valid"):
+            return change
+        from funcppo.kg.graph import loaders
+
+        source = self.graph or self.target
+        if self.is_run and not self.graph:
+            source = read_config(Path(self.target)).dataset
+        path = loaders.find_split(Path(source), self.split)
+
+        def with_split(dataset: Dataset) -> Dataset:
+            dataset = loaders.with_test(dataset, path, self.data)
+            return change(dataset) if change else dataset
+
+        return with_split
 
     def _debug_files(self) -> list[Path]:
         """List the files to attach to a bug report: of the run, if one is evaluated, and the details."""
         files = [Path(self.details)] if self.details else []
-        if is_run_folder(self.target):
+        if self.is_run:
             files = debug_files(Path(self.target)) + files
         return files
 
@@ -320,7 +342,7 @@ class Evaluate(ScoreOptions):
         if self.details is not None:
             path = Path(self.details)
             outputs.append(("--details", str(files.settings_path(path))))
-        check_outputs(outputs, data_files(self.target, self.rules))
+        check_outputs(outputs, self.inputs())
         if self.details is not None:
             files.check_writable(
                 Path(self.details),
@@ -338,7 +360,7 @@ class Evaluate(ScoreOptions):
 
         from funcppo.kg.ranking.ranking import random_rows
 
-        split = getattr(dataset, self.split)
+        split = getattr(dataset, self.table)
         if not len(split):
             raise ValueError(
                 f"{dataset.name}: its {self.split} split is empty: expected triples, or --split-ratios to hold some out"
@@ -408,7 +430,7 @@ class Evaluate(ScoreOptions):
         """Yield the records of each query without records, ranked by this process alone or with other ones."""
         from funcppo.kg.ranking import evaluate as evaluation
 
-        split = self._split_of(setup)
+        split = self.split_of(setup)
         processes = distributed.current_processes()
         if processes is None:
             left = _without(rows, done)
@@ -437,7 +459,7 @@ class Evaluate(ScoreOptions):
         from funcppo.kg.ranking.scoring import graph_fallback_notes
         from funcppo.runtime import memory
 
-        split = self._split_of(setup)
+        split = self.split_of(setup)
         # A window is ranked whole, so that its records do not depend on what is done.
         windows = [
             window
@@ -721,7 +743,7 @@ def _prepare_search(
 
     stats = setup.search_stats
     evaluator = setup.evaluator
-    split = getattr(evaluator.task.dataset, options.split)
+    split = getattr(evaluator.task.dataset, options.table)
     n_candidates = estimate_candidates(
         evaluator.task, split[: options.max_queries], evaluator.protocol
     )

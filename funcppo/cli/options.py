@@ -16,7 +16,7 @@ import inspect
 import itertools
 import shutil
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
 from pathlib import Path
 from typing import (
@@ -36,6 +36,7 @@ from funcppo.cli import exit_with_error
 from funcppo.cli.common import (
     WorkDisplay,
     check_read_as_trained,
+    data_files,
     is_run_folder,
     tell_others,
     write_output,
@@ -56,12 +57,21 @@ from funcppo.core.settings import (
     read_mapping,
 )
 from funcppo.kg.config import CHOICE_SECONDS
+from funcppo.kg.graph.dataset import Dataset
+from funcppo.kg.graph.loaders import (
+    find_rules,
+    load,
+    with_candidates,
+    with_known,
+    with_rule_file,
+)
 from funcppo.kg.graph.triples import DEFAULT_CONFIG, DataConfig
 from funcppo.logs import LoggerName
 from funcppo.runtime import distributed
 
 if TYPE_CHECKING:
     from funcppo.kg.answers import Answerer
+    from funcppo.kg.run.run import Run
     from funcppo.kg.run.subject import Subject
     from funcppo.kg.search.task import PhaseCallback
 
@@ -129,7 +139,7 @@ ProgramT = TypeVar("ProgramT")
 
 @dataclass(frozen=True, kw_only=True)
 class TargetOptions:
-    """What a program works on: a trained run, or a data set."""
+    """What a program works on: a trained run, perhaps with other facts, or a data set."""
 
     target: str
     """Folder of a training run, or a data set: an embedded name (countries_s1, countries_s2, countries_s3,
@@ -137,6 +147,12 @@ class TargetOptions:
     JSON lines, RDF, Parquet), - for standard input, or a Prolog program FILE.pl."""
     rules: OptionalFile = None
     """Rule file to use instead of the data set's own rules (data sets only). Default: the data set's rules."""
+    graph: Annotated[str | None, Opt("DATASET")] = None
+    """Facts that a run is asked about, matched by name; their valid and test too. Default: the data set that it was
+    trained on, as it is now, or the facts of training where it is gone."""
+    recount: Annotated[bool, HIDDEN] = False
+    """Count the rules of a run over the facts that it is asked about. Default: their confidences are those of
+    training."""
     data: DataOptions = DEFAULT_CONFIG
     """How files of triples are read and split."""
     threads: Annotated[PositiveInt | None, HIDDEN] = None
@@ -145,6 +161,51 @@ class TargetOptions:
     """Write the result as JSON to FILE; - writes it to standard output in place of the text. Default: no JSON."""
     verbose: Verbose = False
     """Print every note on what was chosen, left out or estimated. Default: off."""
+
+    @property
+    def is_run(self) -> bool:
+        """Return whether the target is a trained run."""
+        return is_run_folder(self.target)
+
+    def inputs(self) -> list[Path]:
+        """List the files that are read, which an output must not overwrite."""
+        found = data_files(self.target, self.rules)
+        return found + (data_files(self.graph) if self.graph else [])
+
+    def load_graph(self) -> Dataset | None:
+        """Load the facts that a run is asked about; None for those of its own data set.
+
+        Raises:
+          ValueError: they cannot be read, or an option does not fit the target.
+        """
+        if self.is_run and self.graph is not None:
+            return load(self.graph, with_rules=False, cfg=self.data)
+        if self.is_run:
+            check_read_as_trained(self.target, self.data)
+        else:
+            for name in ("graph", "recount"):
+                if getattr(self, name):
+                    raise ValueError(
+                        f"--{name}: expected a trained run, got {self.target}"
+                    )
+        return None
+
+    def open_run(self, on_phase: PhaseCallback, device: str = "cpu") -> Run:
+        """Open the trained run on the facts that it is asked about; raises as `load_graph` does."""
+        from funcppo.kg.run import run
+
+        return run.open_run(
+            Path(self.target),
+            device,
+            on_phase,
+            self.load_graph(),
+            self.change_of_graph(),
+            recount=self.recount,
+        )
+
+    def change_of_graph(self) -> Callable[[Dataset], Dataset] | None:
+        """Return what is changed in the data before they are ranked; None for nothing."""
+        return None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,6 +228,11 @@ class ScoreOptions(TargetOptions):
     object_identity: Annotated[bool | Literal["auto"], HIDDEN] = "auto"
     """Bind the variables of a rule to different constants, none of which the rule names (object identity, as AnyBURL
     counts; data sets only). Default: auto, chosen on the valid split."""
+    filter: Annotated[OptionalFile, HIDDEN] = None
+    """File of more triples that are known to be true, which are no wrong answers. Default: those of all splits and of
+    facts.txt."""
+    candidates: Annotated[OptionalFile, HIDDEN] = None
+    """File of the entities that are answers, one a line. Default: all."""
     choice_seconds: Annotated[PositiveFloat, HIDDEN] = CHOICE_SECONDS
     """Time limit of choosing these settings and the score, in seconds (data sets only). What it leaves out is noted."""
     cuda_graphs: Annotated[CudaGraphs, HIDDEN] = "auto"
@@ -184,12 +250,10 @@ class ScoreOptions(TargetOptions):
           ValueError: an option is bad or does not fit the target.
         """
         from funcppo.kg.config import ProverTaskConfig
-        from funcppo.kg.graph import loaders
         from funcppo.kg.run import subject
         from funcppo.kg.scores.score import parse
 
-        if is_run_folder(self.target):
-            check_read_as_trained(self.target, self.data)
+        if self.is_run:
             of_data = "rules height smoothing object_identity choice_seconds"
             for name in of_data.split():
                 value = getattr(self, name)
@@ -197,14 +261,14 @@ class ScoreOptions(TargetOptions):
                     raise ValueError(
                         f"--{name.replace('_', '-')}: {self.target} is a trained run, which has its own"
                     )
-            return subject.open_run_subject(
-                Path(self.target), self.score, self.device, on_phase
-            )
+            run = self.open_run(on_phase, self.device)
+            return subject.run_subject(run, self.score, on_phase)
 
+        self.load_graph()  # before the data are read, as the score
         if self.score != "auto":
-            parse(self.score)  # before the data are read
+            parse(self.score)
         return subject.dataset_subject(
-            loaders.load(self.target, self.rules, cfg=self.data),
+            self._load_changed(),
             ProverTaskConfig(
                 max_height=self.height,
                 smoothing=self.smoothing,
@@ -217,6 +281,35 @@ class ScoreOptions(TargetOptions):
             distributed.current_processes(),
         )
 
+    def _load_changed(self) -> Dataset:
+        """Load the data set with what is changed in it before it is ranked, and then its rules."""
+        change = self.change_of_graph()
+        if change is None:
+            return load(self.target, self.rules, cfg=self.data)
+        dataset = change(load(self.target, with_rules=False, cfg=self.data))
+        rules = Path(self.rules) if self.rules else None
+        rules = rules or find_rules(Path(self.target))
+        return dataset if rules is None else with_rule_file(dataset, rules)
+
+    def change_of_graph(self) -> Callable[[Dataset], Dataset] | None:
+        """Return the function that adds known triples and limits the candidates; None where neither is asked for."""
+        if self.filter is None and self.candidates is None:
+            return None
+
+        def change(dataset: Dataset) -> Dataset:
+            if self.filter is not None:
+                dataset = with_known(dataset, Path(self.filter))
+            if self.candidates is not None:
+                dataset = with_candidates(dataset, Path(self.candidates))
+            return dataset
+
+        return change
+
+    def inputs(self) -> list[Path]:
+        """List the files that are read, which an output must not overwrite."""
+        more = filter(None, (self.filter, self.candidates))
+        return [*super().inputs(), *map(Path, more)]
+
     def open_answerer(self) -> tuple[Answerer, list[str]]:
         """Build the answerer of queries; return it with notes on the data and on what was chosen."""
         from funcppo.kg.answers import Answerer
@@ -226,7 +319,7 @@ class ScoreOptions(TargetOptions):
             status.update("indexing answers")
             answerer = Answerer(subject)
         notes = [*subject.task.notes, *subject.notes]
-        if not is_run_folder(self.target):
+        if not self.is_run:
             notes.append(
                 f"no trained run: untrained score {subject.score}, height {subject.task.max_height}"
             )

@@ -20,7 +20,6 @@ from funcppo.cli.common import (
     JsonObject,
     WorkDisplay,
     check_outputs,
-    data_files,
     defer_interrupt,
     graphs_allowed,
     lock_output,
@@ -174,7 +173,7 @@ class Predict(ScoreOptions):
         """Check the output files before any work."""
         from funcppo.core import files
 
-        inputs = data_files(self.target, self.rules)
+        inputs = self.inputs()
         inputs += [Path(self.queries)] if self.queries else []
         outputs = [("--csv", self.csv), ("--out", self.out)]
         outputs.append(("--json", self.json))
@@ -426,7 +425,11 @@ class Predict(ScoreOptions):
             "score": subject.score.name,
             "trained": subject.policy_run is not None,
             "height": subject.task.max_height,
-            "notes": [*subject.notes, *_replay_notes(answerer)],
+            "notes": [
+                *subject.task.notes,
+                *subject.notes,
+                *_replay_notes(answerer),
+            ],
             "graphs": self.cuda_graphs,
             **replay._asdict(),
             "queries": answered,

@@ -15,9 +15,7 @@ from funcppo.cli.common import (
     JsonObject,
     WorkDisplay,
     check_outputs,
-    data_files,
     fixpoint_progress,
-    is_run_folder,
     open_dataset,
     print_notes,
     set_target_threads,
@@ -93,12 +91,11 @@ class Prove(TargetOptions):
         Returns:
           The exit status.
         """
-        check_outputs(
-            [("--json", self.json)], data_files(self.target, self.rules)
-        )
+        check_outputs([("--json", self.json)], self.inputs())
         set_target_threads(self.target, self.threads)
         query = read_query(
-            open_dataset(self.target, self.rules, self.data), self.query
+            open_dataset(self.target, self.rules, self.data, self.load_graph()),
+            self.query,
         )
         if query.variables and self.dot:
             raise ValueError(
@@ -117,7 +114,7 @@ class Prove(TargetOptions):
 
     def _with_settings_of_run(self) -> Prove:
         """Return the options with the height and object identity of the run, if the target is one."""
-        if not is_run_folder(self.target):
+        if not self.is_run:
             return self
         prover = read_config(Path(self.target)).prover
         return dataclasses.replace(
@@ -129,15 +126,14 @@ class Prove(TargetOptions):
 
     def _open_run(self) -> Run | None:
         """Open the trained run; None if the target is no run, or was trained for other proofs."""
-        if not is_run_folder(self.target):
+        if not self.is_run:
             return None
 
-        from funcppo.kg.run.run import find_checkpoint, open_run
+        from funcppo.kg.run.run import find_checkpoint
 
-        folder = Path(self.target)
         with WorkDisplay("opening the run") as status:
-            run = open_run(folder, on_phase=status.update)
-        print_notes(find_checkpoint(folder)[1])
+            run = self.open_run(status.update)
+        print_notes(find_checkpoint(Path(self.target))[1])
         if self.object_identity and not run.task.cfg.object_identity:
             return None
         if self.height is not None and self.height < run.task.max_height:

@@ -11,9 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from funcppo.cli.common import (
     check_outputs,
-    data_files,
     graphs_allowed,
-    is_run_folder,
     print_notes,
     select_device,
     set_target_threads,
@@ -70,7 +68,7 @@ class Serve(ScoreOptions):
         from funcppo.kg.show import server
 
         select_device(self.device)
-        inputs = data_files(self.target, self.rules)
+        inputs = self.inputs()
         check_outputs([("--json", self.json)], inputs)
         listener = server.open_socket(self.host, self.port)
         with listener, graphs_allowed(self.cuda_graphs, self.device):
@@ -87,7 +85,7 @@ class Serve(ScoreOptions):
         from funcppo.kg.show.explorer import Explorer, Site
 
         path = Path(self.target) / RESULTS_FILE
-        is_finished = is_run_folder(self.target) and path.is_file()
+        is_finished = self.is_run and path.is_file()
         results = parse_object(path, path.read_bytes()) if is_finished else None
         explorer = Explorer(answerer, results)
         site = Site(explorer, self.request_seconds)

@@ -641,6 +641,9 @@ class Answerer:
         is_self = atom[:, HEAD] == atom[:, TAIL]
         is_self = is_self & ~self._has_loops[atom[:, 0]] & (not with_self)
         is_listed = ~is_self
+        if self.dataset.candidates is not None:
+            pool = self.subject.task.entity_pool
+            is_listed = is_listed & torch.isin(entity, pool)
         if not with_known:
             known = kbase.contains_triple(self.known, atom, side)
             is_listed = is_listed & ~known

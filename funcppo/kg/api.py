@@ -52,7 +52,7 @@ from funcppo.kg.config import (
 )
 from funcppo.kg.graph import loaders
 from funcppo.kg.graph.dataset import Dataset
-from funcppo.kg.graph.loaders import to_triples, write_splits
+from funcppo.kg.graph.loaders import to_triples
 from funcppo.kg.graph.rules import (
     format_atom,
     format_rule,
@@ -87,7 +87,6 @@ from funcppo.logs import LoggerName
 
 # What `funcppo prove` allows by default: rows that the joins of T_P make.
 MAX_PROOF_ROWS = 300_000_000
-_IN_MEMORY = DataConfig(columns="head,relation,tail")
 
 
 class Graph(Table):
@@ -150,19 +149,13 @@ class Graph(Table):
         return [format_rule(self.dataset, rule) for rule in self.dataset.rules]
 
     def store_settings(self, folder: Path) -> RunConfig:
-        """Return settings that read this graph; write to the folder what is held in memory alone.
-
-        Args:
-          folder: exists; receives graph/ and a rule file where these are in no files.
-        """
-        source, rules = self._source, self._rules
-        if source is None:
-            source = str((folder / "graph").absolute())
-            write_splits(self.dataset, Path(source))
+        """Return the settings of a run on this graph; write its rules to the folder where these are in no file."""
+        rules = self._rules
         if self._rules_text is not None:
-            path = (folder / MINED_RULES_FILE).absolute()
+            rules = MINED_RULES_FILE
+            path = folder / rules
             path.write_text(self._rules_text, encoding="utf-8")
-            rules = str(path)
+        source = self._source or self.dataset.name
         return RunConfig(dataset=source, rules=rules, data=self._config)
 
     def with_mined_rules(self, **options: Any) -> Graph:
@@ -624,7 +617,7 @@ def load(
         None if test is None else to_triples(test),
         rules=text or "",
     )
-    return Graph(dataset, rules_text=text, config=_IN_MEMORY)
+    return Graph(dataset, rules_text=text)
 
 
 def mine(graph: Graph | object, **options: Any) -> Graph:
@@ -693,6 +686,8 @@ def fit(
 def open(
     source: str | Path | Graph,
     *,
+    graph: Graph | object = None,
+    recount: bool = False,
     score: str = "auto",
     device: DeviceName = "cpu",
     choice_seconds: PositiveFloat = CHOICE_SECONDS,
@@ -703,6 +698,9 @@ def open(
 
     Args:
       source: the folder of a run, or a graph.
+      graph: facts that a run is asked about, matched by name: a graph, or what `load` takes; None for the data set that
+        it was trained on, as it is now, or for the facts of training where it is gone.
+      recount: count the rules of a run over these facts; their confidences are those of training otherwise.
       score: a score of `funcppo evaluate`; auto for that of its policy or its rule score, whichever ranks valid better;
         of a graph the one that ranks its valid split best.
       device: cpu or cuda.
@@ -712,9 +710,13 @@ def open(
       What answers questions.
 
     Raises:
-      ValueError: the folder holds no run, its data have changed, or the graph has no rules.
+      ValueError: the folder holds no run, the graph does not fit it or has no rules, or a graph is asked about another.
     """
     if isinstance(source, Graph):
+        if graph is not None or recount:
+            raise ValueError(
+                "open: expected graph and recount only beside the folder of a run"
+            )
         if not len(source.dataset.rules):
             raise ValueError(
                 f"{source.dataset.name}: expected rules (funcppo.mine(graph), or funcppo.load with rules=), got none"
@@ -735,7 +737,8 @@ def open(
         raise ValueError(
             f"{folder}: expected the folder of a run, or a graph (funcppo.load(file)), got a file"
         )
-    run = open_run(folder, device)
+    facts = None if graph is None else _as_graph(graph).dataset
+    run = open_run(folder, device, graph=facts, recount=recount)
     return Knowledge(run_subject(run, score), run, folder)
 
 
@@ -760,7 +763,12 @@ def _fit(
         folder.mkdir(parents=True, exist_ok=True)
         config = dataclasses.replace(graph.store_settings(folder), **options)
         return train.train_run(
-            config, folder, on_update=on_update, log=log, memory_limit=memory
+            config,
+            folder,
+            on_update=on_update,
+            log=log,
+            memory_limit=memory,
+            dataset=graph.dataset,
         )
 
 

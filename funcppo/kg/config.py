@@ -297,8 +297,10 @@ CHECKPOINT_FILE = "checkpoint.npz"
 PREVIOUS_CHECKPOINT_FILE = "checkpoint.previous.npz"
 RESULTS_FILE = "results.json"
 MINED_RULES_FILE = "rules.tsv"
+GRAPH_FILE = "graph.npz"
 RUN_FILES = (
     CONFIG_FILE,
+    GRAPH_FILE,
     CHECKPOINT_FILE,
     PREVIOUS_CHECKPOINT_FILE,
     METRICS_FILE,

@@ -18,7 +18,7 @@ from funcppo.cli.evaluate import Evaluate, prepare_evaluation
 from funcppo.kg.ranking import ranking
 from funcppo.kg.search.task import ignore_phase
 from funcppo.runtime.reasons import ReasonCode
-from tests.cli.runner import contains, funcppo
+from tests.cli.runner import contains, funcppo, settings
 
 FILES_PAGE = Path(__file__).parents[2] / "docs" / "files.md"
 FAILURES = "funcppo_strategy_failures_total"
@@ -27,8 +27,10 @@ FAILURES = "funcppo_strategy_failures_total"
 def evaluated(monkeypatch, capsys, *args):
     """The JSON of an evaluation."""
     capsys.readouterr()
-    assert funcppo(monkeypatch, "evaluate", *args, "--json", "-") == 0
-    return json.loads(capsys.readouterr().out)
+    status = funcppo(monkeypatch, "evaluate", *args, "--json", "-")
+    found = capsys.readouterr()
+    assert status == 0, found.err
+    return json.loads(found.out)
 
 
 def test_the_metrics_are_those_of_the_lines_in_details_and_of_prometheus(
@@ -224,3 +226,71 @@ def test_lines_that_were_dropped_are_named(
     else:
         assert f"data: {dropped} (and " in printed
         assert repeated not in printed
+
+
+def test_a_split_by_name_known_triples_and_candidates(
+    graph, runs, monkeypatch, capsys, tmp_path
+):
+    """A named file takes the place of test, whose triples stay known; what is known is no wrong answer."""
+    lines = (graph / "test.txt").read_text().splitlines(keepends=True)
+    (graph / "test_hard.txt").write_text("".join(lines[:6]))
+    entities = sorted({name for x in lines[:6] for name in x.split()[::2]})
+    files = {"filter": "e0\tq\te1\nstranger\tq\te1\n", "some": ""}
+    files |= {"candidates": "\n".join(entities), "empty": "\n"}
+    paths = {name: tmp_path / f"{name}.txt" for name in files}
+    for name, text in files.items():
+        paths[name].write_text(text)
+
+    rules = ["--height", 1, "--score", "noisy-or"]
+    rules += settings("smoothing=5 object_identity=False")
+    try:
+        for target, options in ((graph, rules), (runs / "questions", ())):
+            found = evaluated(
+                monkeypatch, capsys, target, "--split", "test_hard", *options
+            )
+            # the filter holds all of test either way
+            rest = evaluated(
+                monkeypatch, capsys, target, "--max-queries", 20, *options
+            )
+            assert (found["n_queries"], rest["n_queries"]) == (12, 40)
+            more = settings(f"filter={paths['filter']}")
+            filtered = evaluated(
+                monkeypatch,
+                capsys,
+                target,
+                "--split",
+                "test_hard",
+                *options,
+                *more,
+            )
+            n_fewer = found["n_candidates"] - filtered["n_candidates"]
+            assert n_fewer >= 0
+            assert any(
+                "1 of 2 triples have unknown" in x for x in filtered["notes"]
+            )
+            more = settings(f"candidates={paths['candidates']}")
+            few = evaluated(
+                monkeypatch,
+                capsys,
+                target,
+                "--split",
+                "test_hard",
+                *options,
+                *more,
+            )
+            assert few["n_candidates"] <= 12 * len(entities)
+            assert few["mrr"] >= found["mrr"]
+            for words, problem in (
+                (["--split", "test_easy"], "split 'test_easy': expected test"),
+                (settings(f"filter={paths['some']}"), ""),
+                (settings(f"candidates={paths['empty']}"), "an entity a line"),
+                (settings(f"candidates={paths['filter']}"), ":1: unknown"),
+            ):
+                status = funcppo(
+                    monkeypatch, "evaluate", target, *words, *options
+                )
+                error = capsys.readouterr().err
+                assert status == (2 if problem else 0)
+                assert problem in error
+    finally:
+        (graph / "test_hard.txt").unlink()

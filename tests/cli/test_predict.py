@@ -304,23 +304,34 @@ def test_bad_input_is_one_line(
     assert contains(line, message), line
 
 
-def test_a_run_whose_data_are_gone_or_changed_names_them_and_itself(
+def test_a_run_is_asked_about_the_facts_that_are_there_now(
     graph, runs, monkeypatch, capsys
 ):
+    """Also about those of another folder; what cannot be read names it and the run."""
     train = graph / "train.txt"
     text = train.read_text()
-    query = [runs / "questions", "p(e1, X)"]
+    query = [runs / "questions", "p(new, X)"]
     try:
-        train.write_text(text + "e1\tp\tnew\n")
-        changed = refused(monkeypatch, capsys, *query)
+        assert "unknown entity 'new'" in refused(monkeypatch, capsys, *query)
+        train.write_text(text + "new\tq\te1\n")
+        changed = predicted(monkeypatch, capsys, *query)
         train.unlink()
         gone = refused(monkeypatch, capsys, *query)
+        assert str(runs / "questions") in gone and str(graph) in gone
+        assert "missing split" in gone
+        train.write_text("new\tq\te1\n")
+        args = [*query, "--graph", graph]
+        alone = predicted(monkeypatch, capsys, *args)
     finally:
         train.write_text(text)
-    for error in (changed, gone):
-        assert str(runs / "questions") in error and str(graph) in error
-    assert contains(changed, "has changed since; expected...got")
-    assert "missing split" in gone
+    note = "1 fact new, 0 gone, 1 entity new; rules and weights are those"
+    assert any(note in x for x in changed["notes"])
+    for found in (changed, alone):
+        names = [a["entity"] for a in found["queries"][0]["answers"]]
+        assert "e1" in names
+    args = [graph, "p(e1, X)", "--graph", graph]
+    expected = "--graph: expected a trained run"
+    assert expected in refused(monkeypatch, capsys, *args)
 
 
 # -- interrupted work

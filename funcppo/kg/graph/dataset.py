@@ -80,6 +80,10 @@ class Dataset:
     notes: tuple[str, ...] = ()
     # a Prolog program: in queries, names are read as in Prolog
     is_program: bool = False
+    # triples that are known to be true beside those of all splits: they are no wrong answers; None for none
+    known: np.ndarray | None = None
+    # ids of the entities that queries are ranked against, ascending; None for all
+    candidates: np.ndarray | None = None
     # what a folder of `funcppo data --index` holds beside the data set; None where it was read from elsewhere
     stored: StoredParts | None = None
 
@@ -109,8 +113,10 @@ class Dataset:
         digest = hashlib.sha256()
         for part in _iter_names_json(self):
             digest.update(part.encode())
-        for name in (*_TABLES, "rules"):
-            table: np.ndarray = getattr(self, name)
+        for name in (*_TABLES, "rules", "known", "candidates"):
+            table: np.ndarray | None = getattr(self, name)
+            if table is None:
+                continue
             digest.update(json.dumps(table.shape).encode())
             digest.update(np.ascontiguousarray(table, dtype="<i4").data)
         return digest.hexdigest()[:16]

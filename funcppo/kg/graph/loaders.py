@@ -10,7 +10,6 @@ A stored graph is a folder with a file of PyTorch that every process of a host m
 
 from __future__ import annotations
 
-import csv
 import dataclasses
 import importlib
 import re
@@ -34,6 +33,7 @@ from funcppo.kg.graph.dataset import (
     from_clauses,
     from_splits,
     from_tables,
+    index_entities,
     with_rules,
 )
 from funcppo.kg.graph.rules import (
@@ -51,6 +51,7 @@ from funcppo.kg.graph.text import (
     read_first_line,
     read_text,
     similar_names_hint,
+    unknown_name_message,
 )
 from funcppo.kg.graph.triples import (
     DEFAULT_CONFIG,
@@ -93,6 +94,7 @@ def load(
     rules: str | Path | None = None,
     *,
     train_only: bool = False,
+    with_rules: bool = True,
     cfg: DataConfig = DEFAULT_CONFIG,
 ) -> Dataset:
     """Load a data set by path (folder or file) or by name (embedded, generated, or of PyKEEN).
@@ -107,13 +109,15 @@ def load(
         `pykeen:NAME`.
       rules: a rule file to use in place of the data set's own rules.
       train_only: read only train of a folder or file of triples, and no rules.
+      with_rules: read the rules of a folder.
       cfg: how files of triples are read and split.
 
     Raises:
       ValueError: the data set does not exist or a file is wrong. The message is one line with file and line number,
         what was expected and what was read.
     """
-    dataset = _load_named(str(name_or_path), cfg, train_only, rules is None)
+    with_own = with_rules and rules is None
+    dataset = _load_named(str(name_or_path), cfg, train_only, with_own)
     if rules is None:
         return dataset
     return with_rule_file(dataset, Path(rules))
@@ -251,10 +255,154 @@ def _load_folder(
     dataset = _load_splits(folder.name, paths, cfg, train_only)
     if train_only or not with_own_rules:
         return dataset
-    for name in ("rules.txt", "rules.tsv", "rules.pl"):
-        if path := _find_file(folder / name):
-            return with_rule_file(dataset, path)
-    return dataset
+    path = find_rules(folder)
+    return dataset if path is None else with_rule_file(dataset, path)
+
+
+def find_rules(folder: Path) -> Path | None:
+    """Return the first rule file of a folder, rules.txt, rules.tsv or rules.pl; None without one."""
+    found = (
+        _find_file(folder / name)
+        for name in ("rules.txt", "rules.tsv", "rules.pl")
+    )
+    return next(filter(None, found), None)
+
+
+def find_split(folder: Path, name: str) -> Path:
+    """Return the file of a split by its name in the folder of a data set, such as test_hard, or by its path.
+
+    Raises:
+      ValueError: there is none, or there are several.
+    """
+    found = _find_file(*(folder / f"{name}{suffix}" for suffix in SUFFIXES))
+    if found is None and is_triple_file(name) and Path(name).is_file():
+        return Path(name)
+    if found is None:
+        raise ValueError(
+            f"split {shorten(name)}: expected test, valid, a file {name}.txt (.tsv, .csv, ...) in {folder}, or a file "
+            "of triples"
+        )
+    return found
+
+
+def with_test(
+    dataset: Dataset, path: Path, cfg: DataConfig = DEFAULT_CONFIG
+) -> Dataset:
+    """Return a data set with the triples of a file as its test split; its own test stays known to be true.
+
+    Args:
+      dataset: without rules, whose ids new entities would shift.
+
+    Raises:
+      ValueError: the file is wrong, or has a relation that the data set does not have.
+    """
+    triples, names = _read_known_relations(dataset, path, cfg)
+    ids = dict(index_entities(dataset))
+    for i in triples[:, [0, 2]].ravel().tolist():
+        ids.setdefault(names[i], len(ids) + 1)
+    known = [
+        table for table in (dataset.known, dataset.test) if table is not None
+    ]
+    return replace(
+        dataset,
+        entities=tuple(ids),
+        test=_encode_triples(dataset, triples, names, ids),
+        known=np.concatenate(known),
+        stored=None,
+    )
+
+
+def with_known(
+    dataset: Dataset, path: Path, cfg: DataConfig = DEFAULT_CONFIG
+) -> Dataset:
+    """Return a data set with the triples of a file known to be true; those of unknown names are counted and left out.
+
+    Raises:
+      ValueError: the file is wrong.
+    """
+    files, names = _read_files({"train": path}, cfg)
+    triples, ids = files["train"].triples, index_entities(dataset)
+    relations = set(dataset.predicates)
+    is_entity = np.array([name in ids for name in names], bool)
+    is_relation = np.array([name in relations for name in names], bool)
+    kept = is_entity[triples[:, [0, 2]]].all(1) & is_relation[triples[:, 1]]
+    n_left_out = len(triples) - int(kept.sum())
+    note = f"{path}: {n_left_out} of {len(triples)} triples have unknown names and say nothing of the candidates"
+    table = _encode_triples(dataset, triples[kept], names, ids)
+    if dataset.known is not None:
+        table = np.concatenate([dataset.known, table])
+    return _with_notes(replace(dataset, known=table), [note] * (n_left_out > 0))
+
+
+def with_candidates(dataset: Dataset, path: Path) -> Dataset:
+    """Return a data set whose queries are ranked against the entities of a file, one a line.
+
+    Triples of valid with others are known to be true and are not ranked, so that they choose nothing.
+
+    Raises:
+      ValueError: the file is empty, or has an unknown entity; names the line.
+    """
+    ids = index_entities(dataset)
+    chosen: set[int] = set()
+    for number, line in enumerate(read_text(path).split("\n"), 1):
+        name = line.removesuffix("\r")
+        if name and name not in ids:
+            problem = unknown_name_message("entity", name, dataset.entities)
+            raise ValueError(f"{path}:{number}: {problem}")
+        chosen |= {ids[name]} if name else set()
+    if not chosen:
+        raise ValueError(f"{path}: expected an entity a line, got none")
+    candidates = np.array(sorted(chosen))
+    is_ranked = np.isin(dataset.valid[:, 1:3], candidates).all(1)
+    known = [dataset.valid[~is_ranked]]
+    known += [] if dataset.known is None else [dataset.known]
+    n_others = int((~is_ranked).sum())
+    note = f"valid: {n_others} of {len(is_ranked)} triples have other entities than {path} and are not ranked"
+    dataset = replace(
+        dataset,
+        valid=dataset.valid[is_ranked],
+        known=np.concatenate(known),
+        candidates=candidates,
+        stored=None,
+    )
+    return _with_notes(dataset, [note] * (n_others > 0))
+
+
+def _read_known_relations(
+    dataset: Dataset, path: Path, cfg: DataConfig
+) -> tuple[np.ndarray, list[str]]:
+    """Read the triples of a file, as numbers of names.
+
+    Raises:
+      ValueError: the file is wrong, empty, or has a relation that the data set does not have.
+    """
+    files, names = _read_files({"train": path}, cfg)
+    file, relations = files["train"], set(dataset.predicates)
+    for row, i in enumerate(file.triples[:, 1].tolist()):
+        if names[i] not in relations:
+            problem = unknown_name_message(
+                "relation", names[i], dataset.predicates
+            )
+            raise ValueError(f"{path}:{file.first_line + row}: {problem}")
+    if not len(file.triples):
+        raise ValueError(f"{path}: empty: expected triples")
+    return file.triples, names
+
+
+def _encode_triples(
+    dataset: Dataset,
+    triples: np.ndarray,
+    names: Sequence[str],
+    ids: Mapping[str, int],
+) -> np.ndarray:
+    """Return triples of numbered names, all of which have ids, as atoms of a data set [n, W]."""
+    relation = {name: i for i, name in enumerate(dataset.predicates, 1)}
+    table = np.zeros((len(triples), dataset.atom_width), np.int32)
+    for column, place in ((0, 1), (1, 0), (2, 2)):
+        of_names = ids if column else relation
+        numbers = np.array([of_names.get(name, 0) for name in names], np.int32)
+        table[:, column] = numbers[triples[:, place]]
+    return table
 
 
 class _IdLayout(NamedTuple):
@@ -552,32 +700,6 @@ def _named_columns(columns: Mapping[str, Any]) -> list[Any]:
     """Return the columns of head, relation and tail by their names."""
     names = list(columns)
     return [columns[names[i]] for i in choose_by_name(names)]
-
-
-def write_splits(dataset: Dataset, folder: Path) -> None:
-    """Write the triples of a data set to a new folder, as CSV files with a header.
-
-    `load` with `DataConfig(columns="head,relation,tail")` reads them back with the same names and ids.
-
-    Args:
-      dataset: triples of train, valid and test, without further facts.
-    """
-    folder.mkdir(parents=True)
-    entities, predicates = dataset.entities, dataset.predicates
-    for split in SPLITS:
-        table: np.ndarray = getattr(dataset, split)
-        if split != "train" and not len(table):
-            continue
-        rows = [
-            (entities[head - 1], predicates[relation - 1], entities[tail - 1])
-            for relation, head, tail in table[:, :3].tolist()
-        ]
-        path = folder / f"{split}.csv"
-        with path.open("w", encoding="utf-8", newline="") as file:
-            writer = csv.writer(
-                file, lineterminator="\n", quoting=csv.QUOTE_ALL
-            )
-            writer.writerows([("head", "relation", "tail"), *rows])
 
 
 # -- DuckDB

@@ -5,11 +5,12 @@
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -17,12 +18,13 @@ from torch import Tensor
 
 from funcppo import checkpoint, logs, train_step
 from funcppo.config import Config, PPOConfig
-from funcppo.core import random
+from funcppo.core import files, random, tree
 from funcppo.core.files import shorten
 from funcppo.core.host import NO_DEADLINE, Deadline
-from funcppo.core.types import F32, I64
+from funcppo.core.types import F32, I64, Bool
 from funcppo.kg.config import (
     CHECKPOINT_FILE,
+    GRAPH_FILE,
     MAX_VALID_FIRINGS,
     PREVIOUS_CHECKPOINT_FILE,
     Note,
@@ -30,8 +32,15 @@ from funcppo.kg.config import (
     read_config,
 )
 from funcppo.kg.graph import loaders
-from funcppo.kg.graph.dataset import Dataset
+from funcppo.kg.graph.dataset import (
+    Dataset,
+    assign_ids,
+    index_entities,
+    predicate_ids,
+)
+from funcppo.kg.graph.triples import DataConfig
 from funcppo.kg.logic.derive import RulePlan
+from funcppo.kg.logic.fixpoint import RuleCounts
 from funcppo.kg.ranking import ranking, scoring
 from funcppo.kg.ranking.ranking import (
     RankingProtocol,
@@ -41,7 +50,7 @@ from funcppo.kg.ranking.ranking import (
 from funcppo.kg.run import fit
 from funcppo.kg.run.budget import Choice
 from funcppo.kg.run.fit import QuestionSetup, ValidEvidence
-from funcppo.kg.scores import link_embedding, path_network
+from funcppo.kg.scores import learned, link_embedding, path_network
 from funcppo.kg.scores.learned import QuestionParams
 from funcppo.kg.scores.score import parse
 from funcppo.kg.search import task as prover_task
@@ -200,12 +209,17 @@ def build_run(
     on_phase: PhaseCallback = ignore_phase,
     deadline: Deadline = NO_DEADLINE,
     plan: RulePlan | None = None,
+    counts: RuleCounts | None = None,
+    *,
+    for_training: bool = True,
 ) -> Run:
     """Build a run before its first update, without a chosen score and without listed questions.
 
     Args:
       deadline: of what the rules derive at a height above 1.
       plan: as in `build_task`.
+      counts: as in `build_task`.
+      for_training: it will be trained or validated, not asked alone.
 
     Raises:
       ValueError: see `build_task`; or questions are to be learnt from at a height above 1.
@@ -223,6 +237,7 @@ def build_run(
         with_derivations=not asks,
         deadline=deadline,
         plan=plan,
+        counts=counts,
     )
     rule_score = parse(run_config.rule_score)
     task = scoring.with_score_counts(task, rule_score, on_phase)
@@ -236,15 +251,16 @@ def build_run(
     if asks:
         setup = fit.set_up(task, run_config.questions)
         cfg = fit.question_learner(setup.policy, ppo_config(run_config))
-        world = fit.question_world(setup)
+        world = fit.question_world(setup) if for_training else None
         embedding, network = fit.blank_priors(
             task, setup.policy.aggregation, run_config
         )
         n_queries = min(n_queries or len(dataset.valid), len(dataset.valid))
     else:
         cfg = proof_learner(run_config, task)
-        world = prover_task.training_world(task)
+        world = prover_task.training_world(task) if for_training else None
         n_wanted = min(n_queries or 1000, len(dataset.valid))
+        n_wanted *= for_training
         n_queries = _count_validation_queries(task, cfg, n_wanted)
         if n_queries < n_wanted:
             note = (
@@ -289,9 +305,13 @@ def proof_learner(run_config: RunConfig, task: ProverTask) -> Config:
 def init_train_state(
     run_config: RunConfig, cfg: Config, world: Any
 ) -> TrainState:
-    """Return the training state before the first update."""
+    """Return the training state before the first update; without a world, parameters that are not trained."""
     key = random.key(run_config.seed, run_config.device)
-    return train_step.init(cfg, world, key)
+    if world is not None:
+        return train_step.init(cfg, world, key)
+    params, none = cfg.agent.init(cfg.agent.cfg, key), cast(Any, ())
+    update = torch.zeros((), dtype=torch.int64, device=key.device)
+    return TrainState(params, none, none, none, key, update, none)
 
 
 def _initial_state(
@@ -452,45 +472,406 @@ def with_valid_evidence(run: Run, seconds: float = math.inf) -> Run:
     return replace(run, valid_evidence=collected)
 
 
+# -- the graph of a run
+
+
+class Alignment(NamedTuple):
+    """Ids of training for the ids of another graph; -1 for what training did not have."""
+
+    entity: I64[np.ndarray, "C1"]
+    predicate: I64[np.ndarray, "P1"]
+    rule: I64[np.ndarray, "R"]
+
+
+class PresentGraph(NamedTuple):
+    """Facts that are there now, with the names and rules of a run."""
+
+    dataset: Dataset
+    # of its rules in training; None where they are to be counted
+    counts: RuleCounts | None
+    trained: Dataset
+    # where what the run has learnt belongs; None where nothing has changed
+    where: Alignment | None = None
+
+
+def write_graph(task: ProverTask, folder: Path) -> None:
+    """Write names, triples, rules and the counts of rules that a run is trained on to its folder, compressed."""
+    dataset = task.dataset
+    support, pairs = task.kb.support, task.kb.body_pairs
+    pairs = pairs - float(task.cfg.smoothing or 0.0)
+    arrays = {
+        "support": support.cpu().numpy(),
+        "body_pairs": pairs.cpu().numpy(),
+    }
+    meta: checkpoint.Meta = {files.FORMAT_KEY: files.FORMAT}
+    for field in fields(dataset):
+        value = getattr(dataset, field.name)
+        if isinstance(value, np.ndarray):
+            arrays[field.name] = value
+        elif field.name != "stored":
+            is_names = field.name == "entities"
+            meta[field.name] = list(value) if is_names else value
+    arrays["__meta__"] = np.frombuffer(json.dumps(meta).encode(), np.uint8)
+    files.write_atomically(
+        folder / GRAPH_FILE,
+        lambda file: np.savez_compressed(file, **cast(Any, arrays)),
+    )
+
+
+def read_graph(
+    folder: Path, config: RunConfig | None = None
+) -> tuple[Dataset, RuleCounts | None]:
+    """Return the data set that a run was trained on, and its counts of rules; None where they are to be counted.
+
+    Args:
+      config: the settings; None for those in the folder.
+
+    Raises:
+      ValueError: the folder holds no run, or its file is damaged; of a folder without one, the data set that its
+        settings name cannot be read.
+    """
+    path = folder / GRAPH_FILE
+    if not path.exists():
+        config = config or read_config(folder)
+        return _load_source(config, folder, config.data), None
+    arrays, meta = checkpoint.read(path)
+    del meta[files.FORMAT_KEY]
+    support, pairs = (
+        torch.from_numpy(arrays.pop(name)).round().long()
+        for name in ("support", "body_pairs")
+    )
+    values: dict[str, Any] = {**meta, **arrays}
+    for name in ("entities", "predicates", "arities", "notes"):
+        values[name] = tuple(values[name])
+    # Where they are not derived from themselves alone: see `with_confidence`.
+    counts = RuleCounts(support, pairs, torch.zeros_like(support))
+    return Dataset(**values), counts
+
+
+def _load_source(
+    config: RunConfig, folder: Path, cfg: DataConfig, **options: bool
+) -> Dataset:
+    """Load the data set that a run's settings name; an error names the run's folder.
+
+    Raises:
+      ValueError: it cannot be read.
+    """
+    try:
+        return loaders.load(config.dataset, config.rules, cfg=cfg, **options)
+    except ValueError as error:
+        raise ValueError(
+            f"{folder}: the run needs its data set {shorten(config.dataset)}, or other facts (--graph): {error}"
+        ) from None
+
+
+def present_graph(
+    folder: Path,
+    graph: Dataset | None = None,
+    change: Callable[[Dataset], Dataset] | None = None,
+) -> PresentGraph:
+    """Return the facts that are there now, with the names, rules and counts of rules of a run.
+
+    Ids of relations are those of training, followed by those of other relations. The entities are those that are there
+    now. Rules with entities that are not there are left out.
+
+    Args:
+      graph: whose facts they are; None for the data set that the settings of the run name, as it is now, or for the
+        facts of training where it is gone.
+      change: of the graph before what is held out is ranked; it keeps the facts.
+
+    Raises:
+      ValueError: a file cannot be read, or the rules of the run have no relation of the graph.
+    """
+    trained, counts = read_graph(folder)
+    config = read_config(folder)
+    is_source, ratios = graph is None, None
+    if graph is None:
+        graph, ratios = _read_source(config, folder, trained)
+    moved, where = _align(trained, graph)
+    before = _move(trained, moved, where)
+    if ratios is not None:
+        moved = _with_split_of(moved, before)
+    if change is not None:
+        moved, where = _align(trained, change(moved))
+        before = _move(trained, moved, where)
+    elif _is_same(trained, moved):
+        notes = graph.notes if is_source and ratios is None else trained.notes
+        notes = tuple(dict.fromkeys((*trained.notes, *notes)))
+        return PresentGraph(replace(trained, notes=notes), counts, trained)
+
+    changes = _describe_changes(trained, before, moved)
+    notes = [Note("answers", changes)] if changes else []
+    moved = replace(moved, notes=(*moved.notes, *notes))
+    if counts is not None:
+        rows = torch.from_numpy(where.rule)
+        counts = RuleCounts(*(column[rows] for column in counts))
+    return PresentGraph(moved, counts, trained, where)
+
+
+def _read_source(
+    config: RunConfig, folder: Path, trained: Dataset
+) -> tuple[Dataset, str | None]:
+    """Return the data set of a run as it is now, with the shares by which training split it; None for no such split.
+
+    It is that of training where it is gone, where it has a name and no path, or where the run does not hold it.
+    """
+    source = Path(config.dataset)
+    if not (source.is_absolute() and source.exists()):
+        note = f"{source} is not there: the facts are those of training"
+        notes = (*trained.notes, *[note] * source.is_absolute())
+        return replace(trained, notes=notes), None
+    if not (folder / GRAPH_FILE).exists():
+        return trained, None
+    ratios = config.data.split_ratios
+    cfg = replace(config.data, split_ratios=None, split_seed=0)
+    config = replace(config, rules=None)
+    return _load_source(config, folder, cfg, with_rules=False), ratios
+
+
+def _align(trained: Dataset, graph: Dataset) -> tuple[Dataset, Alignment]:
+    """Return a graph with ids of the trained data set and its rules; see `present_graph`."""
+    predicates, of_graph = predicate_ids(trained), predicate_ids(graph)
+    keys = [*predicates, *sorted(of_graph.keys() - predicates.keys())]
+    before, present = index_entities(trained), index_entities(graph)
+    entities = [name for name in trained.entities if name in present]
+    entities += sorted(name for name in present if name not in before)
+
+    number, number_of_key = assign_ids(entities), assign_ids(keys)
+    to_entity = np.array([0, *(number[x] for x in graph.entities)])
+    to_predicate = np.array([0, *(number_of_key[x] for x in of_graph)])
+    width = max(trained.atom_width, graph.atom_width)
+    tables = {
+        name: _renumber(getattr(graph, name), to_predicate, to_entity, width)
+        for name in ("train", "valid", "test", "facts")
+    }
+    # The order of lines says nothing; that of held-out triples is their place.
+    tables |= {x: np.unique(tables[x], axis=0) for x in ("train", "facts")}
+    if graph.known is not None:
+        known = graph.known, to_predicate, to_entity, width
+        tables["known"] = _renumber(*known)
+    if graph.candidates is not None:
+        tables["candidates"] = np.sort(to_entity[graph.candidates])
+
+    of_trained = [0, *(number.get(x, 0) for x in trained.entities)]
+    rules, kept = _move_rules(trained, of_trained, len(entities), width)
+    moved = replace(
+        graph,
+        predicates=tuple(name for name, _ in keys),
+        arities=tuple(arity for _, arity in keys),
+        entities=tuple(entities),
+        rules=rules,
+        rule_weights=trained.rule_weights[kept],
+        rule_counts=None,
+        rule_estimates=None,
+        stored=None,
+        **tables,
+    )
+    _check_relations(trained, moved)
+    entity = np.array([0, *(before.get(name, -1) for name in entities)])
+    predicate = np.array([0, *(predicates.get(key, 0) or -1 for key in keys)])
+    return moved, Alignment(entity, predicate, kept)
+
+
+def _move_rules(
+    trained: Dataset, entity: Sequence[int], n_entities: int, width: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the rules of training by other ids of entities, without those that name one of id 0, and their rows."""
+    terms = trained.rules[:, :, 1:]
+    # Variables follow the constants.
+    n_variables = max(0, int(terms.max(initial=0)) - trained.n_constants)
+    variables = n_entities + 1 + np.arange(n_variables)
+    to_term = np.concatenate([entity, variables]).astype(np.int64)
+    is_there = ((terms == 0) | (to_term[terms] > 0)).all((1, 2))
+    same, kept = np.arange(trained.n_predicates + 1), is_there.nonzero()[0]
+    return _renumber(trained.rules[kept], same, to_term, width), kept
+
+
+def _renumber(
+    table: np.ndarray, predicate: np.ndarray, term: np.ndarray, width: int
+) -> np.ndarray:
+    """Return a table of atoms [..., W] with other ids, padded to a width."""
+    moved = np.zeros((*table.shape[:-1], width), np.int32)
+    moved[..., 0] = predicate[table[..., 0]]
+    moved[..., 1 : table.shape[-1]] = term[table[..., 1:]]
+    return moved
+
+
+def _check_relations(trained: Dataset, moved: Dataset) -> None:
+    """Raise ValueError unless a rule is left and some rule reads a relation that the graph has."""
+    body = trained.rules[:, 1:, 0]
+    wanted = set(body[body > 0].tolist())
+    if len(moved.rules) and wanted & set(moved.facts[:, 0].tolist()):
+        return
+    names = [shorten(trained.predicates[i - 1]) for i in sorted(wanted)]
+    some = ", ".join(names[:3]) + ", ..." * (len(names) > 3)
+    raise ValueError(
+        f"{moved.name}: expected facts of relations and entities that the rules of the run name ({some}), got none"
+    )
+
+
+def _move(trained: Dataset, moved: Dataset, where: Alignment) -> Dataset:
+    """Return the triples of training whose entities another graph has, by its ids."""
+    to_entity = np.zeros(trained.n_constants + 1, np.int64)
+    is_known = where.entity > 0
+    to_entity[where.entity[is_known]] = is_known.nonzero()[0]
+    same = np.arange(trained.n_predicates + 1)
+    tables: dict[str, Any] = {}
+    for name in ("train", "valid", "test", "facts"):
+        table = _renumber(
+            getattr(trained, name), same, to_entity, moved.atom_width
+        )
+        arities = np.array([0, *trained.arities])[table[:, 0]]
+        kept = (table[:, 1:] > 0).sum(1) == arities
+        tables[name] = table[kept]
+    return replace(moved, **tables)
+
+
+def _with_split_of(moved: Dataset, before: Dataset) -> Dataset:
+    """Return a graph that was split at random, with the triples held out that training held out."""
+    valid, test = (
+        table[_is_in(table, moved.facts)]
+        for table in (before.valid, before.test)
+    )
+    is_held_out = _is_in(moved.facts, np.concatenate([valid, test]))
+    facts = moved.facts[~is_held_out]
+    return replace(moved, train=facts, facts=facts, valid=valid, test=test)
+
+
+def _is_in(table: np.ndarray, other: np.ndarray) -> Bool[np.ndarray, "n"]:
+    """Return which rows of a table another one has."""
+    both = np.concatenate([table, other])
+    row = np.unique(both, axis=0, return_inverse=True)[1].reshape(-1)
+    return np.isin(row[: len(table)], row[len(table) :])
+
+
+def _is_same(trained: Dataset, moved: Dataset) -> bool:
+    """Return whether an aligned graph has the names and triples of training, held-out ones in the same order."""
+    names = tuple(trained.entities), trained.predicates
+    if names != (moved.entities, moved.predicates):
+        return False
+    return all(
+        np.array_equal(np.unique(getattr(trained, name), axis=0), table)
+        for name, table in (("train", moved.train), ("facts", moved.facts))
+    ) and all(
+        np.array_equal(table, other)
+        for table, other in (
+            (trained.valid, moved.valid),
+            (trained.test, moved.test),
+        )
+    )
+
+
+def _describe_changes(trained: Dataset, before: Dataset, moved: Dataset) -> str:
+    """Describe in one line how the facts and names differ from those of training; empty if they are the same."""
+    n_same = int(_is_in(moved.facts, before.facts).sum())
+    n_gone = len(np.unique(trained.facts, axis=0)) - n_same
+    known = index_entities(trained)
+    n_entities = sum(name not in known for name in moved.entities)
+    added = moved.predicates[trained.n_predicates :]
+    n_dropped = len(trained.rules) - len(moved.rules)
+    parts = [_count(len(moved.facts) - n_same, "fact", "new")]
+    parts.append(f"{n_gone:,} gone")
+    if n_entities:
+        parts.append(_count(n_entities, "entity", "new", "entities"))
+    if added:
+        names = ", ".join(map(shorten, added[:3])) + ", ..." * (len(added) > 3)
+        new = _count(len(added), "relation", "new")
+        parts.append(f"{new}, which no rule names ({names})")
+    if n_dropped:
+        parts.append(
+            _count(n_dropped, "rule", "left out for want of an entity")
+        )
+    if len(moved.facts) == n_same and not n_gone + n_entities + len(added):
+        return ""
+    return f"{', '.join(parts)}; rules and weights are those of training"
+
+
+def _count(n: int, noun: str, state: str, nouns: str = "") -> str:
+    """Format a number of things and what is said of them."""
+    return f"{n:,} {noun if n == 1 else nouns or noun + 's'} {state}"
+
+
 # -- a run at its checkpoint
 
 
 def open_run(
-    folder: Path, device: str = "cpu", on_phase: PhaseCallback = ignore_phase
+    folder: Path,
+    device: str = "cpu",
+    on_phase: PhaseCallback = ignore_phase,
+    graph: Dataset | None = None,
+    change: Callable[[Dataset], Dataset] | None = None,
+    *,
+    recount: bool = False,
 ) -> Run:
-    """Open the run in a folder at its last checkpoint, to evaluate or to resume it.
+    """Open the run in a folder at its last checkpoint, to ask it about the facts that are there now.
+
+    Args:
+      graph: the facts; see `present_graph`.
+      change: of what is held out; see `present_graph`.
+      recount: count the rules over these facts; their confidences are those of training otherwise.
 
     Raises:
-      ValueError: the folder holds no run, or its data set has changed since.
+      ValueError: the folder holds no run, or the graph does not fit it.
     """
     run_config = replace(read_config(folder), device=device)
-    return resume_run(run_config, folder, on_phase)
+    on_phase("reading data")
+    dataset, counts, trained, where = present_graph(folder, graph, change)
+    if where is None:
+        return _restore(run_config, folder, dataset, on_phase)
+    counts = None if recount else counts
+    run = build_run(
+        run_config, dataset, on_phase, counts=counts, for_training=False
+    )
+    path, damage_notes = find_checkpoint(folder)
+    arrays, meta = checkpoint.read(path)
+    state = _move_state(run, arrays, trained, where)
+    return _with_state(run, path, state, meta, damage_notes)
 
 
 def resume_run(
     run_config: RunConfig, folder: Path, on_phase: PhaseCallback = ignore_phase
 ) -> Run:
-    """Build the run of the given settings and restore it from the last checkpoint in a folder.
+    """Build the run of the given settings, on the facts of its training, and restore it from its last checkpoint.
 
     Raises:
-      ValueError: the data set cannot be read or has changed, or the checkpoint does not belong to it.
+      ValueError: the checkpoint does not belong to the facts.
     """
     on_phase("reading data")
-    dataset = load_dataset_of(run_config, folder)
+    dataset, _ = read_graph(folder, run_config)
+    return _restore(run_config, folder, dataset, on_phase)
+
+
+def _restore(
+    run_config: RunConfig,
+    folder: Path,
+    dataset: Dataset,
+    on_phase: PhaseCallback,
+) -> Run:
+    """Build the run of the given settings on its own facts and restore it from its last checkpoint."""
     path, damage_notes = find_checkpoint(folder)
     _check_unchanged(path, run_config, dataset)
     run = build_run(run_config, dataset, on_phase)
     state, meta = checkpoint.restore(path, run.state, dataset.fingerprint)
+    return _with_state(run, path, state, meta, damage_notes)
+
+
+def _with_state(
+    run: Run,
+    path: Path,
+    state: RunState,
+    meta: checkpoint.Meta,
+    damage_notes: Sequence[str],
+) -> Run:
+    """Return the run with the state and metadata of a checkpoint."""
     _check_meta(
         path, meta, (EVIDENCE_SCORE,) if run.questions else PROOF_SCORES
     )
-
     setup = run.questions
     if setup is not None and link_embedding.n_models(state.embedding):
         setup = fit.with_embedding(setup, state.embedding, "fact")
     if setup is not None and path_network.is_network(state.bellman_ford):
         network = fit.make_network(run.task, state.bellman_ford)
-        setup = fit.with_network(setup, network, "fact", run_config.seed)
+        setup = fit.with_network(setup, network, "fact", run.run_config.seed)
     # What reads a run shows the notes on its task.
     task = replace(run.task, notes=(*run.task.notes, *damage_notes))
     return replace(
@@ -507,20 +888,100 @@ def resume_run(
     )
 
 
-def load_dataset_of(run_config: RunConfig, folder: Path) -> Dataset:
-    """Load the data set of a trained run; an error names the run's folder.
+# What the axes of stored parameters count: labels, or as many parts of each (B), shapes of rules (S), rules (R),
+# entities (C), terms (T), predicates (P), and the fact and the rules (F).
+_AXES: Mapping[str, tuple[str, ...]] = {
+    "score.feature_weight": ("B", "S"),
+    "score.rule_weight": ("", "R"),
+    "score.own_degree_weight": ("B",),
+    "score.linked_weight": ("B",),
+    "score.link_weight": ("B", "B"),
+    "score.degree_weight": ("B", "B"),
+    "score.prior_weight": ("B",),
+    "score.network_prior_weight": ("B",),
+    "value_weight": ("B",),
+    "embedding.entity": ("", "C"),
+    "embedding.label": ("", "B"),
+    "bellman_ford.asked": ("B",),
+    "bellman_ford.weight": ("", "B"),
+    "bellman_ford.weight_by_asked": ("", "", "B"),
+    "term_embedding": ("T",),
+    "predicate_embedding": ("P",),
+    "rule_embedding": ("F",),
+}
 
-    Raises:
-      ValueError: it is not where it was in training, or cannot be read.
+
+def _move_state(
+    run: Run,
+    arrays: Mapping[str, np.ndarray],
+    trained: Dataset,
+    where: Alignment,
+) -> RunState:
+    """Return the stored state of a run by the ids of an aligned graph.
+
+    What training did not have has weights of 0; terms and predicates that a policy has not seen have the mean vector
+    of those that it has.
     """
-    try:
-        return loaders.load(
-            run_config.dataset, run_config.rules, cfg=run_config.data
-        )
-    except ValueError as error:
-        raise ValueError(
-            f"{folder}: the run needs its data set {shorten(run_config.dataset)} as in training: {error}"
-        ) from None
+    state, rows = run.state, _rows_of_axes(run, trained, where)
+    leaves: list[Tensor] = []
+    for path, leaf in zip(tree.paths(state), tree.leaves(state)):
+        if path.startswith("train_state.") and path != "train_state.update":
+            leaves.append(leaf)
+            continue
+        array = arrays[path]
+        name = path.removeprefix("best_params.").removeprefix("start_params.")
+        for axis, kind in enumerate(_AXES.get(name, ())):
+            if kind and array.size:
+                row, size = rows[kind], leaf.shape[axis]
+                if kind == "T":  # variables follow the constants
+                    first, n = trained.n_constants + 1, size - len(row)
+                    row = np.append(row, first + np.arange(n))
+                    row[row >= len(array)] = -1
+                array = _take_rows(array, axis, row, size, kind in "TP")
+        leaves.append(torch.from_numpy(array).to(leaf.device))
+    return tree.unflatten(state, leaves)
+
+
+def _take_rows(
+    array: np.ndarray, axis: int, row: np.ndarray, size: int, is_mean: bool
+) -> np.ndarray:
+    """Return the given rows of an axis, or all parts of these where its new size is a multiple of their number.
+
+    Args:
+      row: -1 for a row that is not there.
+      is_mean: such a row is the mean of all, otherwise 0.
+    """
+    n_parts = size // max(1, len(row))
+    row = (row[:, None] * n_parts + np.arange(n_parts)).reshape(-1)
+    taken = array.take(row.clip(0), axis)
+    fill = array[1:].mean(0) if is_mean else 0.0
+    taken[(*[slice(None)] * axis, row < 0)] = fill
+    return taken
+
+
+def _rows_of_axes(
+    run: Run, trained: Dataset, where: Alignment
+) -> Mapping[str, np.ndarray]:
+    """Return, for each kind of axis, the stored row of each row of an aligned graph; -1 for none."""
+    entity, predicate, rule = where
+    label = np.where(predicate < 0, -1, 2 * predicate)[:, None] + [0, 1]
+    label[predicate < 0] = -1
+    shape = np.zeros(1, np.int64)
+    if run.questions is not None:
+        table = torch.from_numpy(trained.rules)
+        before = learned.rule_shapes(table, trained.n_constants).numpy()
+        now = run.questions.aggregation.shape.cpu().numpy()
+        shape = np.zeros(1 + now.max(), np.int64)
+        shape[now] = before[rule]
+    return {
+        "B": label.reshape(-1),
+        "S": shape,
+        "R": rule,
+        "C": entity,
+        "T": entity,
+        "P": predicate,
+        "F": np.array([0, *(rule + 1)]),
+    }
 
 
 def _check_unchanged(
@@ -529,10 +990,9 @@ def _check_unchanged(
     """Raise ValueError unless the data set is the one that the checkpoint's run was trained on."""
     expected = checkpoint.read(path)[1].get("fingerprint")
     if expected != dataset.fingerprint:
-        rules = "" if run_config.rules is None else f" or {run_config.rules}"
         raise ValueError(
-            f"{path.parent}: the run was trained on other data: {run_config.dataset}{rules} has changed since; "
-            f"expected fingerprint {expected}, got {dataset.fingerprint} ({len(dataset.train):,} train triples, "
+            f"{path.parent}: the run was trained on other data than {run_config.dataset}; expected fingerprint "
+            f"{expected}, got {dataset.fingerprint} ({len(dataset.train):,} train triples, "
             f"{dataset.n_constants:,} entities, {len(dataset.rules):,} rules)"
         )
 

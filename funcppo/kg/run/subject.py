@@ -5,7 +5,6 @@ from __future__ import annotations
 import pickle
 import time
 from dataclasses import replace
-from pathlib import Path
 from typing import NamedTuple
 
 from funcppo.core.host import NO_DEADLINE, Deadline
@@ -16,7 +15,7 @@ from funcppo.kg.ranking.ranking import selection_metric
 from funcppo.kg.run import held_out
 from funcppo.kg.run.budget import RunTime
 from funcppo.kg.run.choices import Settings, choose_settings, describe_choice
-from funcppo.kg.run.run import Run, open_run
+from funcppo.kg.run.run import Run
 from funcppo.kg.scores import link_embedding
 from funcppo.kg.scores.score import Score, parse
 from funcppo.kg.search.beam import SearchStep
@@ -45,20 +44,6 @@ class Subject(NamedTuple):
     def search_step(self) -> SearchStep | None:
         """Return the step of the search by the run's policy; None without a policy."""
         return None if self.policy_run is None else self.policy_run.search_step
-
-
-def open_run_subject(
-    folder: Path,
-    score: str = "auto",
-    device: str = "cpu",
-    on_phase: PhaseCallback = ignore_phase,
-) -> Subject:
-    """Open a trained run with one of its scores, auto for its default score.
-
-    Raises:
-      ValueError: the folder holds no run, or the run does not have the score.
-    """
-    return run_subject(open_run(folder, device, on_phase), score, on_phase)
 
 
 def run_subject(

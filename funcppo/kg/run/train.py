@@ -42,6 +42,7 @@ from funcppo.core.settings import (
 from funcppo.core.types import Bool
 from funcppo.kg.config import (
     CHECKPOINT_FILE,
+    GRAPH_FILE,
     MINED_RULES_FILE,
     PREVIOUS_CHECKPOINT_FILE,
     RESULTS_FILE,
@@ -81,6 +82,7 @@ from funcppo.kg.run.run import (
     saved_update,
     training_world,
     with_training_data,
+    write_graph,
 )
 from funcppo.kg.run.subject import describe_default_score
 from funcppo.kg.scores.score import OTHER_FACTS, parse
@@ -724,8 +726,7 @@ def begin(
     run = choices.start_run(config, dataset, run_time, memory_limit)
     run = _with_details(run, _remove_stale_parts(out))
     if mined is not None:
-        stored = str((out / MINED_RULES_FILE).absolute())
-        config = replace(run.run_config, rules=stored)
+        config = replace(run.run_config, rules=MINED_RULES_FILE)
         run = replace(run, run_config=config)
     _write_start(run, out, mined and mined.path)
     return run
@@ -868,6 +869,7 @@ def _write_start(run: Run, out: Path, mined: Path | None) -> None:
         if mined is not None:
             with files.named_errors(out / MINED_RULES_FILE):
                 shutil.copyfile(mined, folder / MINED_RULES_FILE)
+        write_graph(run.task, folder)
         save_checkpoint(run, folder)
         write_config(run.run_config, folder)
 
@@ -879,7 +881,12 @@ def _write_start(run: Run, out: Path, mined: Path | None) -> None:
             PREVIOUS_CHECKPOINT_FILE,
         ):
             (out / name).unlink(missing_ok=True)
-        for name in (MINED_RULES_FILE, CHECKPOINT_FILE, CONFIG_FILE):
+        for name in (
+            MINED_RULES_FILE,
+            GRAPH_FILE,
+            CHECKPOINT_FILE,
+            CONFIG_FILE,
+        ):
             if (folder / name).exists():
                 (folder / name).replace(out / name)
     files.sync_folder(out)
@@ -917,6 +924,7 @@ def train_run(
     on_update: Callable[[int, dict[str, float]], object] = lambda *_: None,
     log: Sequence[LoggerName] = (),
     memory_limit: int | None = None,
+    dataset: Dataset | None = None,
 ) -> Run:
     """Train a new run to its last update; return it.
 
@@ -929,6 +937,7 @@ def train_run(
       on_update: receives the number and the metrics of each update.
       log: where the lines of metrics.jsonl go too: csv, tensorboard, wandb.
       memory_limit: of the parts in which the run computes, in bytes; None for no limit.
+      dataset: triples and rules; None to read those that the settings name.
 
     Returns:
       The run with the parameters that rank valid best.
@@ -948,7 +957,8 @@ def train_run(
     check_new_folder(folder)
     check_loggers(log)
     run_time = RunTime(run_config.seconds, on_phase=on_phase)
-    dataset = _read_data(run_config, run_time)
+    if dataset is None:
+        dataset = _read_data(run_config, run_time)
     run = choices.start_run(run_config, dataset, run_time, memory_limit)
     folder.mkdir(parents=True, exist_ok=True)
     _write_start(run, folder, None)

@@ -39,7 +39,7 @@ from torch.nn.functional import embedding_bag
 
 from funcppo.core import random
 from funcppo.core.settings import PositiveFloat, Size, check_fields
-from funcppo.core.types import F32, F64, I64, Bool
+from funcppo.core.types import F32, F64, I32, I64, Bool
 from funcppo.interfaces import (
     KL_REGULARISED_CATEGORICAL,
     Agent,
@@ -183,11 +183,7 @@ def make_world(
     kb: KnowledgeBase, sizes: KBSizes, facts: FactIndex
 ) -> AggregationWorld:
     """Build the inputs of the score: counts and shapes of the rules, and the degrees of all entities."""
-    terms = kb.rules[:, :, 1:]
-    is_constant = (terms > 0) & (terms <= sizes.n_constants)
-    n_atoms = (kb.rules[:, :, 0] > 0).sum(1)
-    n_terms = terms.shape[1] * terms.shape[2]
-    _, shape = unique_inverse(n_atoms * (n_terms + 1) + is_constant.sum((1, 2)))
+    shape = rule_shapes(kb.rules, sizes.n_constants)
     entity = facts.degree_key // n_labels(sizes)
     label = facts.degree_key % n_labels(sizes)
     ids = torch.arange(sizes.n_constants + 1, device=kb.facts.device)
@@ -200,6 +196,18 @@ def make_world(
         degree_offsets=torch.searchsorted(entity, ids),
         degree_code=label * N_BUCKETS + degree_bucket(facts.degree),
     )
+
+
+def rule_shapes(
+    rules: I32[Tensor, "R M W"], n_constants: int
+) -> I64[Tensor, "R"]:
+    """Return the shape of each rule: its number of atoms and constants, numbered in ascending order from 0."""
+    terms = rules[:, :, 1:]
+    is_constant = (terms > 0) & (terms <= n_constants)
+    n_atoms = (rules[:, :, 0] > 0).sum(1)
+    n_terms = terms.shape[1] * terms.shape[2]
+    _, shape = unique_inverse(n_atoms * (n_terms + 1) + is_constant.sum((1, 2)))
+    return shape
 
 
 def degree_bucket(degree: I64[Tensor, "n"]) -> I64[Tensor, "n"]:

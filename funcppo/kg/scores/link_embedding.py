@@ -135,9 +135,11 @@ def prior(
     given: I64[Tensor, "n"],
     answer: I64[Tensor, "n"],
 ) -> F32[Tensor, "n"]:
-    """Compute each answer's score minus the mean over all entities: a log-odds among the answers of a question."""
-    entity = params.entity.flatten(2)
-    mean = entity[:, 1:].mean(1)
+    """Compute each answer's score minus the mean over all entities: a log-odds among the answers of a question.
+
+    An entity that training did not have, with a vector of zeros, has the prior 0, and so have all answers about it.
+    """
+    above = _above_mean(params.entity.flatten(2))
     parts = [entity.new_zeros(0)]
     for row in torch.arange(len(model), device=model.device).split(PRIOR_ROWS):
         m = model[row]
@@ -145,7 +147,7 @@ def prior(
             params.entity[m, given[row]], params.label[m, label[row]]
         )
         # Sums of a row each: they do not depend on which rows are computed together.
-        parts.append((asked * (entity[m, answer[row]] - mean[m])).sum(-1))
+        parts.append((asked * above[m, answer[row]]).sum(-1))
     return torch.cat(parts)
 
 
@@ -154,9 +156,16 @@ def entity_scores(
 ) -> F64[Tensor, "n E"]:
     """Compute every entity's score as `prior` does, by the model that has seen all facts, in float64."""
     vectors, labels = params.entity[-1].double(), params.label[-1].double()
-    entity = vectors[1:].flatten(1)
     asked = _multiply(vectors[given], labels[label])
-    return asked @ (entity - entity.mean(0)).T
+    return asked @ _above_mean(vectors.flatten(1))[1:].T
+
+
+def _above_mean(entity: F32[Tensor, "... C1 D"]) -> F32[Tensor, "... C1 D"]:
+    """Return the vectors of entities minus their mean; 0 for one that training did not have, whose vector is 0."""
+    is_known = (entity != 0).any(-1, keepdim=True)
+    n_known = is_known[..., 1:, :].sum(-2, keepdim=True).clamp_min(1)
+    mean = entity[..., 1:, :].sum(-2, keepdim=True) / n_known
+    return torch.where(is_known, entity - mean, 0.0)
 
 
 def loss(penalty: float, params: Params, links: Links) -> F32[Tensor, ""]:

@@ -161,6 +161,7 @@ def build_task(
     by_query_if_large: bool = False,
     deadline: Deadline = NO_DEADLINE,
     plan: RulePlan | None = None,
+    counts: RuleCounts | None = None,
 ) -> ProverTask:
     """Build the task of a data set on the host, and move it to `device` as a whole.
 
@@ -176,6 +177,7 @@ def build_task(
       with_derivations: index the rules that derive each atom, which searches and training by proofs read.
       by_query_if_large: where T_P to height 1 is too large to hold, each query derives its own answers.
       plan: what the rules of the data set fire from, on the host; None to make it where it is needed.
+      counts: of the rules, which confidences are computed from; None to count them over the facts.
 
     Raises:
       ValueError: a setting is not chosen yet, there are no rules, or T_P exceeds `cfg.max_atoms` or, to a height above
@@ -188,8 +190,12 @@ def build_task(
         )
     on_phase(COUNTING)
     kb, sizes = kbase.from_dataset(dataset)
-    counts, count_notes = _count_rules(
-        dataset, settings.object_identity, kb, sizes, on_phase
+    counts, count_notes = (
+        (counts, [])
+        if counts
+        else _count_rules(
+            dataset, settings.object_identity, kb, sizes, on_phase
+        )
     )
     kb = with_confidence(kb, counts, settings.smoothing)
 
@@ -370,7 +376,8 @@ def with_answers(
         facts=facts,
     )
 
-    held_out = torch.from_numpy(held_out_triples(task.dataset)).to(facts.device)
+    others = known_triples(task.dataset)[len(task.dataset.facts) :]
+    held_out = torch.from_numpy(others).to(facts.device)
     known = held_out[derive.is_answering(held_out, queries, sides, sizes)]
     device = task.entity_pool.device
     answered = replace(
@@ -652,6 +659,8 @@ def _choose_fact_selection(
 
 def entity_pool(dataset: Dataset) -> tuple[I64[Tensor, "E"], bool]:
     """Return the entities to rank against, ascending, and whether they are the regions of the Countries protocol."""
+    if dataset.candidates is not None:
+        return torch.from_numpy(dataset.candidates), False
     if dataset.name.lower().startswith("countries"):
         ids = entity_ids(dataset.entities)
         regions = [ids[region] for region in COUNTRIES_REGIONS if region in ids]
@@ -661,8 +670,11 @@ def entity_pool(dataset: Dataset) -> tuple[I64[Tensor, "E"], bool]:
 
 
 def known_triples(dataset: Dataset) -> np.ndarray:
-    """Return all triples that are known to be true, [N, W]: the facts, then valid and test, with repetitions."""
-    return np.concatenate([dataset.facts, held_out_triples(dataset)])
+    """Return all triples that are known to be true, [N, W]: facts, valid and test, others; with repetitions."""
+    parts = [dataset.facts, held_out_triples(dataset)]
+    if dataset.known is not None:
+        parts.append(dataset.known)
+    return np.concatenate(parts)
 
 
 def held_out_triples(dataset: Dataset) -> np.ndarray:

@@ -35,8 +35,7 @@ from funcppo.kg.answers import (
     format_query,
     probability,
 )
-from funcppo.kg.config import RESULTS_FILE, RunConfig, read_config
-from funcppo.kg.graph import loaders
+from funcppo.kg.config import RESULTS_FILE, RunConfig
 from funcppo.kg.graph.dataset import Dataset
 from funcppo.kg.graph.rules import format_atom, format_rule
 from funcppo.kg.logic import prove
@@ -62,7 +61,7 @@ from funcppo.kg.ranking.ranking import (
 from funcppo.kg.ranking.scoring import SearchReplay
 from funcppo.kg.run import held_out
 from funcppo.kg.run.fit import QuestionSetup
-from funcppo.kg.run.run import Run
+from funcppo.kg.run.run import Run, read_graph
 from funcppo.kg.run.subject import describe_default_score, run_subject
 from funcppo.kg.scores import learned
 from funcppo.kg.search.task import PhaseCallback, ProverTask, ignore_phase
@@ -330,11 +329,7 @@ def check_same_data(folders: Sequence[Path]) -> None:
     Raises:
       ValueError: two are not, or a folder holds no run.
     """
-    configs = [read_config(folder) for folder in folders]
-    sources = [(config.dataset, config.data) for config in configs]
-    if all(source == sources[0] for source in sources):
-        return
-    loaded = [loaders.load(name, cfg=cfg) for name, cfg in sources]
+    loaded = [read_graph(folder)[0] for folder in folders]
     first = loaded[0]
     for folder, dataset in zip(folders[1:], loaded[1:]):
         if fingerprint(dataset) != fingerprint(first):

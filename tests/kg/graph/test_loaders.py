@@ -20,7 +20,6 @@ from funcppo.kg.graph.loaders import (
     id_files,
     load,
     to_triples,
-    write_splits,
 )
 from funcppo.kg.graph.rules import format_rule, with_counts_line
 from funcppo.kg.graph.triples import DataConfig
@@ -342,21 +341,6 @@ def test_whole_numbers_are_names():
 )  # fmt: skip
 def test_a_bad_source_is_one_line(source, problem):
     assert problem in message(to_triples, source)
-
-
-def test_a_data_set_is_read_back_as_it_was(tmp_path):
-    names = [" a ", "b,c", "d'e", 'f"g', "#h", "i\tj", "Zoë 🙂", "\x1b[0m"]
-    rows = [(name, "head relation", names[0]) for name in names]
-    dataset = loaders.from_triples(
-        [("head", "relation", "tail"), *rows],
-        valid=[("b,c", "relation", "tail")],
-        test=[("new", "other", "b,c")],
-    )
-    write_splits(dataset, tmp_path / "graph")
-    config = DataConfig(columns="head,relation,tail")
-    read = load(tmp_path / "graph", cfg=config)
-    assert read.entities == dataset.entities
-    assert read.fingerprint == dataset.fingerprint
 
 
 # -- PyKEEN

@@ -11,7 +11,7 @@ from funcppo.kg.answers import Answerer
 from funcppo.kg.config import ProverTaskConfig
 from funcppo.kg.graph import loaders
 from funcppo.kg.run.run import open_run
-from funcppo.kg.run.subject import dataset_subject, open_run_subject
+from funcppo.kg.run.subject import dataset_subject, run_subject
 from funcppo.kg.show import measure
 from funcppo.kg.show.explorer import Explorer, Site
 from tests.cli.runner import funcppo
@@ -66,7 +66,7 @@ def explorers(graph, runs):
         "untrained": dataset_subject(dataset, settings, "max-confidence")
     }
     for learner in ("questions", "proofs"):
-        subjects[learner] = open_run_subject(runs[learner])
+        subjects[learner] = run_subject(open_run(runs[learner]))
     return {
         name: Explorer(Answerer(subject)) for name, subject in subjects.items()
     }
