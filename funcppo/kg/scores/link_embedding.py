@@ -140,7 +140,7 @@ def prior(
     An entity that training did not have, with a vector of zeros, has the prior 0, and so have all answers about it.
     """
     above = _above_mean(params.entity.flatten(2))
-    parts = [entity.new_zeros(0)]
+    parts = [above.new_zeros(0)]
     for row in torch.arange(len(model), device=model.device).split(PRIOR_ROWS):
         m = model[row]
         asked = _multiply(
