@@ -7,9 +7,16 @@ back into a tree of the same structure, `read` without knowing the structure.
 
 from __future__ import annotations
 
+import hashlib
 import json
+import re
 import zipfile
+import zlib
+from collections.abc import Iterable, Mapping
+from dataclasses import fields, is_dataclass
+from functools import partial
 from pathlib import Path
+from types import CodeType, FunctionType, ModuleType
 from typing import Any, TypeVar, cast
 
 import numpy as np
@@ -204,6 +211,81 @@ def find_readable(path: Path, previous: str) -> tuple[Path, list[str]]:
         except DamagedCheckpointError:
             raise error from None
         return earlier, [f"{error}; {previous} is used in its place"]
+
+
+# Texts of what a result depends on
+
+
+def text_of(value: Any, seen: tuple[object, ...] = ()) -> str:
+    """Format what a result depends on as text that is equal in every process and shows every change.
+
+    A tensor is formatted by a digest of its numbers. A function is formatted by its name and, outside of this package,
+    its code, what it is bound to, and the functions and constants of its module that it names.
+
+    Args:
+      seen: functions that contain the value, which may contain themselves.
+    """
+    if is_dataclass(value) and not isinstance(value, type):
+        parts = [
+            f"{field.name}={text_of(getattr(value, field.name), seen)}"
+            for field in fields(value)
+        ]
+        return f"{type(value).__name__}({', '.join(parts)})"
+    if isinstance(value, Tensor):
+        data = value.detach().cpu().flatten().view(torch.uint8).numpy()
+        digest = hashlib.sha256(data.tobytes()).hexdigest()[:16]
+        return f"{_describe(value)} {digest}"
+    if isinstance(value, np.ndarray):
+        return text_of(torch.from_numpy(np.array(value)), seen)
+    if isinstance(value, FunctionType):
+        return _function_text(value, seen)
+    if isinstance(value, partial):
+        return text_of((value.func, value.args, value.keywords), seen)
+    if isinstance(value, Mapping):
+        return text_of(list(cast(Any, value).items()), seen)
+    if isinstance(value, tuple | list):
+        items = cast("Iterable[object]", value)
+        texts = [text_of(x, seen) for x in items]
+        return f"({', '.join(texts)}{',' * (len(texts) == 1)})"
+    if callable(value) or isinstance(value, ModuleType):
+        kind = type(value).__name__
+        name = getattr(value, "__qualname__", None)
+        return str(name or getattr(value, "__name__", kind))
+    return re.sub(r" at 0x[0-9a-f]+", "", repr(value))
+
+
+def _function_text(fn: FunctionType, seen: tuple[object, ...]) -> str:
+    """Format a function by its name, its code and what it reads beside its arguments."""
+    if fn.__module__.startswith("funcppo.") or fn in seen:
+        return fn.__qualname__
+    bound: list[object] = [*(fn.__defaults__ or ()), fn.__kwdefaults__ or ()]
+    names = list(fn.__code__.co_names)
+    code = _code_text(fn.__code__, names)
+    for cell in fn.__closure__ or ():
+        bound.append(cell.cell_contents)
+    for name in names:
+        value = fn.__globals__.get(name)
+        is_own = getattr(value, "__module__", None) == fn.__module__
+        if isinstance(value, bool | int | float | str | tuple | Tensor) or (
+            is_own and isinstance(value, FunctionType)
+        ):
+            bound.append(value)
+    digest = zlib.crc32(code.encode())
+    return f"{fn.__qualname__} {digest:08x} {text_of(bound, (*seen, fn))}"
+
+
+def _code_text(code: CodeType, names: list[str]) -> str:
+    """Format code without places in its file; append the names that the functions inside it read to `names`."""
+    parts = [code.co_code.hex(), repr(code.co_names)]
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            names.extend(constant.co_names)
+            parts.append(_code_text(constant, names))
+        elif isinstance(constant, frozenset):  # in no fixed order
+            parts.append(repr(sorted(map(repr, cast(Any, constant)))))
+        else:
+            parts.append(repr(constant))
+    return " ".join(parts)
 
 
 def _describe(tensor: Tensor) -> str:

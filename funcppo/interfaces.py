@@ -343,6 +343,15 @@ class NoWorld(NamedTuple):
     """Empty world, for an environment that reads no tensors beside its state."""
 
 
+def channel_axis(shape: tuple[int, ...]) -> int:
+    """Return the axis of a row's observation that lists channels, or features: the last one.
+
+    Of an image it is the first one where that is at most a quarter of each other axis, as in (3, 64, 64).
+    """
+    is_first = len(shape) == 3 and 4 * shape[0] <= min(shape[1:])
+    return 0 if is_first else len(shape) - 1
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EnvironmentSpec:
     """Sizes and dtypes of observations and actions, from which a network is built."""

@@ -15,7 +15,7 @@ import dataclasses
 import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import (
     TYPE_CHECKING,
@@ -32,6 +32,7 @@ import torch
 from torch import Tensor
 
 from funcppo import train_step
+from funcppo.checkpoint import text_of
 from funcppo.config import Config, PPOConfig
 from funcppo.core import random, tree
 from funcppo.core.host import Deadline
@@ -431,28 +432,19 @@ def distribute(learner: Learner[Params, State]) -> Learner[Params, State]:
 
 def settings_text(cfg: Config) -> dict[str, str]:
     """Return {setting: its text}, equal in every process, to compare a checkpoint with its learner."""
-    ppo = {
-        field.name: repr(getattr(cfg.ppo, field.name))
-        for field in fields(cfg.ppo)
+    texts = {
+        f"{owner}{field.name}": text_of(getattr(settings, field.name))
+        for owner, settings in (
+            ("", cfg.ppo),
+            ("env.", cfg.env),
+            ("agent.", cfg.agent),
+        )
+        for field in fields(settings)
+        if field.name != "host"
     }
-    return ppo | {
-        "env.spec": repr(cfg.env.spec),
-        "env.cfg": _text(cfg.env.cfg),
-        "agent.cfg": _text(cfg.agent.cfg),
-    }
-
-
-def _text(value: object) -> str:
-    """Format a setting as text that is equal in every process: a function by its name, not by its address."""
-    if is_dataclass(value) and not isinstance(value, type):
-        parts = [
-            f"{field.name}={_text(getattr(value, field.name))}"
-            for field in fields(value)
-        ]
-        return f"{type(value).__name__}({', '.join(parts)})"
-    if callable(value):
-        return str(getattr(value, "__qualname__", type(value).__name__))
-    return repr(value)
+    if cfg.env.host is not None:
+        texts["env.host.check"] = text_of(cfg.env.host.check)
+    return texts
 
 
 def compile(

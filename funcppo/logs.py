@@ -18,7 +18,6 @@ import numbers
 import os
 import platform
 import secrets
-import shutil
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -26,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 from funcppo.core import VERSION, files
 from funcppo.core.files import Json, shorten
-from funcppo.core.settings import FieldError
+from funcppo.core.settings import METRICS_FILE, FieldError
 
 if TYPE_CHECKING:
     from funcppo.runtime.compile import StrategyRecord
@@ -38,6 +37,7 @@ LoggerName = Literal["jsonl", "csv", "tensorboard", "wandb"]
 LogFn: TypeAlias = Callable[[Row], None]
 CSV_FILE = "metrics.csv"
 TENSORBOARD_FOLDER = "tensorboard"
+EVENTS_SUFFIX = ".funcppo"  # of event files, by which the next start knows them
 _WANDB_ACCOUNT = "an account of W&B (`wandb login`), or WANDB_MODE=offline"
 
 
@@ -159,6 +159,32 @@ def read_header(path: Path) -> Json:
     }
 
 
+def take_folder(
+    folder: Path, names: Sequence[LoggerName], overwrite: bool = False
+) -> None:
+    """Prepare a folder for the logs of a new run: remove those of an earlier one, or check that there are none.
+
+    Raises:
+      ValueError: one line that names a log of another run or program.
+    """
+    events = folder / TENSORBOARD_FOLDER
+    places = [folder / METRICS_FILE]
+    if overwrite:
+        places += [folder / CSV_FILE]
+        places += events.glob(f"*tfevents*{EVENTS_SUFFIX}")
+    elif "csv" in names:
+        places += [folder / CSV_FILE]
+    if "tensorboard" in names and not overwrite:
+        places += sorted(events.glob("*tfevents*"))
+    for place in places:
+        if overwrite:
+            place.unlink(missing_ok=True)
+        elif place.exists():
+            raise ValueError(
+                f"log: {place}: expected no log of another run, got one: choose another folder, or move it away"
+            )
+
+
 def package_versions() -> Json:
     """Return the versions of Python, PyTorch and funcppo, on which the last bits of a result depend."""
     import torch
@@ -273,7 +299,7 @@ def open_loggers(
     Args:
       names: which; jsonl is metrics.jsonl itself and adds nothing.
       folder: of the run; receives metrics.csv, tensorboard/ and wandb/.
-      rows: the lines of metrics.jsonl so far; without any the run is new, and its files take the place of older ones.
+      rows: the lines of metrics.jsonl so far, which these logs get first.
       settings: of the run, for W&B.
 
     Yields:
@@ -323,11 +349,11 @@ def _open_tensorboard(
     """Return a function that logs a row to TensorBoard, under the names of metrics.jsonl."""
     from torch.utils.tensorboard.writer import SummaryWriter
 
-    # Event files cannot be cut at an update, so all of them are written again.
+    # Event files cannot be cut at an update, so all of this run are written again.
     with files.named_errors(folder):
-        if folder.exists():
-            shutil.rmtree(folder)
-        writer = SummaryWriter(str(folder))
+        for path in folder.glob(f"*tfevents*{EVENTS_SUFFIX}"):
+            path.unlink()
+        writer = SummaryWriter(str(folder), filename_suffix=EVENTS_SUFFIX)
     stack.callback(writer.close)
 
     def log(row: Row) -> None:

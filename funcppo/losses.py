@@ -145,7 +145,7 @@ def loss_fn(
 def finite_rows(batch: Batch[Obs]) -> Bool[Tensor, "TB"]:
     """Return the mask [TB] of rows whose log probability, value, advantage and value target are all finite.
 
-    An observation is judged by what the behaviour policy made of it.
+    The log probability of an observation that is not finite is NaN: see `train_step.build_batch`.
     """
     return (
         torch.isfinite(batch.log_prob)

@@ -22,8 +22,8 @@ from funcppo.advantages import gae, next_values
 from funcppo.config import Config
 from funcppo.core import random, tree
 from funcppo.core.settings import reads_scalars_apart
-from funcppo.core.types import F32, I64, Obs, Params, Scan, State
-from funcppo.interfaces import GatherShards, Memory
+from funcppo.core.types import F32, I64, Bool, Obs, Params, Scan, State
+from funcppo.interfaces import GatherShards, MaskedObservation, Memory
 from funcppo.losses import Batch, LossMetrics, Scalars, Sequence
 from funcppo.minibatch import (
     MinibatchIndices,
@@ -67,6 +67,10 @@ class RolloutMetrics(NamedTuple):
     episode_return_sum: F32[Tensor, ""]  # sum of their undiscounted returns
     episode_length_sum: F32[Tensor, ""]  # sum of their lengths, steps
     n_truncated_episodes: F32[Tensor, ""]  # how many of them were truncated
+    # Rows that are not learnt from, by their cause.
+    n_nonfinite_observations: F32[Tensor, ""]
+    n_nonfinite_rewards: F32[Tensor, ""]
+    n_empty_masks: F32[Tensor, ""]  # rows without a legal action
     # Share of the variance of the value targets that the values explain, before the update; NaN if all targets are
     # equal, or a value or a target of any row is not finite.
     explained_variance: F32[Tensor, ""]
@@ -254,10 +258,12 @@ def build_batch(
         gamma=scalars.gamma,
         gae_lambda=scalars.gae_lambda,
     )
+    is_finite = _finite_observations(trajectory)
     batch = Batch(
         trajectory.obs,
         trajectory.action,
-        trajectory.log_prob,
+        # `losses.finite_rows` reads it: a network may return finite numbers for an observation that is not.
+        torch.where(is_finite, trajectory.log_prob, torch.nan),
         value,
         advantage,
         value_target,
@@ -272,6 +278,11 @@ def build_batch(
         .to(value.dtype)
         .sum(),
         n_truncated_episodes=trajectory.truncated.to(value.dtype).sum(),
+        n_nonfinite_observations=(~is_finite).to(value.dtype).sum(),
+        n_nonfinite_rewards=(~trajectory.reward.isfinite())
+        .to(value.dtype)
+        .sum(),
+        n_empty_masks=_count_empty_masks(cfg, trajectory),
         explained_variance=1
         - (value_target - value).var(correction=0)
         / value_target.var(correction=0),
@@ -280,6 +291,31 @@ def build_batch(
     is_recurrent = cfg.agent.initial_memory is not None
     sequence = Sequence(done.flatten(), memory_before) if is_recurrent else ()
     return Batch(*rows, sequence=sequence), metrics
+
+
+def _finite_observations(trajectory: Transition[Any]) -> Bool[Tensor, "T B"]:
+    """Return which observations hold no NaN and no infinity."""
+    reward = trajectory.reward
+    is_finite = torch.ones_like(reward, dtype=torch.bool)
+    for x in tree.leaves(trajectory.obs):
+        if x.is_floating_point():
+            by_row = x.isfinite().reshape(*reward.shape, -1).all(-1)
+            is_finite = is_finite & by_row
+    return is_finite
+
+
+def _count_empty_masks(
+    cfg: Config, trajectory: Transition[Any]
+) -> F32[Tensor, ""]:
+    """Count the observations whose mask leaves no legal action, or none of one of several actions."""
+    dtype, spec = trajectory.value.dtype, cfg.env.spec
+    if not isinstance(trajectory.obs, MaskedObservation):
+        return torch.zeros((), dtype=dtype, device=trajectory.value.device)
+    mask = trajectory.obs.action_mask
+    sizes = spec.action_sizes if spec is not None else None
+    parts = torch.split(mask, list(sizes or mask.shape[-1:]), -1)
+    is_empty = torch.stack([~part.any(-1) for part in parts]).any(0)
+    return is_empty.to(dtype).sum()
 
 
 @reads_scalars_apart

@@ -9,6 +9,7 @@ not, bit for bit.
 
 from __future__ import annotations
 
+import hashlib
 import math
 import os
 import tempfile
@@ -39,11 +40,14 @@ from torch import Tensor
 
 from funcppo import checkpoint as checkpoints
 from funcppo import logs
+from funcppo.checkpoint import text_of
 from funcppo.config import PPOConfig
 from funcppo.core import random, tree
+from funcppo.core.files import Json
 from funcppo.core.settings import METRICS_FILE
 from funcppo.core.types import F32, I64, Bool
 from funcppo.envs import wrappers
+from funcppo.envs.checks import check_layout
 from funcppo.envs.wrappers import evaluation_env
 from funcppo.interfaces import AnyEnvironment
 from funcppo.learner import (
@@ -65,7 +69,7 @@ from funcppo.runtime.capture import CapturedStep, capture
 from funcppo.runtime.compile import StrategyRecord
 from funcppo.runtime.distributed import launched_size
 from funcppo.runtime.reasons import ReasonCode
-from funcppo.train_step import EAGER_PARTS, Metrics, vmap_parts
+from funcppo.train_step import EAGER_PARTS, Metrics, TrainState, vmap_parts
 
 KEYS_AT_ONCE = 64  # steps of an evaluation whose keys are made together
 
@@ -182,8 +186,25 @@ class MetricsLog:
         logs.check_loggers(names)
         self._path = Path(folder) / METRICS_FILE
         self.names = names
+        self._header: Json = {}
         self._open = ExitStack()
         self._loggers: list[logs.LogFn] | None = None
+
+    def claim(self, header: Json, continues: bool) -> None:
+        """Take the folder for a run.
+
+        Args:
+          header: of the run, for the first line of metrics.jsonl.
+          continues: the run may continue a log, if that has the same header.
+
+        Raises:
+          ValueError: the folder holds the log of another run or program.
+        """
+        stored = logs.read_header(self._path) if continues else {}
+        if any(stored.get(name) != value for name, value in header.items()):
+            logs.take_folder(self.folder, self.names)
+        self._header = header
+        self._loggers = None
 
     def __call__(self, progress: Progress[Any]) -> None:
         """Write the metrics of an update to the log."""
@@ -209,7 +230,7 @@ class MetricsLog:
         logs.truncate(
             self._path,
             progress.update - 1,
-            logs.run_header(progress.record),
+            logs.run_header(progress.record) | self._header,
         )
         opened = logs.open_loggers(
             self.names,
@@ -283,18 +304,23 @@ def _read_options(
     check_positive(evaluate_every=evaluate_every, n_episodes=n_episodes)
     callbacks = options.get("callbacks", ())
     check_callbacks(callbacks)
-    log: object = options.get("log")
-    if log is None:
-        return [*callbacks], evaluate_every, n_episodes
+    log: Any = options.get("log")
+    given: list[object] = [*log] if isinstance(log, list | tuple) else [log]
+    opened = [_read_log(x) for x in given if x is not None]
+    return [*opened, *callbacks], evaluate_every, n_episodes
+
+
+def _read_log(log: object) -> MetricsLog:
+    """Return the log that an option names; its folder is created if it is missing."""
     if not isinstance(log, str | Path | MetricsLog):
         raise TypeError(
-            f"log: expected a folder or an fp.MetricsLog, got {log!r}"
+            f"log: expected a folder, an fp.MetricsLog or a list of such, got {log!r}"
         )
     log = log if isinstance(log, MetricsLog) else MetricsLog(log)
     _make_folder(
         log.folder, f"log: {log.folder}: expected a folder that can be written"
     )
-    return [log, *callbacks], evaluate_every, n_episodes
+    return log
 
 
 def train(
@@ -303,6 +329,8 @@ def train(
     *,
     seed: int = 0,
     device: torch.device | str = "cpu",
+    state: State | None = None,
+    params: object = None,
     compile_step: bool = False,
     checkpoint: str | Path | None = None,
     checkpoint_every: int | None = None,
@@ -320,6 +348,9 @@ def train(
       total_steps: environment steps in all; the last update is made whole.
       seed: of the first state.
       device: of the first state.
+      state: of another run, to start from in place of a new one: its parameters, moments, environments and key. The
+        update is counted from 0, and the scalars are those of the learner.
+      params: of another run, to start from with new moments and environments.
       compile_step: make updates by `fp.compile(learner, state)`.
       checkpoint: file that holds the state and the settings; if it exists, the run continues from it, with more
         `total_steps` if no schedule ends with them. If it is damaged or missing, the one before serves, which stands
@@ -327,7 +358,8 @@ def train(
       checkpoint_every: updates between two writes of it; None: it is written at the end alone.
       callbacks: list of functions that are called with a `Progress` after each update; one that returns true stops the
         run after the others were called. A `MetricsLog` is closed at the end.
-      log: a folder, where `metrics.jsonl` gets a line for each update and is continued with the run; or a `MetricsLog`.
+      log: a folder, where `metrics.jsonl` gets a line for each update and is continued with the run; a `MetricsLog`; or
+        a list of such. A folder with the log of another run is refused.
       evaluate_every: updates between two evaluations; the last update is evaluated, too. None: no evaluation.
       n_episodes: episodes of each policy in an evaluation.
 
@@ -350,15 +382,16 @@ def train(
     check_device(device)
     learner = with_length(learner, total_steps)
     path = checkpoint_path(checkpoint)
+    first = _first_state(learner, random.key(seed, device), state, params)
+    settings = _settings(learner, seed=seed, state=state, params=params)
     # Of several processes rank 0 reads the checkpoint.
-    whole = learner.init_whole(random.key(seed, device))
     whole, notes = restore_latest(
-        learner, whole, path if _is_main(learner) else None
+        learner, first, path if _is_main(learner) else None, settings
     )
-    state = learner.scatter(whole)
-    is_finished = int(state.update) >= learner.cfg.ppo.n_updates
-    is_compiled = compile_step and not is_finished
-    compiled = compile(learner, state) if is_compiled else None
+    whole = learner.scatter(whole)
+    notes += _begin(learner, whole, path, settings, callbacks)
+    is_compiled = compile_step and not _is_finished(learner, whole)
+    compiled = compile(learner, whole) if is_compiled else None
 
     evaluator = Evaluator(learner=learner, n_episodes=n_episodes)
     loop = Loop(
@@ -371,9 +404,48 @@ def train(
         evaluate_every=evaluate_every,
         path=path,
         checkpoint_every=checkpoint_every,
+        settings=settings,
     )
-    result = make_updates(loop, state)
+    result = make_updates(loop, whole)
     return result._replace(notes=(*notes, *result.notes, *evaluator.notes()))
+
+
+def _first_state(
+    learner: AnyLearner,
+    key: I64[Tensor, "2"],
+    state: State | None,
+    params: object,
+) -> State:
+    """Build the state that a run starts from: a new one, with the params or the rest of another run if given.
+
+    Raises:
+      ValueError: both are given, or one names a tensor of another shape or dtype than the learner's.
+      TypeError: it is no state.
+    """
+    new = learner.init_whole(key)
+    if state is not None and params is not None:
+        raise ValueError("state, params: expected one of them, got both")
+    if params is not None:
+        check_layout("params", "params", params, new.params)
+        moved = tree.map(lambda x: x.to(key.device), params)
+        return new._replace(params=tree.map(torch.clone, moved))
+    if state is None:
+        return new
+    if not isinstance(state, TrainState):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise TypeError(
+            f"state: expected a TrainState, as a result has it, got {type(state).__name__}"
+        )
+    hint = "; params=state.params starts with new environments"
+    if learner.cfg.env.host is not None:
+        raise ValueError(
+            f"state: expected an environment that is pure, got one on the host{hint}"
+        )
+    try:
+        check_layout("state", "state", state, new)
+    except ValueError as error:
+        raise ValueError(f"{error}{hint}") from None
+    moved = tree.map(lambda x: x.to(key.device).clone(), state)
+    return moved._replace(update=new.update, scalars=new.scalars)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -388,6 +460,7 @@ class Loop:
     evaluate: Callable[[State], Any]
     evaluate_every: int | None  # updates
     path: Path | None  # of the checkpoint
+    settings: dict[str, str]  # that the checkpoint is compared with
     checkpoint_every: int | None = None  # updates; the last one is saved too
     checkpoint_seconds: float = math.inf  # after the last checkpoint
 
@@ -409,8 +482,8 @@ class Loop:
             return
         state = self.learner.gather(state)
         if _is_main(self.learner):
-            settings = {"settings": settings_text(self.learner.cfg)}
-            checkpoints.save(self.path, state, settings, _previous(self.path))
+            meta: Json = {"settings": self.settings}
+            checkpoints.save(self.path, state, meta, _previous(self.path))
 
 
 def make_updates(loop: Loop, state: State) -> TrainResult[Any]:
@@ -494,7 +567,8 @@ def _closing_logs(callbacks: Sequence[Callback]) -> ExitStack:
 
 
 def _count_lost(metrics: Metrics, before: Tensor | None) -> Tensor:
-    """Add an update to the counts of applied and skipped minibatches, and of rows left out in units of minibatches.
+    """Add an update to the counts of applied and skipped minibatches, of rows left out in units of minibatches, and of
+    their causes.
 
     They stay on the device, one of each for each learner, so that counting waits for nothing.
     """
@@ -502,7 +576,15 @@ def _count_lost(metrics: Metrics, before: Tensor | None) -> Tensor:
     n_left_out = torch.where(
         n_applied > 0, metrics.loss.nonfinite_fraction * n_applied, 0.0
     )
-    counts = (n_applied, metrics.n_nonfinite_minibatches, n_left_out)
+    rollout = metrics.rollout
+    counts = (
+        n_applied,
+        metrics.n_nonfinite_minibatches,
+        n_left_out,
+        rollout.n_nonfinite_observations,
+        rollout.n_nonfinite_rewards,
+        rollout.n_empty_masks,
+    )
     lost = torch.stack(counts)
     return lost if before is None else before + lost
 
@@ -511,17 +593,24 @@ def _describe_lost(lost: Tensor | None) -> tuple[str, ...]:
     """Format, and issue as warnings, one line for each kind of data that was not learnt from; empty if all was."""
     if lost is None:  # no update was made
         return ()
-    n_applied, n_skipped, n_left_out = lost.reshape(3, -1).sum(1).tolist()
+    counts: list[float] = lost.reshape(len(lost), -1).sum(1).tolist()
+    n_applied, n_skipped, n_left_out, *causes = counts
+    kinds = (
+        "observations were not finite",
+        "rewards were not finite",
+        "observations had no legal action",
+    )
+    why = " and ".join(f"{n:.0f} {kind}" for n, kind in zip(causes, kinds) if n)
     notes: list[str] = []
     if n_skipped:
         notes.append(
             f"{n_skipped:.0f} minibatches were skipped and {n_applied:.0f} applied: "
-            "a loss or a gradient was not finite"
+            f"{why or 'a loss or a gradient was not finite'}"
         )
     if n_left_out:
         notes.append(
             f"{n_left_out / n_applied:.2%} of the rows were left out: "
-            "a reward, an observation or a value was not finite"
+            f"{why or 'an output of the network was not finite'}"
         )
     for note in notes:
         warnings.warn(note, TrainingNote, stacklevel=4)
@@ -604,10 +693,56 @@ def saved_update(path: Path) -> int:
     return int(arrays["update"].flat[0])
 
 
+def _settings(learner: AnyLearner, **others: object) -> dict[str, str]:
+    """Return {name: text} of everything that the result of a run depends on."""
+    named = {"world": learner.world, **others}
+    texts = {name: text_of(value) for name, value in named.items()}
+    return settings_text(learner.cfg) | texts
+
+
+def _is_finished(learner: AnyLearner, state: State) -> bool:
+    """Return whether no update is left to make."""
+    return _update_of(state) >= learner.cfg.ppo.n_updates
+
+
+def _begin(
+    learner: AnyLearner,
+    state: State,
+    path: Path | None,
+    settings: dict[str, str],
+    callbacks: Sequence[Callback],
+) -> tuple[str, ...]:
+    """Let the logs among the callbacks take their folders; return a note, also a warning, if no update is left.
+
+    A log is continued by the run that a checkpoint continues, and by one that begins again before its first checkpoint.
+
+    Raises:
+      ValueError: a folder holds the log of another run.
+    """
+    update, n_updates = _update_of(state), learner.cfg.ppo.n_updates
+    if _is_finished(learner, state):
+        note = f"{path}: holds all {update} updates of the run: nothing was trained"
+        warnings.warn(note, TrainingNote, stacklevel=3)
+        return (note,)
+    text = repr(sorted((settings | {"n_updates": ""}).items()))
+    run = {"run": hashlib.sha256(text.encode()).hexdigest()[:16]}
+    length = {} if update else {"n_updates": n_updates}
+    for callback in callbacks:
+        if isinstance(callback, MetricsLog):
+            callback.claim(run | length, continues=bool(update or path))
+    return ()
+
+
 def restore_latest(
-    learner: AnyLearner, state: State, path: Path | None
+    learner: AnyLearner,
+    state: State,
+    path: Path | None,
+    settings: Mapping[str, str],
 ) -> tuple[State, tuple[str, ...]]:
     """Load the latest readable checkpoint, or return the given state if there is none; also return notes.
+
+    Args:
+      settings: texts that must be those of the checkpoint.
 
     Returns:
       The state, and notes on it, which are warnings too.
@@ -621,7 +756,7 @@ def restore_latest(
     if not path.exists() and not path.with_name(previous).exists():
         return state, ()
     readable, notes = checkpoints.find_readable(path, previous)
-    state = _restore(readable, learner, state)
+    state = _restore(readable, learner, state, settings)
     if learner.cfg.env.host is not None:
         state = _restart_environments(learner, state)
         notes = [
@@ -754,9 +889,11 @@ def with_length(learner: AnyLearner, total_steps: int) -> AnyLearner:
 # Checkpoints
 
 
-def _restore(path: Path, learner: AnyLearner, like: State) -> State:
+def _restore(
+    path: Path, learner: AnyLearner, like: State, settings: Mapping[str, str]
+) -> State:
     stored: dict[str, str] = checkpoints.read(path)[1].get("settings", {})
-    for name, value in settings_text(learner.cfg).items():
+    for name, value in settings.items():
         found = str(stored.get(name))
         if name == "n_updates" and name in stored:
             _check_length(path, learner.cfg.ppo, int(found))
@@ -1153,7 +1290,9 @@ def train_many(
     learner = with_length(learner, total_steps)
     path = checkpoint_path(checkpoint)
     first = init_many(learner, seeds, device, scalars)
-    state, notes = restore_latest(learner, first, path)
+    settings = _settings(learner, seed=seeds, scalars=first.scalars)
+    state, notes = restore_latest(learner, first, path, settings)
+    notes += _begin(learner, state, path, settings, callbacks)
 
     evaluator = Evaluator(learner=learner, n_episodes=n_episodes)
     step, record = prepare_many(learner, state, strategy)
@@ -1167,6 +1306,7 @@ def train_many(
         evaluate_every=evaluate_every,
         path=path,
         checkpoint_seconds=CHECKPOINT_SECONDS,
+        settings=settings,
     )
     result = make_updates(loop, state)
     return result._replace(notes=(*notes, *result.notes, *evaluator.notes()))

@@ -26,6 +26,9 @@ def metrics(n_episodes=4.0, dropped_fraction=()):
             episode_return_sum=scalar(2.0 if n_episodes else 0.0),
             episode_length_sum=scalar(10.0 if n_episodes else 0.0),
             n_truncated_episodes=scalar(1.0),
+            n_nonfinite_observations=scalar(0.0),
+            n_nonfinite_rewards=scalar(0.0),
+            n_empty_masks=scalar(0.0),
             explained_variance=scalar(0.25),
         ),
         loss=LossMetrics(

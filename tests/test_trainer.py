@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 from dataclasses import replace
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -83,7 +84,7 @@ def test_a_run_continued_from_its_checkpoint_equals_one_without_a_stop(
     rest = fp.train(
         LEARNER,
         TOTAL_STEPS,
-        seed=99,  # the state is that of the checkpoint
+        seed=3,
         checkpoint=str(path),
         checkpoint_every=2,
         evaluate_every=3,
@@ -92,8 +93,9 @@ def test_a_run_continued_from_its_checkpoint_equals_one_without_a_stop(
     )
     assert seen == [3, 4, 5, 6]
     assert_trees_equal(rest.state, whole_run.state, rtol=0, atol=0)
-    again = fp.train(LEARNER, TOTAL_STEPS, checkpoint=path)
-    assert again.update == N_UPDATES
+    with pytest.warns(TrainingNote, match="nothing was trained"):
+        again = fp.train(LEARNER, TOTAL_STEPS, seed=3, checkpoint=path)
+    assert again.update == N_UPDATES and len(again.notes) == 1
     assert_trees_equal(again.state, whole_run.state, rtol=0, atol=0)
 
 
@@ -282,20 +284,194 @@ def test_what_is_not_learnt_from_is_noted():
     with pytest.warns(TrainingNote, match="minibatches were skipped"):
         result = fp.train(replace(learner, cfg=cfg), 16)
     assert result.notes == (
-        "16 minibatches were skipped and 0 applied: a loss or a gradient was not finite",
+        "16 minibatches were skipped and 0 applied: 16 rewards were not finite",
     )
     with pytest.warns(TrainingNote, match="32 minibatches were skipped"):
         fp.train_many(replace(learner, cfg=cfg), 16, seeds=2)
 
 
+class Walk(NamedTuple):
+    """A row, and how it errs."""
+
+    steps: torch.Tensor
+    error: torch.Tensor  # 0 for a right step
+
+
+def erring(kind: str, value=float("inf")):
+    """Six steps, one in twenty of which errs; the right action is the first of two."""
+
+    def reset(cfg, world, key):
+        zero = torch.zeros_like(key[:, 0])
+        return Walk(zero, zero > 0)
+
+    def step(cfg, world, state, action, key):
+        active = state.steps < 6
+        error = active & (fp.random.uniform(key, ()) < 1 / 20)
+        steps = state.steps + active
+        reward = torch.where(active & (action == 0), 1.0, 0.0)
+        if kind == "rewards":
+            reward = torch.where(error, value, reward)
+        error = torch.where(active, error, state.error)
+        never = torch.zeros_like(active)
+        return Walk(steps, error), fp.Timestep(reward, steps >= 6, never)
+
+    def observe(cfg, world, state):
+        x = state.steps[:, None].float()
+        if kind == "observations":
+            return torch.where(state.error[:, None], value, x)
+        if kind == "masks":
+            mask = torch.ones_like(x, dtype=torch.bool).expand(-1, 2)
+            return fp.MaskedObservation(x, mask & ~state.error[:, None])
+        return x
+
+    spec = fp.EnvironmentSpec(observation_size=1, action_size=2)
+    return fp.Environment(
+        cfg=None, reset=reset, step_functional=step, observe=observe, spec=spec
+    )
+
+
+@pytest.mark.parametrize("network", [fp.nets.mlp(8), fp.nets.gru(8)])
+@pytest.mark.parametrize("value", [float("inf"), float("nan")])
+@pytest.mark.parametrize(
+    ("kind", "cause"),
+    [
+        ("observations", "observations were not finite"),
+        ("rewards", "rewards were not finite"),
+        ("masks", "observations had no legal action"),
+    ],
+)
+def test_a_bad_row_costs_no_minibatch_and_its_cause_is_named(
+    kind, value, cause, network
+):
+    """Bounded activations hide an infinite observation from the loss, and not from its gradient."""
+    learner = fp.ppo(env=erring(kind, value), network=network, n_envs=16)
+    with pytest.warns(TrainingNote, match=cause):
+        result = fp.train(learner, 2 * 16 * 128)
+    (note,) = result.notes
+    assert "of the rows were left out" in note
+    assert all(x.isfinite().all() for x in tree.leaves(result.state.params))
+
+
+def test_running_moments_leave_a_bad_number_out():
+    env = wrappers.normalize_observation(erring("observations"))
+    rewards = wrappers.normalize_reward(erring("rewards", float("nan")))
+    for wrapped in (env, rewards):
+        learner = fp.ppo(env=wrapped, network=fp.nets.mlp(8), n_envs=8)
+        with pytest.warns(TrainingNote, match="not finite"):
+            result = fp.train(learner, 2 * 8 * 128)
+        moments = result.state.env_state.moments
+        assert all(x.isfinite().all() for x in moments)
+        assert (moments.n > 1500).all() and (moments.variance > 0.1).all()
+
+
 BOTH, ALONE = [fp.train, fp.train_many], [fp.train]
+
+
+def with_bonus(bonus: float):
+    """The environment with a reward that no setting states."""
+
+    def step(cfg, world, state, action, key):
+        state, timestep = ENV.step_functional(cfg, world, state, action, key)
+        return state, timestep._replace(reward=timestep.reward + bonus)
+
+    env = replace(ENV, step_functional=step)
+    return fp.ppo(env=env, network=fp.nets.mlp(8), **SIZES)
+
+
+def begin(train, path, learner=LEARNER, **options):
+    stop = lambda progress: progress.update == 1
+    if train is fp.train_many:
+        options = {"seeds": [options.pop("seed", 0)]} | options
+    return train(learner, 64, checkpoint=path, callbacks=[stop], **options)
+
+
+@pytest.mark.parametrize(
+    ("trains", "change", "name"),
+    [
+        (BOTH, {"seed": 1}, "seed"),
+        (BOTH, {"learner": with_bonus(0.5)}, "env.step_functional"),
+        (
+            BOTH,
+            {"learner": replace(with_bonus(1.0), world=(torch.ones(2),))},
+            "world",
+        ),
+        (ALONE, {"params": LEARNER.init(fp.random.key(5)).params}, "params"),
+        (BOTH[1:], {"scalars": {"gamma": [0.5]}}, "scalars"),
+    ],
+)
+def test_a_checkpoint_is_of_everything_that_its_result_depends_on(
+    trains, change, name, tmp_path
+):
+    for train in trains:
+        path = tmp_path / f"{train.__name__}.npz"
+        begin(train, path, with_bonus(1.0))
+        with pytest.raises(
+            ValueError, match=rf"npz: made with .*: {name}: exp"
+        ):
+            begin(train, path, **({"learner": with_bonus(1.0)} | change))
+        with pytest.warns(TrainingNote, match="nothing was trained"):
+            begin(train, path, with_bonus(1.0))
+            begin(train, path, with_bonus(1.0))
+
+
+@pytest.mark.parametrize("train", BOTH)
+@pytest.mark.parametrize(
+    "name",
+    ["metrics.jsonl", "metrics.csv", "tensorboard/events.out.tfevents.1"],
+)
+def test_the_log_of_another_stays_as_it_is(name, train, tmp_path):
+    pytest.importorskip("tensorboard")
+    other = tmp_path / name
+    other.parent.mkdir(exist_ok=True)
+    other.write_text('{"loss": 1}\n')
+    log = fp.MetricsLog(tmp_path, "csv", "tensorboard")
+    with pytest.raises(ValueError, match=f"{name}: expected no log of another"):
+        train(LEARNER, 32, log=log)
+    assert other.read_text() == '{"loss": 1}\n'
+    assert [x for x in tmp_path.rglob("*") if x.is_file()] == [other]
+
+
+def test_a_second_run_does_not_replace_the_log_of_the_first(tmp_path):
+    pytest.importorskip("tensorboard")
+    neighbour = tmp_path / "tensorboard" / "of_another_tool" / "notes.txt"
+    neighbour.parent.mkdir(parents=True)
+    neighbour.write_text("x")
+    log = fp.MetricsLog(tmp_path, "csv", "tensorboard")
+    fp.train(LEARNER, 64, log=log)
+    held = {x: x.read_bytes() for x in tmp_path.rglob("*") if x.is_file()}
+    assert len(held) == 4 and neighbour in held
+    for checkpoint in (None, tmp_path / "run.npz"):
+        with pytest.raises(ValueError, match="expected no log of another run"):
+            fp.train(LEARNER, 32, seed=1, checkpoint=checkpoint, log=log)
+    assert held == {x: x.read_bytes() for x in held}
+
+
+def test_several_logs_add_up(tmp_path):
+    places = [tmp_path / "a", fp.MetricsLog(tmp_path / "b", "csv")]
+    fp.train(LEARNER, 32, log=places)
+    assert (tmp_path / "a" / "metrics.jsonl").exists()
+    assert (tmp_path / "b" / "metrics.csv").exists()
+
+
+def test_a_run_that_ended_before_its_first_checkpoint_begins_its_log_again(
+    tmp_path,
+):
+    def fail(progress):
+        raise OSError("no power")
+
+    options = {"checkpoint": tmp_path / "run.npz", "log": tmp_path / "log"}
+    with pytest.raises(OSError, match="no power"):
+        fp.train(LEARNER, 64, callbacks=[fail], **options)
+    fp.train(LEARNER, 64, **options)
+    rows = logs.read(tmp_path / "log" / "metrics.jsonl")
+    assert [row["update"] for row in rows] == [1, 2]
 
 
 @pytest.mark.parametrize(
     ("trains", "error", "options", "line"),
     [
-        (BOTH, TypeError, {"log": 3}, "log: expected a folder or an fp.Metr"),
-        (BOTH, TypeError, {"log": ["a"]}, r"log: expected .*, got \['a'\]"),
+        (BOTH, TypeError, {"log": 3}, "log: expected a folder, an fp.Metr"),
+        (BOTH, TypeError, {"log": [["a"]]}, r"log: expected .*, got \['a'\]"),
         (BOTH, TypeError, {"logs": "a"}, "logs: expected an option of .* log"),
         (BOTH, ValueError, {"device": "gpu"}, "device: expected"),
         (BOTH, ValueError, {"device": "meta"}, "device: expected"),

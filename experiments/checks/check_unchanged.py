@@ -81,7 +81,11 @@ learner = fp.ppo(env=fp.envs.make("{env}"), network=fp.nets.{network}, n_steps=3
 state = learner.init(fp.random.key(0))
 for _ in range(3):
     state, metrics = learner.step(state)
-    for leaf in [*fp.tree.leaves(state), *fp.tree.leaves(metrics)]:
+    # Without the counts of rows that are left out by cause, which a baseline may lack.
+    names = [*fp.tree.paths(state), *fp.tree.paths(metrics)]
+    leaves = [*fp.tree.leaves(state), *fp.tree.leaves(metrics)]
+    causes = ("nonfinite_observations", "nonfinite_rewards", "empty_masks")
+    for leaf in [x for name, x in zip(names, leaves) if not name.endswith(causes)]:
         print(leaf.dtype, tuple(leaf.shape), hashlib.sha256(leaf.contiguous().numpy().tobytes()).hexdigest())
 """
 MAX_ERROR_CHARACTERS = 2000  # of what a failing process printed

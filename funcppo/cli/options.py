@@ -604,6 +604,8 @@ def _add_argument(group: Any, setting: Setting, text: str) -> None:
     else:
         words["metavar"] = setting.metavar
         words["nargs"] = "+" if has_several else None
+        if setting.field == "log":  # several places add up
+            words["action"] = "extend"
     short = setting.opt.short if setting.opt else ""
     group.add_argument(*filter(None, (short, setting.option)), **words)
 

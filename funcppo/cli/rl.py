@@ -45,7 +45,7 @@ from funcppo.core.settings import (
     write_config,
 )
 from funcppo.kg.config import CHECKPOINT_FILE, RESULTS_FILE
-from funcppo.logs import LoggerName, check_loggers
+from funcppo.logs import LoggerName, check_loggers, take_folder
 from funcppo.rl import (
     GSDE_DEFAULTS,
     RLConfig,
@@ -241,12 +241,14 @@ class Rl:
         Raises:
           ValueError: there is an earlier one, which is not to be replaced.
         """
-        if (folder / CONFIG_FILE).exists() and not self.overwrite:
-            raise ValueError(
-                f"{folder}: holds a run already: expected --resume, --overwrite or another folder"
-            )
+        take_folder(folder, self.log, self.overwrite)
         for name in RUN_FILES:
-            (folder / name).unlink(missing_ok=True)
+            path = folder / name
+            if path.exists() and not self.overwrite:
+                raise ValueError(
+                    f"{folder}: holds a run already, {name}: expected --resume, --overwrite or another folder"
+                )
+            path.unlink(missing_ok=True)
         write_config(config, folder)
 
     def _print_interrupted(

@@ -63,7 +63,7 @@ from funcppo.kg.config import (
     read_settings,
 )
 from funcppo.kg.mining import MiningConfig
-from funcppo.logs import LogFn, check_loggers
+from funcppo.logs import LogFn, check_loggers, take_folder
 from funcppo.runtime import distributed
 from funcppo.runtime.distributed import Processes
 
@@ -283,6 +283,8 @@ class Train:
             raise ValueError(
                 f"{self.out}: holds a run already: expected --resume, --overwrite or another folder"
             )
+        else:
+            take_folder(self.out, self.log, self.overwrite)
         select_device(config.device)
         with WorkDisplay("reading data", screen.console) as status:
             run_time.on_phase = tell_others(status.update)

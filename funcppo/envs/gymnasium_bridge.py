@@ -55,7 +55,7 @@ class GymnasiumConfig:
     observation_shape: tuple[Size, ...]  # of one row of the state
     observation_dtype: torch.dtype
     n_values: Size | None  # of a discrete observation, which becomes one-hot
-    scale_images: bool  # uint8 observations become numbers of [0, 1]
+    scale_images: bool  # bytes of images become numbers of [0, 1]
     mask_size: (
         Size | None
     )  # actions of `info["action_mask"]`, if it is observed
@@ -406,7 +406,10 @@ def _read_observation_space(name: str, space: Any) -> _Observations:
             "hand in a function that makes the environment in gymnasium.wrappers.FlattenObservation"
         )
 
-    is_image = space.dtype == np.uint8
+    # Other bytes, such as the cells of a board, are numbers.
+    is_image = space.dtype == np.uint8 and bool(
+        (space.low == 0).all() and (space.high == 255).all()
+    )
     shape = tuple(space.shape) or (1,)
 
     def to_array(obs: Any) -> np.ndarray:
@@ -465,7 +468,8 @@ def gymnasium(
       env: Gymnasium's id, or a function without arguments that makes one environment, in whatever wrappers.
       n_envs: rows, which `fp.ppo` then takes by default; None: as many as the learner has.
       vectorization_mode: "sync" steps rows in turn, "async" each in a process of its own.
-      scale_images: observe uint8 numbers as float32 of [0, 1]; else as they are, for a network that reads them.
+      scale_images: observe uint8 numbers with bounds 0 and 255 as float32 of [0, 1]; else they stay uint8. Those with
+        other bounds are float32 as they are.
       action_mask: observe `info["action_mask"]` too, as `fp.MaskedObservation`; illegal actions are then never made.
       make_options: keyword arguments of `gymnasium.make`, e.g. `max_episode_steps=200`.
 

@@ -50,6 +50,7 @@ from funcppo.interfaces import (
     EnvironmentSpec,
     MaskedObservation,
     Timestep,
+    channel_axis,
 )
 
 
@@ -405,8 +406,11 @@ def _update_moments(
 
     Source: Chan, Golub & LeVeque 1979, "Updating formulae and a pairwise algorithm for computing sample variances".
     """
-    x = x.to(torch.float64)
-    weight = is_counted.to(torch.float64).view(-1, *[1] * (x.ndim - 1))
+    # A number that is not finite would stay in the moments for good.
+    is_counted = is_counted & x.isfinite().view(len(x), -1).all(1)
+    is_row = is_counted.view(-1, *[1] * (x.ndim - 1))
+    x = torch.where(is_row, x.to(torch.float64), 0.0)
+    weight = is_row.to(torch.float64)
     if cfg.shared:
         n_added = weight.sum(0, keepdim=True)
         mean = (weight * x).sum(0, keepdim=True) / n_added.clamp_min(1.0)
@@ -597,8 +601,9 @@ def _step_normalize_reward(
     active = ~state.finished
     continues = (~timestep.terminated).to(torch.float64)
     discounted = state.discounted_return * cfg.settings.gamma * continues
+    reached = discounted + timestep.reward
     discounted_return = torch.where(
-        active, discounted + timestep.reward, state.discounted_return
+        active & reached.isfinite(), reached, state.discounted_return
     )
     moments = _update_moments(
         cfg.settings, state.moments, discounted_return, active
@@ -625,7 +630,8 @@ class FrameStackState(NamedTuple):
 
 
 def frame_stack(env: AnyEnvironment, n_frames: int) -> AnyEnvironment:
-    """Observe the last `n_frames` observations, oldest first, side by side along the last axis.
+    """Observe the last `n_frames` observations, oldest first, side by side along the last axis, or that of the channels
+    of images (`interfaces.channel_axis`).
 
     An episode begins with as many copies of its first observation.
 
@@ -636,11 +642,14 @@ def frame_stack(env: AnyEnvironment, n_frames: int) -> AnyEnvironment:
     check_value("n_frames", Size, n_frames)
     spec = _spec(env)
     if spec is not None:
-        *axes, n_features = spec.shape
+        axis = channel_axis(spec.shape)
+        shape = [
+            n * n_frames if i == axis else n for i, n in enumerate(spec.shape)
+        ]
         spec = dataclasses.replace(
             spec,
             observation_size=n_frames * spec.observation_size,
-            observation_shape=(*axes, n_frames * n_features),
+            observation_shape=tuple(shape),
         )
     return _wrap(
         env,
@@ -689,7 +698,9 @@ def _action_mask(obs: Any) -> Any:
 def _observe_frame_stack(
     cfg: Wrapped, world: object, state: FrameStackState
 ) -> Tensor | MaskedObservation:
-    stacked = torch.cat(state.frames.unbind(1), -1)
+    frames = state.frames.unbind(1)
+    axis = channel_axis(tuple(frames[0].shape[1:]))
+    stacked = torch.cat(frames, axis - frames[0].ndim + 1)
     if isinstance(state.action_mask, Tensor):
         return MaskedObservation(stacked, state.action_mask)
     return stacked
@@ -862,6 +873,7 @@ def episode_statistics(env: AnyEnvironment) -> AnyEnvironment:
         _begin_episode_statistics,
         kept=("last_return", "last_length", "n_episodes"),
         step_functional=_step_episode_statistics,
+        restart=_restart_episode_statistics,
     )
 
 
@@ -892,15 +904,42 @@ def _step_episode_statistics(
     episode_return = state.episode_return + timestep.reward
     episode_length = state.episode_length + active.to(torch.int64)
 
-    finished = _is_finished(timestep)
-    ends = finished & active
     next_state = EpisodeStatisticsState(
         inner=inner,
         episode_return=episode_return,
         episode_length=episode_length,
-        last_return=torch.where(ends, episode_return, state.last_return),
-        last_length=torch.where(ends, episode_length, state.last_length),
+        last_return=state.last_return,
+        last_length=state.last_length,
+        n_episodes=state.n_episodes,
+        finished=state.finished,
+    )
+    return _end_episodes(next_state, _is_finished(timestep)), timestep
+
+
+def _end_episodes(
+    state: EpisodeStatisticsState, finished: Bool[Tensor, "B"]
+) -> EpisodeStatisticsState:
+    """Count the episodes of rows that have just finished."""
+    ends = finished & ~state.finished
+    return EpisodeStatisticsState(
+        inner=state.inner,
+        episode_return=state.episode_return,
+        episode_length=state.episode_length,
+        last_return=torch.where(ends, state.episode_return, state.last_return),
+        last_length=torch.where(ends, state.episode_length, state.last_length),
         n_episodes=state.n_episodes + ends.to(torch.int64),
         finished=finished,
     )
-    return next_state, timestep
+
+
+def _restart_episode_statistics(
+    cfg: Wrapped,
+    world: object,
+    state: EpisodeStatisticsState,
+    finished: Tensor,
+    reset_state: Any,
+) -> Any:
+    """Reset finished rows; a wrapper outside may have ended an episode, such as a time limit."""
+    has_begun = state.episode_length > 0
+    ended = _end_episodes(state, state.finished | (finished & has_begun))
+    return _restart(cfg, world, ended, finished, reset_state)

@@ -33,7 +33,7 @@ from funcppo.nets.networks import (
     Dense,
     MLPParams,
     activate,
-    features,
+    numbers,
     with_features,
 )
 from funcppo.rollout import RandomInputs, RolloutState, Transition
@@ -484,7 +484,7 @@ def loss_gradient(
     obs: Any = selected.obs
     # As `loss_fn` reads them: all numbers of a row that is not finite are 0.
     is_finite = finite_rows(selected)
-    x = torch.where(is_finite[:, None], features(obs), 0.0)
+    x = torch.where(is_finite[:, None], numbers(obs), 0.0)
     layers = _layers(params)
     outputs = mlp_outputs(layers, x, settings)
     stand_in = _with_outputs(params, outputs[0])
@@ -510,7 +510,7 @@ def final_value(
     final_obs: Any = trajectory.final_obs
     value = critic_values(
         _layers(params),
-        features(final_obs).flatten(0, 1),
+        numbers(final_obs).flatten(0, 1),
         trajectory.truncated.flatten(),
         _settings(cfg),
     )
@@ -529,7 +529,7 @@ def rollout_step(
     settings = _settings(cfg)
 
     def apply(net: Any, world: object, params: Any, obs: Any) -> Any:
-        x = features(obs)
+        x = numbers(obs)
         outputs = mlp_outputs(_layers(params), x, settings)
         params = _with_outputs(params, outputs[0])
         return cfg.agent.apply(net, world, params, with_features(obs, x[:, :0]))
@@ -564,7 +564,7 @@ def values(
     cfg: Config, world: object, params: object, obs: Any
 ) -> F32[Tensor, "T B"]:
     """Compute the critic's value [T, B] of each observation of a rollout."""
-    x = features(obs)
+    x = numbers(obs)
     flat = x.flatten(0, 1)
     is_needed = flat.new_ones(len(flat), dtype=torch.bool)
     value = critic_values(_layers(params), flat, is_needed, _settings(cfg))

@@ -41,12 +41,19 @@ from funcppo.interfaces import (
     MaskedObservation,
     Memory,
     NetworkFactory,
+    channel_axis,
 )
 
 
 def features(obs: Tensor | MaskedObservation) -> Tensor:
     """Return the features of an observation, without its action mask."""
     return obs.features if isinstance(obs, MaskedObservation) else obs
+
+
+def numbers(obs: Tensor | MaskedObservation) -> Tensor:
+    """Return the features of an observation as floating-point numbers; integers as they are, bytes unscaled."""
+    x = features(obs)
+    return x if x.is_floating_point() else x.to(torch.float32)
 
 
 def with_features(
@@ -257,7 +264,7 @@ def apply_mlp(
     obs: F32[Tensor, "B F"] | MaskedObservation,
 ) -> PolicyValue:
     """Compute logits and value of each row; logits are -inf for actions that the observation masks."""
-    logits, value, _ = _apply(cfg, params, features(obs))
+    logits, value, _ = _apply(cfg, params, numbers(obs))
     if isinstance(obs, MaskedObservation):
         logits = torch.where(obs.action_mask, logits, -torch.inf)
     if cfg.action_sizes is not None:
@@ -310,7 +317,7 @@ def apply_gaussian(
     obs: F32[Tensor, "B F"],
 ) -> GaussianPolicyValue:
     """Compute mean, log standard deviation and value of each row."""
-    mean, value, _ = _apply(cfg, params.net, obs)
+    mean, value, _ = _apply(cfg, params.net, numbers(obs))
     if isinstance(params.log_std, Tensor):
         log_std = params.log_std.expand_as(mean)
     else:
@@ -422,6 +429,7 @@ class CNNConfig:
     image_shape: tuple[Size, Size, Size]  # height, width, channels
     convolutions: tuple[Convolution, ...]
     reader: AnyAgent  # of features [B, F]
+    channels_first: bool = False  # images are [B, C, H, W]
 
     __post_init__ = check_fields
 
@@ -494,8 +502,9 @@ def convolve(
     layers: tuple[Dense, ...],
     image: Tensor,
 ) -> F32[Tensor, "B F"]:
-    """Compute the features of images [B, H, W, C]; bytes are divided by 255 first."""
-    x = image.permute(0, 3, 1, 2).to(layers[0].weight.dtype)
+    """Compute the features of images [B, H, W, C], or [B, C, H, W]; bytes are divided by 255 first."""
+    x = image if cfg.channels_first else image.permute(0, 3, 1, 2)
+    x = x.to(layers[0].weight.dtype)
     if image.dtype == torch.uint8:
         x = x / 255.0
     for params, (_, _, stride) in zip(layers, cfg.convolutions):
@@ -554,7 +563,9 @@ def cnn_agent(cfg: CNNConfig) -> AnyAgent:
 
 
 def cnn(
-    *convolutions: tuple[int, int, int], then: NetworkFactory | None = None
+    *convolutions: tuple[int, int, int],
+    then: NetworkFactory | None = None,
+    channels_first: bool | None = None,
 ) -> NetworkFactory:
     """Return a factory of networks for images [B, H, W, C]; by default MinAtar's 16 channels of 3 x 3 and 128 units,
     relu.
@@ -562,6 +573,7 @@ def cnn(
     Args:
       convolutions: channels, kernel size and stride of each layer, without padding; relu follows each.
       then: the network that reads their features, e.g. `gru()`. None: `mlp(128, activation="relu", shared_trunk=True)`.
+      channels_first: images are [B, C, H, W]. None: where `interfaces.channel_axis` says so, as of (3, 64, 64).
 
     Returns:
       A function of an `EnvironmentSpec` that builds the agent. It raises a ValueError if observations are no images, or
@@ -579,7 +591,11 @@ def cnn(
             raise ValueError(
                 f"env.spec: expected images (height, width, channels) for a cnn, got observations of {spec.shape}"
             )
-        shape = spec.shape
+        is_first = channels_first
+        if is_first is None:
+            is_first = channel_axis(spec.shape) == 0
+        first, second, third = spec.shape
+        shape = (second, third, first) if is_first else spec.shape
         reader_spec = dataclasses.replace(
             spec,
             observation_size=n_features(shape, layers),
@@ -590,6 +606,7 @@ def cnn(
                 image_shape=shape,
                 convolutions=layers,
                 reader=build_agent("then", then, reader_spec),
+                channels_first=is_first,
             )
         )
 
@@ -608,15 +625,18 @@ def _read_convolution(numbers: object) -> Convolution:
     return layer
 
 
-def nature_cnn(*, then: NetworkFactory | None = None) -> NetworkFactory:
+def nature_cnn(
+    *, then: NetworkFactory | None = None, channels_first: bool | None = None
+) -> NetworkFactory:
     """Return a factory of the network for Atari frames: 32, 64 and 64 channels, then 512 units, relu.
 
     Args:
       then: the network that reads the features. None: `mlp(512, activation="relu", shared_trunk=True)`.
+      channels_first: as that of `cnn`.
     """
     if then is None:
         then = mlp(512, activation="relu", shared_trunk=True)
-    return cnn(*NATURE, then=then)
+    return cnn(*NATURE, then=then, channels_first=channels_first)
 
 
 N_GATES = {"gru": 3, "lstm": 4}
@@ -712,7 +732,7 @@ def encode(
     obs: Tensor | MaskedObservation,
 ) -> Tensor | MaskedObservation:
     """Compute the observations' input to the cell's gates, [B, n_gates * n_units]; keep the action mask."""
-    x = features(obs)
+    x = numbers(obs)
     for layer in params.hidden:
         x = activate(cfg.activation, dense(layer, x))
     return with_features(obs, dense(params.cell.input, x))
@@ -919,7 +939,7 @@ def apply_gsde(
 
     std_u = sqrt(sum over h of features_h^2 exp(2 log_std_hu))
     """
-    mean, value, features = _apply(cfg.mlp, params.net, obs)
+    mean, value, features = _apply(cfg.mlp, params.net, numbers(obs))
     features = features.detach()
     matrix_std = cast(Tensor, params.log_std).exp()
     # Features may all be 0.

@@ -73,7 +73,8 @@ def test_a_run_leaves_its_config_metrics_checkpoint_and_results(trained):
     }
     assert results["strategy"]["skip_code"] == "short_run"
     header = logs.read_header(trained / "metrics.jsonl")
-    assert header == {name: results[name] for name in ("strategy", "versions")}
+    for name in ("strategy", "versions"):
+        assert header[name] == results[name]
 
 
 def test_settings_and_returns_are_printed(monkeypatch, capsys):
@@ -211,6 +212,32 @@ def test_help_shows_the_settings_of_an_environment(monkeypatch, capsys):
     text = " ".join(capsys.readouterr().out.split())
     assert "lambda, 0 to 1, of generalised advantage" in text
     assert "(default: 0.94)" in text
+
+
+def test_what_stands_in_the_folder_of_a_new_run_stays(
+    monkeypatch, capsys, tmp_path
+):
+    """Another program may have written a checkpoint there, or a log."""
+    for name, log in (
+        ("checkpoint.npz", ()),
+        ("metrics.csv", ("--log", "csv")),
+    ):
+        out = tmp_path / name[:4]
+        out.mkdir()
+        (out / name).write_text("mine")
+        assert funcppo(monkeypatch, *WORDS, "--out", out, *log) == 2
+        assert name in capsys.readouterr().err
+        assert (out / name).read_text() == "mine"
+
+
+def test_several_places_of_a_log_add_up(monkeypatch, tmp_path):
+    pytest.importorskip("tensorboard")
+    log = ("--log", "csv", "--log", "tensorboard")
+    for _ in range(2):
+        words = (*WORDS, "--steps", 64, *log, "--overwrite")
+        assert funcppo(monkeypatch, *words, "--out", tmp_path) == 0
+        assert (tmp_path / "metrics.csv").exists()
+        assert len(list((tmp_path / "tensorboard").iterdir())) == 1
 
 
 @pytest.mark.parametrize(

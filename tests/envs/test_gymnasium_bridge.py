@@ -13,7 +13,7 @@ import torch
 import funcppo as fp
 from funcppo.envs import wrappers
 from funcppo.envs.gymnasium_bridge import check_environment
-from tests.learning import assert_trees_equal, on_gpu
+from tests.learning import WORLD, assert_trees_equal, on_gpu
 
 SMALL = {"n_steps": 8, "n_epochs": 2, "n_minibatches": 2, "n_updates": 4}
 NETWORK = fp.nets.mlp(8)
@@ -167,6 +167,42 @@ def test_a_discrete_observation_is_one_hot():
     shifted = fp.envs.gymnasium(Shifted)
     state = shifted.reset(shifted.cfg, None, keys(1))
     assert shifted.observe(shifted.cfg, None, state).argmax(-1).tolist() == [0]
+
+
+class Pixels(Image):
+    def observe(self):
+        return np.full((4, 5, 3), 20 + 20 * self.count, np.uint8)
+
+
+class Board(Image):
+    """Bytes that are no pixels."""
+
+    observation_space = gym.spaces.Box(0, 2, (4, 5, 3), np.uint8)
+
+    def observe(self):
+        return np.full((4, 5, 3), 2, np.uint8)
+
+
+@pytest.mark.parametrize("scale_images", [True, False])
+@pytest.mark.parametrize("network", [fp.nets.mlp(8), fp.nets.gru(8)])
+def test_bytes_with_other_bounds_are_numbers_and_dense_networks_read_bytes(
+    scale_images, network
+):
+    flat = fp.envs.wrappers.flatten_observation
+    board = fp.envs.gymnasium(Board, scale_images=scale_images)
+    image = fp.envs.gymnasium(Pixels, scale_images=scale_images)
+    vectors = lambda: gym.wrappers.ReshapeObservation(Pixels(), (60,))
+    bytes_ = fp.envs.gymnasium(vectors, scale_images=scale_images)
+    for env, highest in (
+        (board, 2),
+        (image, 60 / 255 if scale_images else 60),
+    ):
+        state = env.reset(env.cfg, WORLD, fp.random.split(fp.random.key(0), 2))
+        assert float(env.observe(env.cfg, WORLD, state).max()) <= highest
+    for env in (flat(board), flat(image), bytes_):
+        ppo = fp.ppo(env=env, network=network, n_steps=4, n_minibatches=2)
+        state, metrics = ppo.step(ppo.init(fp.random.key(0)))
+        assert metrics.loss.loss.isfinite() and int(state.update) == 1
 
 
 @pytest.mark.parametrize("scale_images", [True, False])

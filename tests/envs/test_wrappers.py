@@ -229,6 +229,30 @@ def test_statistics_outlive_an_episode():
     assert (ends > 1).all()
 
 
+def test_a_time_limit_outside_ends_the_episodes_that_statistics_count():
+    """Every episode is cut after 3 steps; another wrapper lies between."""
+    inside = wrappers.normalize_reward(wrappers.episode_statistics(CARTPOLE))
+    env = wrappers.time_limit(inside, 3)
+    state = play(env, 7, 8, 12)[-1].after.inner.inner
+    assert (state.n_episodes == 4).all() and (state.last_length == 3).all()
+    assert (state.last_return == 3).all() and (state.episode_length == 0).all()
+
+
+def test_frames_of_images_are_stacked_along_their_channels():
+    def observe_image(cfg, world, state):
+        x = CARTPOLE.observe(cfg, world, state)[:, :1, None, None]
+        return x.expand(-1, 3, 12, 12)
+
+    spec = replace(
+        CARTPOLE.spec, observation_size=432, observation_shape=(3, 12, 12)
+    )
+    images = replace(CARTPOLE, observe=observe_image, spec=spec)
+    env = wrappers.frame_stack(images, 2)
+    assert env.spec.shape == (6, 12, 12)
+    after = play(env, 0, 2, 3)[-1].after
+    assert observe(env, after).shape == (2, 6, 12, 12)
+
+
 def test_a_mask_of_actions_passes_frames_and_flattening():
     """Features are stacked and flattened; the mask is that of the last observation."""
 

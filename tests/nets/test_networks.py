@@ -207,6 +207,29 @@ def test_a_cnn_equals_convolutions_of_torch_and_the_network_that_follows(
     torch.testing.assert_close(masked.logits[mask], want.logits[mask])
 
 
+@pytest.mark.parametrize("shape", [(3, 12, 16), (1, 4, 4)])
+def test_images_with_their_channels_first_are_the_same_images(shape):
+    """A quarter of the other axes says so, and an option says it of any."""
+    last = (*shape[1:], shape[0])
+    image = random.uniform(random.key(0), (2, *shape))
+    outputs = []
+    for build, x, axes in (
+        (nets.cnn(), image, shape),
+        (nets.cnn(), image.permute(0, 2, 3, 1), last),
+        (nets.cnn(channels_first=False), image.permute(0, 2, 3, 1), last),
+    ):
+        spec = EnvironmentSpec(
+            observation_size=math.prod(axes),
+            observation_shape=axes,
+            action_size=2,
+        )
+        agent = build(spec)
+        params = agent.init(agent.cfg, random.key(1))
+        outputs.append(agent.apply(agent.cfg, WORLD, params, x))
+    for output in outputs[1:]:
+        assert_trees_equal(output, outputs[0], rtol=0, atol=0)
+
+
 def test_the_published_networks_have_their_sizes():
     """MinAtar's for Breakout: 16 channels of 3 x 3 over 4, 1024 features, 128 units; Nature's for 6 actions."""
     breakout = fp.envs.breakout().spec

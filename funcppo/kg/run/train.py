@@ -91,7 +91,13 @@ from funcppo.kg.search import task as prover_task
 from funcppo.kg.search.beam import ProgressCallback, ignore_progress
 from funcppo.kg.search.env import World
 from funcppo.kg.search.task import PhaseCallback, ignore_phase
-from funcppo.logs import LogFn, LoggerName, check_loggers, open_loggers
+from funcppo.logs import (
+    LogFn,
+    LoggerName,
+    check_loggers,
+    open_loggers,
+    take_folder,
+)
 from funcppo.runtime import distributed
 from funcppo.runtime.capture import CapturedStep
 from funcppo.runtime.compile import (
@@ -956,6 +962,7 @@ def train_run(
         )
     check_new_folder(folder)
     check_loggers(log)
+    take_folder(folder, log)
     run_time = RunTime(run_config.seconds, on_phase=on_phase)
     if dataset is None:
         dataset = _read_data(run_config, run_time)
