@@ -210,8 +210,9 @@ class Check(TargetOptions):
         if self.verbose:
             note = f"{len(rows):,} queries ranked in {ranking_seconds:.1f} s, not counted in --seconds"
             print_notes([note], console)
-        yield from check.compare_ranks(ranked, seconds[1], details, rows)
+        yield from check.compare_ranks(ranked, seconds[1])
         if details is not None:
+            yield check.compare_details(details, split, rows)
             sides = setup.evaluator.protocol.sides
             yield recount_check.compare_line_numbers(details, len(split), sides)
         status.update("checking proofs")

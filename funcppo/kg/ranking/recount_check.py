@@ -15,6 +15,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -48,6 +49,22 @@ COMPARED_SETTINGS = (
     "smoothing",
     "object_identity",
 )
+
+# fields of a line that are compared; the last ones also where a score is near to the edge of the grid
+LINE_FIELDS = (
+    "n_better",
+    "n_equal",
+    "rank",
+    "reciprocal_rank",
+    "log_score",
+    "quantised_score",
+    "n_candidates",
+    "answer_provable",
+    "status",
+    "relation",
+    "atom",
+)
+_SIDES = {name: side for side, name in SIDE_NAMES.items()}
 
 Item = TypeVar("Item")
 LineKey = tuple[int, int]  # a query and a side
@@ -158,17 +175,11 @@ class RecountCheck:
         self,
         ranked: Ranking,
         seconds: float,
-        details: Details | None = None,
-        query_rows: Sequence[int] = (),
     ) -> Iterator[Comparison]:
         """Recount the candidates of ranked queries, their scores and ranks, and yield a comparison of each kind.
 
-        Args:
-          details: a file with lines about these queries.
-          query_rows: the rows of the queries in the split, for the lines.
-
         Returns:
-          The comparisons of verdicts on candidates, of their scores if these are of rules, of ranks, and of lines.
+          The comparisons of verdicts on candidates, of their scores if these are of rules, and of ranks.
         """
         start, height = time.monotonic(), self.task.max_height - 1
         rows, score = _rows(ranked), self.evaluator.score
@@ -182,7 +193,7 @@ class RecountCheck:
             notes.append(
                 f"T_P to height {height} takes too long, or holds more than {MAX_ATOMS:,} atoms"
             )
-        check = _RankCheck(self, ranked, atoms, details, query_rows)
+        check = _RankCheck(self, ranked, atoms)
         seconds -= time.monotonic() - start
         ranks = _compare_items(
             "ranks", "queries", rows, len(rows), seconds, check.compare
@@ -193,9 +204,43 @@ class RecountCheck:
         if score.has_recount:
             yield check.summarise("scores", "candidates", n_scored, start)
         yield ranks._replace(notes=(*ranks.notes, *notes))
-        if details is not None:
-            n_lines = len(details.lines)
-            yield check.summarise("details", "lines", n_lines, start)
+
+    def compare_details(
+        self, details: Details, split: np.ndarray, rows: Sequence[int]
+    ) -> Comparison:
+        """Compare the lines of a details file about some queries with the records of their ranks.
+
+        Args:
+          rows: of the split, whose ranks are recounted too.
+        """
+        evaluator = replace(self.evaluator, prove=None)
+        query_id = np.array(rows, dtype=np.int64)
+        records = {
+            (record["query_row"], _SIDES[record["side"]]): record
+            for query in evaluate.rank_window(evaluator, split, query_id)
+            for record in query
+        }
+
+        def compare(key: LineKey, _: float) -> list[str]:
+            (number, line), record = details.lines[key], records[key]
+            # On another machine a score may round to the next line of the grid.
+            is_near = record["near_boundary"] or line["near_boundary"]
+            errors = [
+                f"{name} {line.get(name)}, recounted {record[name]}"
+                for name in LINE_FIELDS[6 if is_near else 0 :]
+                if line.get(name) != record[name]
+            ]
+            place = f"line {number}, {record['atom']}, {record['side']}"
+            return [f"{place}: {'; '.join(errors)}"] if errors else []
+
+        return _compare_items(
+            "details",
+            "lines",
+            [key for key in records if key in details.lines],
+            len(details.lines),
+            math.inf,
+            compare,
+        )
 
     def _score_notes(self) -> list[str]:
         """Return notes on how far the scores behind the ranks are recounted."""
@@ -344,14 +389,10 @@ class _RankCheck:
         check: RecountCheck,
         ranked: Ranking,
         atoms: Atoms,
-        details: Details | None,
-        query_rows: Sequence[int],
     ) -> None:
-        """Take the atoms that T_P derives one step below the task's height, and the lines of a details file or None."""
+        """Take the atoms that T_P derives one step below the task's height."""
         score, task = check.evaluator.score, check.task
         self.check, self.atoms = check, atoms
-        self.lines = {} if details is None else details.lines
-        self.query_rows = query_rows
         self.score, self.is_recounted = score, score.has_recount
         self.lists_all = check.evaluator.protocol.score_unprovable
         # The engine holds the smoothed counts in float32.
@@ -401,16 +442,6 @@ class _RankCheck:
                 self._engine_score(atom, row.side),
                 bool(rules[atom]),
                 log_odds[atom],
-            )
-        key = self.query_rows[row.position] if self.lines else 0, row.side
-        if key in self.lines:
-            number, record = self.lines[key]
-            name = f"line {number}, {check.row_name(row)}"
-            errors = self._line_errors(
-                record, row, bool(rules[row.query]), log_odds
-            )
-            self._add(
-                "details", [f"{name}: {'; '.join(errors)}"] if errors else []
             )
         # Scores that are taken are the engine's to the last digit.
         tolerance = LOG_ODDS_TOLERANCE if self.is_recounted else 0.0
@@ -476,45 +507,6 @@ class _RankCheck:
             score += self.other_facts[label][n_others > 0]
         return score
 
-    def _line_errors(
-        self,
-        record: Record,
-        row: _Row,
-        is_provable: bool,
-        log_odds: Mapping[Atom, float],
-    ) -> list[str]:
-        """List the fields of a details line that differ from the recount."""
-        counts = [
-            record[name] for name in ("n_better", "n_equal", "n_candidates")
-        ]
-        # scores of a search are float32
-        tolerance = (
-            LOG_ODDS_TOLERANCE
-            if self.is_recounted
-            else ranking.LOG_ODDS_TOLERANCE
-        )
-        errors = _count_errors(counts, row.query, log_odds, tolerance)
-        stated = (
-            record["answer_provable"],
-            record["status"] != evaluate.NO_PROOF,
-        )
-        errors += _differences("answer_provable", stated, (is_provable,) * 2)
-        own, score = log_odds[row.query], record.get("quantised_score")
-        if math.isinf(own):
-            lines = [None] if own < 0 else [2**53 - 1]
-        else:
-            lines = [
-                recount.grid_line(own + x) for x in (0.0, -tolerance, tolerance)
-            ]
-        if score not in lines:
-            errors += _differences("quantised_score", score, lines[0])
-        reciprocal = recount.expected_reciprocal_rank(*counts[:2])
-        if not math.isclose(record.get("reciprocal_rank", -1.0), reciprocal):
-            errors += _differences(
-                "reciprocal_rank", record.get("reciprocal_rank"), reciprocal
-            )
-        return errors
-
     def _add(self, kind: str, differences: list[str]) -> None:
         """Count one compared item of a kind and keep its differences."""
         self.n_compared[kind] += 1
@@ -557,10 +549,9 @@ def read_details(path: Path) -> Details:
             raise ValueError(
                 f"{files.settings_path(path)}: {name}: expected one of {values}, got {settings.get(name)!r}"
             )
-    sides = {name: side for side, name in SIDE_NAMES.items()}
     lines: dict[LineKey, tuple[int, Record]] = {}
     for number, record in enumerate(evaluate.read(path), 1):
-        key = record["query_row"], sides[record["side"]]
+        key = record["query_row"], _SIDES[record["side"]]
         if key in lines:
             raise ValueError(
                 f"{path}:{number}: expected one line for each query and side, got a second one of query_row "
