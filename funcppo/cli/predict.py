@@ -95,8 +95,8 @@ class Predict(ScoreOptions):
     min_score: Annotated[UnitInterval, HIDDEN] = 0.0
     """Leave out answers with a smaller score."""
     unproved: bool = False
-    """List after all others the entities that no rule derives, marked unproved, by their prior by link embeddings. It
-    proves nothing; the run must have link embeddings. Default: off."""
+    """List the entities that no rule derives too, marked "no proof", by all other evidence of a run that learnt from
+    questions. Default: off."""
     explain: bool = False
     """Show the proof of each answer and, of a run that learnt from questions, the evidence; by a score with
     other facts what these add. Default: off."""
@@ -162,7 +162,7 @@ class Predict(ScoreOptions):
                 )
         if self.unproved and self.min_score:
             raise ValueError(
-                "--unproved, --set min_score: expected one of them: unproved answers score 0"
+                "--unproved, --set min_score: expected one of them: answers without a proof may score 0"
             )
         if self.csv == "-" and self.json == "-":
             raise ValueError("--csv -, --json -: expected one of them")
@@ -339,7 +339,8 @@ class Predict(ScoreOptions):
         from funcppo.kg.answers import digest, score_settings
 
         texts = jsonlib.dumps([text for _, text in queries])
-        embedding = answerer.subject.embedding
+        others = answerer.subject.others
+        weights = others and (others.weights.params, others.facts.embedding)
         return {
             "format": JSON_FORMAT,
             **score_settings(answerer.subject),
@@ -350,7 +351,7 @@ class Predict(ScoreOptions):
             "known": self.known,
             "explain": self.explain,
             "unproved": self.unproved,
-            "embedding_digest": embedding and digest(embedding),
+            "others_digest": weights and digest(weights),
             "queries_digest": hashlib.sha256(texts.encode()).hexdigest()[:16],
         }
 
@@ -606,8 +607,7 @@ def _answers_text(answers: Predictions, with_known: bool, legend: str) -> str:
     if answers.n_unproved is not None:
         n_listed = sum(answer.prior is not None for answer in answers.answers)
         lines.append(
-            f"  {n_listed:,} of {answers.n_unproved:,} unproved answers are listed last: no rule derives them, and "
-            "their prior by link embeddings proves nothing"
+            f"  {n_listed:,} of {answers.n_unproved:,} answers without a proof are listed: no rule derives them"
         )
 
     width = max([6, *(len(format_name(a.entity)) for a in answers.answers)])

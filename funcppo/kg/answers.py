@@ -16,6 +16,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
+from operator import attrgetter
 from typing import TYPE_CHECKING, NamedTuple, overload
 
 import numpy as np
@@ -35,7 +36,6 @@ from funcppo.kg.graph.rules import (
 )
 from funcppo.kg.logic import derive, proof
 from funcppo.kg.logic import kb as kbase
-from funcppo.kg.logic.derive import make_label
 from funcppo.kg.logic.joins import RowBudgetExceeded
 from funcppo.kg.logic.kb import HEAD, SIDE_NAMES, TAIL, TripleIndex
 from funcppo.kg.logic.proof import Proof
@@ -46,7 +46,7 @@ from funcppo.kg.ranking.explain import Explanation
 from funcppo.kg.run.fit import make_weights
 from funcppo.kg.run.run import Run
 from funcppo.kg.run.subject import Subject
-from funcppo.kg.scores import learned, link_embedding
+from funcppo.kg.scores import learned
 from funcppo.kg.scores.learned import LearnedScore, Weights
 from funcppo.kg.scores.score import Term
 from funcppo.kg.search.task import is_unproved_fact, known_triples
@@ -54,7 +54,7 @@ from funcppo.kg.search.task import is_unproved_fact, known_triples
 if TYPE_CHECKING:
     from pandas import DataFrame  # pyright: ignore[reportMissingImports,reportUnknownVariableType,reportMissingTypeStubs]
 
-PROVED, NOT_DERIVABLE, UNPROVED = "proved", "not derivable", "unproved"
+PROVED, NOT_DERIVABLE, NO_PROOF = "proved", "not derivable", "no proof"
 
 
 # -- results
@@ -181,14 +181,14 @@ class Answer(NamedTuple):
     # a probability by every score but evidence, whose log-odds are a sum of weights
     score: float
     known: bool  # in some split or in facts.txt
-    # proved, not derivable (from other facts), or unproved: not derivable, ranked by its prior
+    # proved, not derivable (from other facts), or no proof: not derivable, ranked by all other evidence
     verdict: str
     head: str
     relation: str
     tail: str
     log_score: float | None  # as in the lines of --details; None for 0
     quantised_score: int | None  # the same
-    # by link embeddings, of an unproved answer alone
+    # log-odds by all other evidence, of an answer without a proof alone
     prior: float | None = None
     explanation: AnswerProof | None = None
 
@@ -362,15 +362,15 @@ class Answerer:
             link an entity to itself.
           min_score: leave out answers that score less.
           with_explanations: give each listed answer its proof and evidence.
-          with_unproved: list after all of these the entities that no rule derives, by their prior by link embeddings.
+          with_unproved: list the entities that no rule derives too, by all other evidence: among these where the score
+            ranks them so, otherwise after all of them.
 
         Raises:
-          ValueError: unproved answers are asked for, and the subject has no link embeddings.
+          ValueError: unproved answers are asked for, and the subject has no score of every entity.
         """
-        if with_unproved and self.subject.embedding is None:
+        if with_unproved and self.subject.others is None:
             raise ValueError(
-                "unproved answers: expected a run with link embeddings, which alone rank them, got none (`funcppo "
-                "train` has them where valid gains by them, or by questions.embedding True)"
+                "unproved answers: expected a run that learnt from questions, whose evidence alone ranks them, got none"
             )
         found: list[Predictions] = []
         for ranked in self.rank(
@@ -381,11 +381,9 @@ class Answerer:
             )
             n_unproved = None
             if with_unproved:
-                n_left = None if k is None else k - len(answers)
-                unproved, n_unproved = self._unproved_answers(
-                    ranked, n_left, with_self
+                answers, n_unproved = self._add_unproved(
+                    ranked, answers, k, with_self
                 )
-                answers += unproved
             found.append(
                 Predictions(
                     query=format_query(self.dataset, ranked.query),
@@ -521,18 +519,22 @@ class Answerer:
             quantised_score=None if is_zero else score,
         )
 
-    def _unproved_answers(
-        self, ranked: RankedAnswers, n: int | None, with_self: bool
+    def _add_unproved(
+        self,
+        ranked: RankedAnswers,
+        answers: list[Answer],
+        k: int | None,
+        with_self: bool,
     ) -> tuple[list[Answer], int]:
-        """Return the first `n` entities that no rule derives and no split holds, by the prior of link embeddings.
+        """Add the entities that no rule derives and no split holds to the answers of a query; return the first `k`.
 
         Also return how many such entities there are.
 
         Args:
           ranked: the answers of the query, all that are listed before.
+          answers: the first of them by name.
         """
-        query, embedding = ranked.query, self.subject.embedding
-        assert embedding is not None, "it gives the prior"
+        query, score = ranked.query, self.subject.score
         atom = self._query_atoms([query], query.side)
         known = kbase.list_answers(self.known, atom, query.side)
         entity = unique_values(self.subject.task.entity_pool.long())
@@ -541,28 +543,35 @@ class Answerer:
             is_listed = is_listed | (entity == query.given)
         entity = entity[~is_listed]
 
-        # The last model has seen all facts.
-        label = make_label(torch.tensor(query.predicate), query.side)
-        n_models = link_embedding.n_models(embedding)
-        asked = torch.tensor([n_models - 1, int(label), query.given])
-        device = embedding.entity.device
-        model, labels, given = asked.to(device)[:, None].expand(3, len(entity))
-        prior = link_embedding.prior(
-            embedding, model, labels, given, entity.to(device)
-        )
+        scorer = score if score.ranks_all else self.subject.others
+        assert scorer is not None, "it knows every entity"
+        asked = derive.open_questions(atom, query.side)
+        device = self.subject.task.kb.facts.device
+        asked = derive.Questions(*(column.to(device) for column in asked))
+        values = scorer.log_odds_of_all(asked)[0].to(entity.device)
         prior, order = torch.sort(
-            prior.double().to(entity.device), descending=True, stable=True
+            values[entity - 1], descending=True, stable=True
         )
-        rank = 1 + len(ranked.entity) + torch.searchsorted(-prior, -prior)
-        columns = (x[:n].tolist() for x in (entity[order], prior, rank))
-        zero = rank_metrics.ZERO_SCORE
-        answers = [
-            self._name(query, entity, zero, rank)._replace(
-                verdict=UNPROVED, prior=prior
-            )
-            for entity, prior, rank in zip(*columns)
+        line = rank_metrics.quantise(prior)
+        rank = 1 + torch.searchsorted(-line, -line[:k])
+        if not score.ranks_all:
+            rank, line = rank + len(ranked.entity), line - line
+            line = line + rank_metrics.ZERO_SCORE
+        else:
+            ascending = ranked.score.flip(0)
+            n_below = torch.searchsorted(ascending, line[:k], right=True)
+            rank = rank + len(ascending) - n_below
+            answers = [
+                answer._replace(rank=answer.rank + int((line > own).sum()))
+                for answer, own in zip(answers, ranked.score.tolist())
+            ]
+        columns = (x[:k].tolist() for x in (entity[order], line, rank, prior))
+        answers = answers + [
+            self._name(query, *others)._replace(verdict=NO_PROOF, prior=value)
+            for *others, value in zip(*columns)
         ]
-        return answers, len(entity)
+        answers.sort(key=attrgetter("rank"))
+        return answers[:k], len(entity)
 
     # -- ids
 

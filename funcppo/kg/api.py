@@ -374,19 +374,18 @@ class Knowledge:
           with_self: list the given entity too, where no triple of the relation links an entity to itself.
           min_score: leave out answers that score less.
           explain: give each answer its proof, and the evidence of a run that weighs evidence.
-          unproved: list after all others the entities that no rule derives, by their prior by link embeddings, with
-            the verdict unproved and score 0.
+          unproved: list the entities that no rule derives too, by all other evidence, with the verdict "no proof".
 
         Returns:
           Ranked answers; a candidate of a split query has the score that an evaluation gives it.
 
         Raises:
           ValueError: a name is unknown, not exactly one of head and tail is given, a query has no or several variables,
-            k is below 1, or unproved answers are asked for beside a smallest score or of a run without link embeddings.
+            k is below 1, or unproved answers are asked for beside a smallest score, or of a run without evidence.
         """
         if unproved and min_score:
             raise ValueError(
-                "predict: expected unproved or min_score, got both: unproved answers score 0"
+                "predict: expected unproved or min_score, got both: answers without a proof may score 0"
             )
         notes: tuple[str, ...] = ()
         is_relation = relation in self.dataset.predicates or "(" not in relation

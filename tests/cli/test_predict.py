@@ -231,15 +231,18 @@ def test_unproved_answers_are_marked_in_every_output(runs, monkeypatch, capsys):
         (found,) = predicted(monkeypatch, capsys, *asked)["queries"]
         verdicts = [answer["verdict"] for answer in found["answers"]]
         n = without["n_new"]
-        assert verdicts == ["proved"] * n + ["unproved"] * found["n_unproved"]
+        assert verdicts == ["proved"] * n + ["no proof"] * found["n_unproved"]
         assert 0 < found["n_unproved"] == 14 - n - without["n_known"]
     assert all("prior" in answer for answer in found["answers"][n:])
     rows = csv_rows(monkeypatch, capsys, *asked)
     assert [row["verdict"] for row in rows] == verdicts
     assert funcppo(monkeypatch, "predict", *asked) == 0
     text = capsys.readouterr().out
-    assert f"{found['n_unproved']} of {found['n_unproved']} unproved" in text
-    assert text.count("  unproved, prior ") == found["n_unproved"]
+    assert (
+        f"{found['n_unproved']} of {found['n_unproved']} answers without"
+        in text
+    )
+    assert text.count("  no proof, prior ") == found["n_unproved"]
 
 
 # -- bad input
@@ -284,7 +287,7 @@ NEW = ["--relation", "p", "--new"]
         ),
         ([*QUERY, "--set", "min_score=2"], "--set min_score: expected 0 to 1"),
         ([*QUERY, "--score", "evidence"], "trained run has others"),
-        ([*QUERY, "--unproved"], "expected a run with link embeddings"),
+        ([*QUERY, "--unproved"], "expected a run that learnt from questions"),
         (
             [*QUERY, "--unproved", "--set", "min_score=0.1"],
             "--unproved, --set min_score: expected one of them",

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 
-from funcppo.core import random
 from funcppo.kg.answers import (
     Answerer,
     OpenQuery,
@@ -17,7 +16,6 @@ from funcppo.kg.answers import (
     read_open_query,
 )
 from funcppo.kg.config import (
-    EmbeddingConfig,
     ListwiseConfig,
     ProverTaskConfig,
     QuestionConfig,
@@ -27,9 +25,9 @@ from funcppo.kg.graph import loaders
 from funcppo.kg.logic.kb import HEAD, TAIL
 from funcppo.kg.ranking import rank_metrics
 from funcppo.kg.run.subject import Subject, dataset_subject
-from funcppo.kg.scores import link_embedding
 from funcppo.kg.scores.score import parse
 from funcppo.kg.search.task import build_task
+from tests.kg.ranking.scores import FunctionScore
 from tests.kg.run.runs import new_run
 
 NOISY_OR = "noisy-or@3"
@@ -217,67 +215,55 @@ def test_a_query_of_a_program_has_two_arguments():
     assert [answer.entity for answer in found.answers] == ["a"]
 
 
-@pytest.fixture
-def with_embedding(answerer):
-    """The answerer with link embeddings of two models, of which the last has seen all facts."""
-    n_entities, n_labels = 5, 2 * 2 + 2
-    embedding = link_embedding.init(
-        EmbeddingConfig(rank=3, n_folds=1), n_entities, n_labels, random.key(0)
-    )
-    subject = answerer.subject._replace(embedding=embedding)
-    return Answerer(subject)
+class EveryEntity(FunctionScore):
+    """Gives entity e the log-odds e / 8 - 1 without a proof."""
+
+    knows_all = True
+
+    def log_odds_of_all(self, questions):
+        row = torch.arange(1, 6).double() / 8 - 1
+        return row.repeat(len(questions.entity), 1)
 
 
+@pytest.mark.parametrize("ranks_all", [False, True])
 @pytest.mark.parametrize(
-    ("text", "side"), [("p(a, X)", TAIL), ("q(X, b)", HEAD)]
+    ("text", "names"), [("p(a, X)", "de"), ("q(X, b)", "cde")]
 )
-def test_unproved_answers_follow_all_others_by_their_prior(
-    with_embedding, text, side
+def test_answers_without_a_proof_rank_where_the_score_says(
+    answerer, text, names, ranks_all
 ):
-    dataset = with_embedding.dataset
-    query, _ = read_open_query(dataset, text)
-    (proved,) = with_embedding.answer([query], k=None)
-    (found,) = with_embedding.answer([query], k=None, with_unproved=True)
-    n = len(proved.answers)
-    assert found.answers[:n] == proved.answers
-    unproved = found.answers[n:]
-    # Neither derivable nor known, nor the query's own entity: of no triple both arguments are the same.
-    known = {"p(a, X)": {"a", "b", "c"}, "q(X, b)": {"a", "b"}}[text]
-    names = {answer.entity for answer in unproved}
-    assert names == set(dataset.entities) - known
+    """Neither derivable nor known, nor the query's own entity: of no triple both arguments are the same."""
+    others = EveryEntity(lambda atoms: torch.zeros(len(atoms)))
+    others.ranks_all = ranks_all
+    subject = answerer.subject._replace(others=others)
+    if ranks_all:
+        subject = subject._replace(score=others)
+    every = Answerer(subject)
+    query, _ = read_open_query(every.dataset, text)
+    (proved,) = every.answer([query], k=None)
+    (found,) = every.answer([query], k=None, with_unproved=True)
+    got = [a for a in found.answers if a.verdict == "no proof"]
+    assert [a.entity for a in got] == sorted(names, reverse=True)
     assert found.n_unproved == len(names)
-
-    entity = torch.tensor(
-        [dataset.entities.index(a.entity) + 1 for a in unproved]
-    )
-    prior = link_embedding.prior(
-        with_embedding.subject.embedding,
-        torch.full_like(entity, 1),
-        torch.full_like(entity, 2 * query.predicate + side - HEAD),
-        torch.full_like(entity, query.given),
-        entity,
-    )
-    assert [a.prior for a in unproved] == pytest.approx(prior.tolist())
-    assert prior.tolist() == sorted(prior.tolist(), reverse=True)
-    assert [a.rank for a in unproved] == list(range(n + 1, n + 1 + len(names)))
-    for answer in unproved:
-        assert (answer.verdict, answer.score) == ("unproved", 0.0)
-        assert not answer.known and answer.explanation is None
-        assert answer.to_json()["prior"] == answer.prior
+    ids = [every.dataset.entities.index(a.entity) + 1 for a in got]
+    assert [a.prior for a in got] == [e / 8 - 1 for e in ids]
+    n = len(proved.answers)
+    if ranks_all:  # what rules derive has log-odds of 0
+        scores = [0.5 for _ in range(n)] + [a.score for a in got]
+        assert [a.score for a in found.answers] == sorted(scores)[::-1]
+        for a in found.answers:
+            assert a.rank == 1 + sum(a.score < b.score for b in found.answers)
+    else:
+        assert found.answers[:n] == proved.answers
+        assert [a.rank for a in got] == list(range(n + 1, n + 1 + len(got)))
+        assert all(a.score == 0.0 for a in got)
+    for k in (1, 2, 9):
+        (first,) = every.answer([query], k=k, with_unproved=True)
+        assert first.answers == found.answers[:k]
     assert all("prior" not in a.to_json() for a in proved.answers)
     assert "n_unproved" not in proved.to_json()
-
-
-def test_unproved_answers_fill_up_what_k_leaves(with_embedding):
-    query, _ = read_open_query(with_embedding.dataset, "p(a, X)")
-    for k, verdicts in {
-        1: ["proved"],
-        2: ["proved", "unproved"],
-        9: ["proved", "unproved", "unproved"],
-    }.items():
-        (found,) = with_embedding.answer([query], k=k, with_unproved=True)
-        assert [answer.verdict for answer in found.answers] == verdicts
-        assert found.n_unproved == 2
+    with pytest.raises(ValueError, match="unproved answers: expected a run"):
+        answerer.answer([query], with_unproved=True)
 
 
 # -- proofs by a run that learns from questions

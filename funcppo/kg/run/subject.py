@@ -15,8 +15,8 @@ from funcppo.kg.ranking.ranking import selection_metric
 from funcppo.kg.run import held_out
 from funcppo.kg.run.budget import RunTime
 from funcppo.kg.run.choices import Settings, choose_settings, describe_choice
-from funcppo.kg.run.run import Run
-from funcppo.kg.scores import link_embedding
+from funcppo.kg.run.run import EVIDENCE_SCORE, Run
+from funcppo.kg.scores.learned import LearnedScore
 from funcppo.kg.scores.score import Score, parse
 from funcppo.kg.search.beam import SearchStep
 from funcppo.kg.search.task import (
@@ -37,8 +37,8 @@ class Subject(NamedTuple):
     # the run whose policy gives the scores; None for a score without a policy
     policy_run: Run | None
     notes: list[str]  # what was chosen, one line each
-    # link embeddings of the run; None without any
-    embedding: link_embedding.Params | None = None
+    # score of the run that knows every entity; None without any
+    others: LearnedScore | None = None
 
     @property
     def search_step(self) -> SearchStep | None:
@@ -58,21 +58,22 @@ def run_subject(
     """
     is_open = score == "auto"
     name = run.default_score if is_open else score
-    value = parse(name, held_out.trained_scores(run))
-    embedding = run.state.embedding
-    if not link_embedding.n_models(embedding):
-        embedding = None
+    trained = held_out.trained_scores(run)
+    value = parse(name, trained)
+    others = trained.get(EVIDENCE_SCORE)
+    if not (isinstance(others, LearnedScore) and others.knows_all):
+        others = None
     notes: list[str] = []
     if not value.needs & {"search", "questions"}:
         if is_open:
             notes = [Note("answers", describe_default_score(run))]
         task = scoring.with_score_counts(run.task, value, on_phase)
-        return Subject(task, value, None, notes, embedding)
+        return Subject(task, value, None, notes, others)
     if not run.is_finished:
         update = int(run.state.train_state.update)
         n_updates = run.cfg.ppo.n_updates
         notes = [f"the run stands at update {update} of {n_updates}"]
-    return Subject(run.task, value, run, notes, embedding)
+    return Subject(run.task, value, run, notes, others)
 
 
 def describe_default_score(run: Run) -> str:

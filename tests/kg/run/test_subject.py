@@ -74,7 +74,7 @@ def test_a_run_has_its_own_score_by_default(run):
     untrained = run_subject(run, "noisy-or")
     assert (untrained.score.name, untrained.policy_run) == ("noisy-or", None)
     assert untrained.notes == []
-    assert subject.embedding is None and untrained.embedding is None
+    assert subject.others is None and untrained.others is None
     with pytest.raises(ValueError, match="'evidence': expected success, best"):
         run_subject(run, "evidence")
 
