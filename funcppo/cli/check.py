@@ -213,8 +213,9 @@ class Check(TargetOptions):
         yield from check.compare_ranks(ranked, seconds[1])
         if details is not None:
             yield check.compare_details(details, split, rows)
-            sides = setup.evaluator.protocol.sides
-            yield recount_check.compare_line_numbers(details, len(split), sides)
+            yield recount_check.compare_line_numbers(
+                details, len(split), setup.evaluator.protocol.sides
+            )
         status.update("checking proofs")
         yield check.compare_proofs(ranked, seconds[2])
         status.update("recounting evidence")

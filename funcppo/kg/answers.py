@@ -534,30 +534,11 @@ class Answerer:
           ranked: the answers of the query, all that are listed before.
           answers: the first of them by name.
         """
-        query, score = ranked.query, self.subject.score
-        atom = self._query_atoms([query], query.side)
-        known = kbase.list_answers(self.known, atom, query.side)
-        entity = unique_values(self.subject.task.entity_pool.long())
-        is_listed = torch.isin(entity, torch.cat([ranked.entity, known.entity]))
-        if not with_self and not self._has_loops[query.predicate]:
-            is_listed = is_listed | (entity == query.given)
-        entity = entity[~is_listed]
-
-        scorer = score if score.ranks_all else self.subject.others
-        assert scorer is not None, "it knows every entity"
-        asked = derive.open_questions(atom, query.side)
-        device = self.subject.task.kb.facts.device
-        asked = derive.Questions(*(column.to(device) for column in asked))
-        values = scorer.log_odds_of_all(asked)[0].to(entity.device)
-        prior, order = torch.sort(
-            values[entity - 1], descending=True, stable=True
-        )
+        score = self.subject.score
+        entity, prior = self._score_unproved(ranked, with_self)
         line = rank_metrics.quantise(prior)
         rank = 1 + torch.searchsorted(-line, -line[:k])
-        if not score.ranks_all:
-            rank, line = rank + len(ranked.entity), line - line
-            line = line + rank_metrics.ZERO_SCORE
-        else:
+        if score.ranks_all:
             ascending = ranked.score.flip(0)
             n_below = torch.searchsorted(ascending, line[:k], right=True)
             rank = rank + len(ascending) - n_below
@@ -565,13 +546,39 @@ class Answerer:
                 answer._replace(rank=answer.rank + int((line > own).sum()))
                 for answer, own in zip(answers, ranked.score.tolist())
             ]
-        columns = (x[:k].tolist() for x in (entity[order], line, rank, prior))
+        else:
+            rank = rank + len(ranked.entity)
+            line = torch.full_like(line, rank_metrics.ZERO_SCORE)
+        columns = (x[:k].tolist() for x in (entity, line, rank, prior))
         answers = answers + [
-            self._name(query, *others)._replace(verdict=NO_PROOF, prior=value)
+            self._name(ranked.query, *others)._replace(
+                verdict=NO_PROOF, prior=value
+            )
             for *others, value in zip(*columns)
         ]
         answers.sort(key=attrgetter("rank"))
         return answers[:k], len(entity)
+
+    def _score_unproved(
+        self, ranked: RankedAnswers, with_self: bool
+    ) -> tuple[I64[Tensor, "n"], F64[Tensor, "n"]]:
+        """Return the entities that no rule derives and no split holds, and their log-odds, the largest first."""
+        query, task = ranked.query, self.subject.task
+        atom = self._query_atoms([query], query.side)
+        known = kbase.list_answers(self.known, atom, query.side)
+        entity = unique_values(task.entity_pool.long())
+        is_listed = torch.isin(entity, torch.cat([ranked.entity, known.entity]))
+        if not with_self and not self._has_loops[query.predicate]:
+            is_listed = is_listed | (entity == query.given)
+        entity = entity[~is_listed]
+
+        score = self.subject.score
+        scorer = score if score.ranks_all else self.subject.others
+        assert scorer is not None, "it knows every entity"
+        asked = derive.open_questions(atom.to(task.kb.facts.device), query.side)
+        values = scorer.log_odds_of_all(asked)[0].to(entity.device)[entity - 1]
+        values, order = torch.sort(values, descending=True, stable=True)
+        return entity[order], values
 
     # -- ids
 
