@@ -269,4 +269,6 @@ def _error_line(error: Exception) -> str:
     if isinstance(error, OSError) and error.filename and error.strerror:
         text = f"{error.filename}: {error.strerror}"
     # Spaces within a line may be those of a name.
-    return " ".join(line.strip() for line in text.split("\n")).strip()
+    text = " ".join(line.strip() for line in text.split("\n")).strip()
+    # A path may have thousands of characters.
+    return text if len(text) <= 900 else f"{text[:500]} ... {text[-350:]}"

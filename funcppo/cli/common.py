@@ -62,6 +62,7 @@ GRACE_SECONDS = 0.5  # that work may take to end by itself, after a signal
 LINE_SECONDS = 10.0  # between lines on work in progress, without a terminal
 METRIC_COLUMNS = ("mrr", "hits@1", "hits@3", "hits@10", "auc_pr", "proved")
 # Files of a data set in a folder, in any format.
+_SPLIT_FILE = re.compile(r"(train|valid|test|facts)\.")
 _DATA_FILE = re.compile(r"(train|valid|test|facts|rules)\.")
 
 JsonObject: TypeAlias = dict[str, Any]
@@ -451,6 +452,8 @@ def check_outputs(
     outputs: Iterable[tuple[str, str | Path | None]],
     inputs: Iterable[Path],
     folder: OutputFolder | None = None,
+    *,
+    can_be_parquet: bool = False,
 ) -> None:
     """Check before any work that outputs can be written, and replace nothing but what the program wrote earlier.
 
@@ -458,12 +461,14 @@ def check_outputs(
       outputs: option and path of each file; - is standard output, None is no output. A device is written to as it is.
       inputs: files that the program reads.
       folder: that it writes too; None for none.
+      can_be_parquet: all but --json write Parquet where a name ends so.
 
     Raises:
       ValueError: an output is an input or another output, under whatever names, a folder of inputs, something that the
         program has not written, or cannot be written; the message names the option.
     """
     taken = [(path, f"{path}, which would be overwritten") for path in inputs]
+    data_folders = {path.resolve().parent for path, _ in taken}
     if folder is not None:
         _check_output_folder(folder, [path for path, _ in taken])
         own = f"those of {folder.option}"
@@ -478,7 +483,19 @@ def check_outputs(
                 raise ValueError(
                     f"{option} {path}: expected another file than {description}"
                 )
+        # A file of a split beside the data would be read as one of theirs.
+        is_split = _SPLIT_FILE.match(path.name)
+        if is_split and path.resolve().parent in data_folders:
+            raise ValueError(
+                f"{option} {path}: expected another name than that of a split of the data"
+            )
         taken.append((path, f"that of {option}"))
+        if path.suffix == ".parquet" and not (
+            can_be_parquet and option != "--json"
+        ):
+            raise ValueError(
+                f"{option} {path}: expected another format, got Parquet"
+            )
         if str(path) != "-":
             _check_output_file(option, path)
 

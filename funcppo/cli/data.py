@@ -101,6 +101,9 @@ class Data:
         None
     )
     """Maximum height of a proof, or fixpoint for any. Default: 1; 3 with --provable test and valid."""
+    out: Annotated[str | None, Opt("FILE", is_hidden=True)] = None
+    """Write the triples to FILE, as its ending says: .tsv, .csv, .parquet or RDF. {split} in its name stands for train,
+    valid and test; without it the known facts are written. Default: none."""
     object_identity: bool = False
     """Bind the variables of a rule to different constants, none of which the rule names (object identity, as AnyBURL
     counts). Default: off."""
@@ -122,13 +125,7 @@ class Data:
         Returns:
           The exit status.
         """
-        if self.provable is not None and self.index is not None:
-            raise ValueError("--provable, --index: expected one of them")
-        sources = data_files(self.dataset, self.rules)
-        folder = None
-        if self.index is not None:
-            folder = OutputFolder("--index", self.index, [loaders.STORED_FILE])
-        check_outputs([("--json", self.json)], sources, folder)
+        sources = self._check_outputs()
         if self.threads is not None:
             set_threads(self.threads)
 
@@ -136,6 +133,8 @@ class Data:
             result, show = self._count_provable(), _print_counts
         elif self.index is not None:
             result, show = self._write_index(sources, self.index), _print_index
+        elif self.out is not None:
+            result, show = self._write_triples(self.out), _print_files
         else:
             result, show = self._describe(), _print_description
         write_json(self.json, result)
@@ -148,10 +147,38 @@ class Data:
             print_notes([result["stop_reason"]])
         return 0
 
+    def _check_outputs(self) -> list[Path]:
+        """Check the outputs before any work; return the files of the data set."""
+        asked = (self.provable, self.index, self.out)
+        if sum(x is not None for x in asked) > 1:
+            raise ValueError(
+                "--provable, --index, --set out: expected one of them"
+            )
+        sources = data_files(self.dataset, self.rules)
+        folder = None
+        if self.index is not None:
+            folder = OutputFolder("--index", self.index, [loaders.STORED_FILE])
+        names = (str(self.out).replace("{split}", x) for x in (*SPLITS, ""))
+        written = [("--set out", x) for x in {*names} if self.out]
+        outputs = [("--json", self.json), *written]
+        check_outputs(outputs, sources, folder, can_be_parquet=True)
+        for _, path in written:
+            if Path(path).is_file():
+                raise ValueError(f"--set out {path}: expected a new file")
+        return sources
+
     @property
     def _most_notes(self) -> int | None:
         """Return how many notes are printed; None for all."""
         return None if self.verbose else 3
+
+    def _write_triples(self, out: str) -> JsonObject:
+        """Read the data set and write its triples; return the files."""
+        with WorkDisplay("reading data"):
+            dataset = loaders.load(self.dataset, self.rules, cfg=self.data)
+            files = loaders.write_splits(dataset, out)
+        print_notes(dataset.notes)
+        return {"dataset": dataset.name, "files": [*map(str, files)]}
 
     def _max_height(self, default: int) -> int | None:
         """Return the maximum height of a proof; None for no limit."""
@@ -516,6 +543,12 @@ def _print_relations(
     n_more = len(relations) - len(rows)
     if n_more > 0:
         console.print(f"... and {n_more:,} smaller relations (--json FILE)")
+
+
+def _print_files(result: JsonObject) -> None:
+    """Print the files that were written."""
+    for file in result["files"]:
+        print(file)
 
 
 def _print_index(result: JsonObject) -> None:

@@ -107,7 +107,8 @@ class Predict(ScoreOptions):
     new: bool = False
     """List all new facts of --relation. Default: off."""
     out: OptionalFile = None
-    """Write the new facts to FILE: CSV if it ends in .csv, otherwise lines of JSON. Default: print the first --k."""
+    """Write the new facts to FILE: CSV or Parquet if it ends so, otherwise lines of JSON. Default: print the first
+    --k."""
     resume: bool = False
     """Continue the interrupted work on --out FILE, or on the answers to --queries in --csv or --json FILE. Default:
     off."""
@@ -180,13 +181,13 @@ class Predict(ScoreOptions):
 
         target = self._part_target()
         if target is None:
-            check_outputs(outputs, inputs)
+            check_outputs(outputs, inputs, can_be_parquet=True)
             return
         part = files.part_path(target)
         option = next(x for x, path in outputs if path and Path(path) == target)
         outputs += [(option, str(part))]
         outputs += [(option, str(files.settings_path(target)))]
-        check_outputs(outputs, inputs)
+        check_outputs(outputs, inputs, can_be_parquet=True)
         for path in [part, target] if self.new else [part]:
             files.check_writable(
                 path, resume=self.resume, overwrite=self.overwrite
@@ -451,7 +452,7 @@ class Predict(ScoreOptions):
             lines = map(escape_unprintable, text.split("\n"))
             write_output("\n".join(lines) if is_terminal else text)
             return
-        content = text.encode()
+        content = _table_content(Path(self.csv), text)
         write_atomically(Path(self.csv), lambda file: file.write(content))
 
     def _write_facts(
@@ -557,15 +558,27 @@ def _sort_facts(answered: Sequence[JsonObject]) -> list[JsonObject]:
 
 
 def _write_fact_file(path: Path, facts: Sequence[JsonObject]) -> None:
-    """Write facts as CSV if the file ends in .csv, else as lines of JSON."""
+    """Write facts as CSV or Parquet if the file ends so, else as lines of JSON."""
     from funcppo.core.files import write_atomically
 
-    if path.suffix == ".csv":
+    if path.suffix in (".csv", ".parquet"):
         text = _csv_text(facts)
     else:
         lines = [jsonlib.dumps(fact, ensure_ascii=False) for fact in facts]
         text = "".join(f"{escape_unprintable(line)}\n" for line in lines)
-    write_atomically(path, lambda file: file.write(text.encode()))
+    content = _table_content(path, text)
+    write_atomically(path, lambda file: file.write(content))
+
+
+def _table_content(path: Path, text: str) -> bytes:
+    """Return CSV, or other text, as the content of a file; Parquet if its name ends so."""
+    if path.suffix != ".parquet":
+        return text.encode()
+    from funcppo.kg.graph.loaders import format_parquet
+
+    kinds = {"rank": "BIGINT", "score": "DOUBLE", "known": "BOOLEAN"}
+    types = {name: kinds.get(name, "VARCHAR") for name in CSV_COLUMNS}
+    return format_parquet(text, types)
 
 
 def _csv_text(rows: Sequence[JsonObject]) -> str:

@@ -320,7 +320,7 @@ def test_a_program_has_atoms_and_no_queries(tmp_path, capsys):
         (["--height", "0"], "height: expected 1 or more or fixpoint, got 0"),
         (["--set", "max_atoms=0"], "max_atoms: expected 1 or more, got 0"),
         (["--rules", "nowhere.txt"], "nowhere.txt"),
-        (["--index", "x"], "--provable, --index: expected one of them"),
+        (["--index", "x"], "--provable, --index, --set out: expected one of"),
     ],
 )
 def test_a_bad_option_is_one_line(chain, options, expected):
@@ -431,3 +431,25 @@ def test_a_split_file_is_mined_by_its_train_part_only(
         assert funcppo(monkeypatch, *words) == 0
         texts.append(out.read_text())
     assert texts[0] == texts[1] != texts[2]
+
+
+def test_triples_are_written_as_another_program_takes_them(
+    graph, monkeypatch, capsys
+):
+    out = graph.with_name("written")
+    out.mkdir()
+    option = ["--set", f"out={out}/{{split}}.csv"]
+    assert funcppo(monkeypatch, "data", graph, *option) == 0
+    files = capsys.readouterr().out.split()
+    assert files[0] == f"{out}/train.csv"
+    assert load(out).train.shape == load(graph).train.shape
+    own = ["--set", f"out={graph}/{{split}}.txt"]
+    assert funcppo(monkeypatch, "data", graph, *own) == 2
+    error = capsys.readouterr().err
+    assert (
+        "another name than that of a split" in error and error.count("\n") == 1
+    )
+    assert funcppo(monkeypatch, "data", graph, "--json", "x.parquet") == 2
+    assert (
+        "--json x.parquet: expected another format" in capsys.readouterr().err
+    )

@@ -441,3 +441,20 @@ def test_other_work_is_not_resumed(
     line = refused(monkeypatch, capsys, *args, out, *options)
     assert contains(line, problem) and str(out) in line
     assert {x: x.read_bytes() for x in tmp_path.iterdir()} == files
+
+
+def test_answers_and_facts_are_written_as_parquet(monkeypatch, tmp_path):
+    duckdb = pytest.importorskip("duckdb")
+    answers, facts = tmp_path / "a.parquet", tmp_path / "f.parquet"
+    words = ["predict", "countries_s1", "--score", "max-confidence"]
+    query = ["locatedIn(X, europe)", "--known", "--csv", answers]
+    assert funcppo(monkeypatch, *words, *query) == 0
+    new = ["--relation", "locatedIn", "--new", "--out", facts]
+    assert funcppo(monkeypatch, *words, *new) == 0
+    for path in (answers, facts):
+        rows = duckdb.sql(f"SELECT rank, score, query FROM '{path}'").fetchall()
+        # All facts of this data set are known.
+        assert bool(rows) == (path == answers)
+        assert all(type(rank) is int for rank, _, _ in rows)
+        assert all(0 < score <= 1 for _, score, _ in rows)
+    assert funcppo(monkeypatch, *words, *query) == 0  # again

@@ -10,15 +10,18 @@ A stored graph is a folder with a file of PyTorch that every process of a host m
 
 from __future__ import annotations
 
+import csv
 import dataclasses
 import importlib
+import io
 import re
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 
@@ -64,6 +67,7 @@ from funcppo.kg.graph.triples import (
     choose_by_name,
     choose_columns,
     drop_header,
+    format_rdf,
     is_json_lines,
     is_rdf,
     is_triple_file,
@@ -702,9 +706,101 @@ def _named_columns(columns: Mapping[str, Any]) -> list[Any]:
     return [columns[names[i]] for i in choose_by_name(names)]
 
 
+def write_splits(dataset: Dataset, path: str) -> list[Path]:
+    """Write the triples of a data set to files, of tabs, CSV, Parquet or RDF by their ending.
+
+    `load` reads them back with the same names.
+
+    Args:
+      path: where `{split}` stands for train, valid and test; without it the known facts are written to this file.
+
+    Returns:
+      The files.
+
+    Raises:
+      ValueError: a name with a tab for a file with tabs, an ending of no format, or atoms of other than two arguments.
+    """
+    entities, predicates = dataset.entities, dataset.predicates
+    is_binary = np.array([0, *dataset.arities]) == 2
+    paths: list[Path] = []
+    for split in SPLITS if "{split}" in path else ("facts",):
+        table: np.ndarray = getattr(dataset, split)
+        if split in SPLITS[1:] and not len(table):
+            continue
+        if not is_binary[table[:, 0]].all():
+            raise ValueError(
+                f"{dataset.name}: expected facts of two arguments, to write them as triples"
+            )
+        rows = [
+            (entities[head - 1], predicates[relation - 1], entities[tail - 1])
+            for relation, head, tail in table[:, :3].tolist()
+        ]
+        file = Path(path.replace("{split}", split))
+        content = format_triples(rows, file.name)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(file, partial(_write_content, content))
+        paths.append(file)
+    return paths
+
+
+def _write_content(content: bytes, file: IO[bytes]) -> None:
+    """Write the content of a file."""
+    file.write(content)
+
+
+def format_triples(rows: Sequence[Triple], name: str) -> bytes:
+    """Format triples as a file of a name; raises as `write_splits` does."""
+    header = ("head", "relation", "tail")
+    if is_rdf(name):
+        return format_rdf(rows, name)
+    if name.endswith((".tsv", ".txt")):
+        text = "".join("\t".join(row) + "\n" for row in rows)
+        if text.count("\t") != 2 * len(rows):
+            raise ValueError(f"{name}: expected names without tabs, got one")
+        return text.encode()
+    if not name.endswith((".csv", ".parquet")):
+        raise ValueError(
+            f"{name}: expected a name that ends in .tsv, .csv, .parquet or one of RDF"
+        )
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n", quoting=csv.QUOTE_ALL)
+    writer.writerows([header, *rows])
+    if name.endswith(".csv"):
+        return text.getvalue().encode()
+    return format_parquet(text.getvalue(), dict.fromkeys(header, "VARCHAR"))
+
+
 # -- DuckDB
 
 _NAMES = ("h", "r", "t")
+
+
+def _import_duckdb(purpose: str) -> Any:
+    """Import DuckDB for a purpose, or raise ValueError."""
+    try:
+        return importlib.import_module("duckdb")
+    except ModuleNotFoundError:
+        raise ValueError(
+            f"{purpose} needs the extra `big` (pip install 'funcppo[big]'): No module named 'duckdb'"
+        ) from None
+
+
+def format_parquet(csv_text: str, columns: Mapping[str, str]) -> bytes:
+    """Convert CSV with a header to Parquet.
+
+    Args:
+      columns: type of DuckDB of each column.
+    """
+    duckdb = _import_duckdb("Parquet")
+    with tempfile.TemporaryDirectory(prefix="funcppo-") as name:
+        source, target = Path(name) / "in.csv", Path(name) / "out.parquet"
+        source.write_text(csv_text, encoding="utf-8")
+        with closing(duckdb.connect()) as database:
+            database.execute(
+                f"COPY (SELECT * FROM read_csv({_quote_path(source)}, header=true, delim=',', quote='\"', escape='\"', "
+                f"auto_detect=false, columns={dict(columns)})) TO {_quote(str(target))} (FORMAT parquet)"
+            )
+        return target.read_bytes()
 
 
 def _read_by_duckdb(
@@ -718,12 +814,7 @@ def _read_by_duckdb(
     Raises:
       ValueError: DuckDB is not installed, or a file is wrong; names the file.
     """
-    try:
-        import duckdb
-    except ModuleNotFoundError:
-        raise ValueError(
-            "reading by DuckDB needs the extra `big` (pip install 'funcppo[big]'): No module named 'duckdb'"
-        ) from None
+    duckdb = _import_duckdb("reading by DuckDB")
     with tempfile.TemporaryDirectory(prefix="funcppo-") as folder:
         # The rest of a large file is kept in the folder.
         config: Any = {"temp_directory": folder, "memory_limit": "50%"}

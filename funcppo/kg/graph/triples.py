@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import csv
 import hashlib
+import importlib
 import io
 import math
 import re
@@ -27,6 +28,7 @@ from dataclasses import dataclass
 from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, overload
+from urllib.parse import quote
 
 import numpy as np
 
@@ -141,7 +143,11 @@ def read_triples(
     named = _iter_triples(rows, chosen, path, first_line)
     triples = numbers.number(chain.from_iterable(named))
     if chosen.has_header:
-        return TripleFile(triples, first_line, [])
+        names = ", ".join(first[i] for i in chosen.indices)
+        note = (
+            f"{path}:1: columns {shorten(names)} read as head, relation, tail"
+        )
+        return TripleFile(triples, first_line, [note] * (columns is None))
     return drop_header(triples, list(numbers), path, columns)
 
 
@@ -208,7 +214,9 @@ def choose_columns(
       ValueError: the file does not have the columns.
     """
     if columns is None:
-        is_named = len(first) > 3 and sum(map(is_column_word, first)) > 1
+        # A column without a name is that of row numbers.
+        is_named = len(first) > 3 and all(first)
+        is_named = is_named and sum(map(is_column_word, first)) > 1
         if is_named or is_json_lines(path):
             named = choose_by_name(first, f"{path}:1: ")
             return Columns(named, len(first), has_header=True)
@@ -354,12 +362,7 @@ def _read_rdf(content: bytes, path: str, numbers: NameNumbers) -> TripleFile:
     Raises:
       ValueError: pyoxigraph is not installed, or the file is not of its format; names file and line.
     """
-    try:
-        import pyoxigraph
-    except ModuleNotFoundError:
-        raise ValueError(
-            f"{path}: RDF needs the extra `rdf` (pip install 'funcppo[rdf]'): No module named 'pyoxigraph'"
-        ) from None
+    pyoxigraph = _import_pyoxigraph(path)
     _, _, suffix = path.removesuffix(".gz").rpartition(".")
     rdf_format: Any = pyoxigraph.RdfFormat.from_extension(suffix)
     graphs: Counter[str] = Counter()
@@ -398,6 +401,49 @@ def _iter_terms(
                 number = f"_:{stem}-{len(blank_nodes)}"
                 name = blank_nodes.setdefault(name, number)
             yield name
+
+
+_ABSOLUTE_IRI = re.compile(r'[A-Za-z][A-Za-z0-9+.-]*:[^\x00-\x20<>"{}|^`\\]+')
+_LITERAL = re.compile(r'"(?:[^"\\]|\\.)*"(?:@[a-zA-Z0-9-]+|\^\^<[^<>]+>)?')
+
+
+def format_rdf(rows: Iterable[Triple], name: str) -> bytes:
+    """Format triples in the format of RDF that a file of a name has.
+
+    A name that is no term of RDF becomes an IRI, `urn:name:` with its characters as in URLs.
+    """
+    pyoxigraph = _import_pyoxigraph(name)
+
+    def format_term(term: str, pattern: re.Pattern[str]) -> str:
+        if _ABSOLUTE_IRI.fullmatch(term):
+            return f"<{term}>"
+        is_term = pattern.fullmatch(term)
+        return term if is_term else f"<urn:name:{quote(term, safe='')}>"
+
+    blank, never = re.compile(r"_:\w+(?:[.-]+\w+)*"), re.compile("(?!)")
+    tail = re.compile(f"{blank.pattern}|{_LITERAL.pattern}")
+    lines = (
+        f"{format_term(h, blank)} {format_term(r, never)} {format_term(t, tail)} .\n"
+        for h, r, t in rows
+    )
+    _, _, suffix = name.rpartition(".")
+    triples = pyoxigraph.parse(
+        "".join(lines), format=pyoxigraph.RdfFormat.N_TRIPLES
+    )
+    written = pyoxigraph.RdfFormat.from_extension(suffix)
+    return pyoxigraph.serialize(
+        (quad.triple for quad in triples), format=written
+    )
+
+
+def _import_pyoxigraph(path: str) -> Any:
+    """Import pyoxigraph for a file, or raise ValueError."""
+    try:
+        return importlib.import_module("pyoxigraph")
+    except ModuleNotFoundError:
+        raise ValueError(
+            f"{path}: RDF needs the extra `rdf` (pip install 'funcppo[rdf]'): No module named 'pyoxigraph'"
+        ) from None
 
 
 # -- tables and splits

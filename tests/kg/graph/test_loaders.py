@@ -5,6 +5,7 @@ import gzip
 import io
 import os
 import sys
+import urllib.parse
 from types import SimpleNamespace
 
 import numpy as np
@@ -20,6 +21,7 @@ from funcppo.kg.graph.loaders import (
     id_files,
     load,
     to_triples,
+    write_splits,
 )
 from funcppo.kg.graph.rules import format_rule, with_counts_line
 from funcppo.kg.graph.triples import DataConfig
@@ -341,6 +343,85 @@ def test_whole_numbers_are_names():
 )  # fmt: skip
 def test_a_bad_source_is_one_line(source, problem):
     assert problem in message(to_triples, source)
+
+
+def test_a_data_set_is_read_back_as_it_was(tmp_path):
+    names = [" a ", "b,c", "d'e", 'f"g', "#h", "i\tj", "Zoë 🙂", "\x1b[0m"]
+    rows = [(name, "head relation", names[0]) for name in names]
+    dataset = from_triples(
+        [("head", "relation", "tail"), *rows],
+        valid=[("b,c", "relation", "tail")],
+        test=[("new", "other", "b,c")],
+    )
+    write_splits(dataset, f"{tmp_path}/graph/{{split}}.csv")
+    config = DataConfig(columns="head,relation,tail")
+    read = load(tmp_path / "graph", cfg=config)
+    assert read.entities == dataset.entities
+    assert read.fingerprint == dataset.fingerprint
+
+
+TERM_NAMES = [
+    "a b",
+    "d'e",
+    'f"g',
+    "Zoë 🙂",
+    "http://ex.org/x",
+    "_:n1",
+    '"5"@en',
+    "%41",
+]
+
+
+@pytest.mark.parametrize("suffix", ["tsv", "csv", "parquet", "nt", "ttl", "nq"])
+def test_triples_are_written_in_each_format(suffix, tmp_path):
+    pytest.importorskip("duckdb")
+    rows = [
+        (name, "is a", TERM_NAMES[4]) for name in TERM_NAMES if name[0] != '"'
+    ]
+    rows += [("a b", "is a", name) for name in TERM_NAMES]
+    dataset = from_triples(rows[:9], test=rows[9:])
+    files = write_splits(dataset, f"{tmp_path}/new/{{split}}.{suffix}")
+    assert [x.name for x in files] == [f"train.{suffix}", f"test.{suffix}"]
+    found = load(tmp_path / "new")
+    # Names that are no terms of RDF become IRIs, a blank node of Turtle has a number.
+    is_rdf = suffix in ("nt", "ttl", "nq")
+
+    def named(dataset, table):
+        return {
+            tuple(
+                name
+                if not is_rdf
+                or name[0] in '"h'
+                or (name == "_:n1" and suffix != "ttl")
+                else "_"
+                if name.startswith("_:")
+                else name
+                if name.startswith("urn:name:")
+                else f"urn:name:{urllib.parse.quote(name, safe='')}"
+                for name in row
+            )
+            for row in triples(dataset, table)
+        }
+
+    for split in ("train", "test"):
+        expected = named(dataset, getattr(dataset, split))
+        assert named(found, getattr(found, split)) == expected
+    (path,) = write_splits(dataset, f"{tmp_path}/all.{suffix}")
+    assert len(load(path).facts) == 9
+
+
+def test_triples_that_a_format_cannot_hold_are_one_line(tmp_path):
+    dataset = from_triples([("a\tb", "r", "c")])
+    assert (
+        message(write_splits, dataset, f"{tmp_path}/x.tsv")
+        == "x.tsv: expected names without tabs, got one"
+    )
+    assert "expected a name that ends in" in message(
+        write_splits, dataset, f"{tmp_path}/x.xls"
+    )
+    problem = message(write_splits, from_text("p(a)."), f"{tmp_path}/x.csv")
+    assert "expected facts of two arguments" in problem
+    assert not list(tmp_path.iterdir())
 
 
 # -- PyKEEN
