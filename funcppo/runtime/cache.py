@@ -14,6 +14,7 @@ Only the user may write the folder, because loading code runs it.
 
 from __future__ import annotations
 
+import atexit
 import functools
 import hashlib
 import importlib
@@ -80,6 +81,9 @@ uncached_reasons: dict[str, str] = {}
 def use_folder(folder: Path | None = None) -> Path | None:
     """Keep compiled code in a folder from now on; return it, or None if it cannot be made.
 
+    PyTorch's caches lie in it too. Where it cannot be made they lie in a new temporary folder: PyTorch's default,
+    `torchinductor_USER` among temporary files, may be made by anybody.
+
     Args:
       folder: `compiled` in it is used. None: the folder that TORCHINDUCTOR_CACHE_DIR names, or else one in the user's
         cache folder.
@@ -88,28 +92,38 @@ def use_folder(folder: Path | None = None) -> Path | None:
       The folder of compiled code; None if it cannot be made, as a warning says.
 
     Raises:
-      ValueError: others own the folder, or may write it.
+      ValueError: others own the folder, or may write it or replace it.
     """
-    if folder is None:
-        given = os.environ.get(FOLDER_VARIABLE)
-        # PyTorch sets its default, a folder that anybody could have made, where it compiles before.
-        default = f"{tempfile.gettempdir()}/torchinductor_"
-        if given is not None and not given.startswith(default):
-            return Path(given)
+    given = os.environ.get(FOLDER_VARIABLE)
+    # PyTorch sets its default where it compiles before.
+    default = f"{tempfile.gettempdir()}/torchinductor_"
+    if folder is None and given is not None and not given.startswith(default):
+        path = Path(given)
+    else:
         caches = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-        folder = Path(caches) / PACKAGE_FOLDER.name
-    path = folder.absolute() / "compiled"
+        folder = folder or Path(caches) / PACKAGE_FOLDER.name
+        path = folder / "compiled"
+    path = path.resolve()
     if not _make_private(path):
+        os.environ[FOLDER_VARIABLE] = temporary_folder()
         return None
     os.environ[FOLDER_VARIABLE] = str(path)
     return path
+
+
+@functools.cache
+def temporary_folder() -> str:
+    """Create a folder of this process, which `use_folder` does not take for the user's choice."""
+    folder = tempfile.TemporaryDirectory(prefix="torchinductor_")
+    atexit.register(folder.cleanup)
+    return folder.name
 
 
 def functions_folder() -> Path | None:
     """Return the folder of saved functions and generated sources; None if it cannot be made.
 
     Raises:
-      ValueError: others own it, or may write it.
+      ValueError: others own it, or may write it or replace it.
     """
     folder = use_folder()
     if folder is None:
@@ -122,23 +136,46 @@ def _make_private(path: Path) -> bool:
     """Create a folder that only this user may write; return whether it exists.
 
     Raises:
-      ValueError: others own it, or may write it.
+      ValueError: others own it or a file in it, or may write it, or may replace a folder on the way to it.
     """
     try:
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        missing = [x for x in (path, *path.parents) if not x.exists()]
+        for folder in reversed(missing):
+            folder.mkdir(mode=0o700, exist_ok=True)
+        entries = [Path(entry.path) for entry in os.scandir(path)]
     except OSError as error:
         message = f"{path}: compiled code is not kept: {error.strerror}"
         warnings.warn(message, stacklevel=2)
         return False
-    found = path.stat()
-    mode = found.st_mode & 0o777
-    is_posix = sys.platform != "win32"
-    if is_posix and (found.st_uid != os.getuid() or mode & 0o022):
-        raise ValueError(
-            f"{path}: expected a folder that you own and nobody else may write, got owner {found.st_uid} and mode "
-            f"{mode:o}: remove it, or choose another folder for compiled code"
-        )
+    if sys.platform != "win32":
+        _check_owners(path, entries)
     return True
+
+
+def _check_owners(path: Path, entries: list[Path]) -> None:
+    """Check that only this user may write a folder and its entries, or replace a folder on the way to it.
+
+    Raises:
+      ValueError: others own one, or may write it.
+    """
+    user = os.getuid()
+    may_come = 0o022  # who of the group and of all others can reach a place
+    for place in (*reversed(path.parents), path, *entries):
+        found = place.lstat()
+        mode = found.st_mode & 0o7777
+        is_parent = place in path.parents
+        writers = mode & (0o022 if place == path else may_come)
+        if is_parent and mode & 0o1000:
+            writers = 0  # they replace nothing in a folder with the sticky bit
+        owners = (user, 0) if is_parent else (user,)
+        if found.st_uid not in owners or (writers and not place.is_symlink()):
+            raise ValueError(
+                f"{path}: expected a folder that you own and nobody else may write or replace, got {place} with owner "
+                f"{found.st_uid} and mode {mode:o}: choose another folder for compiled code, or mend or remove this one"
+            )
+        # a folder that they may not enter; all may be what the group is not
+        if not mode & 0o011:
+            may_come = 0o002 if is_parent else 0
 
 
 def share_triton_cache(device: torch.device) -> None:

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import getpass
 import importlib
 import json
 import os
 import subprocess
 import sys
+import tempfile
+from contextlib import nullcontext
 from functools import partial
+from pathlib import Path
 from types import FunctionType
 
 import pytest
 import torch
+from torch._inductor.runtime.cache_dir_utils import cache_dir, triton_cache_dir
 
 from funcppo import optim
 from funcppo.envs import classic
@@ -293,3 +298,72 @@ def test_a_broken_file_is_reported_and_written_again(folder, suffix):
         assert not is_found(clip_by_global_norm, x, LIMIT)
     assert is_found(clip_by_global_norm, x, LIMIT)
     assert json.loads(next(folder.glob("*.json")).read_text())
+
+
+def plant(cache_folder, what):
+    """Make a folder of compiled code one that others could have written; return the place that is named."""
+    compiled = cache_folder / "compiled"
+    functions = compiled / "funcppo"
+    functions.mkdir(parents=True, mode=0o700)
+    place, mode, owner = {
+        "folder": (compiled, 0o777, -1),
+        "group": (compiled, 0o770, -1),
+        "parent": (cache_folder, 0o777, -1),
+        "functions": (functions, 0o722, -1),
+        "owner": (compiled, 0o700, 1),
+        "file": (functions / f"{'0' * 32}.pt", 0o600, 1),
+        "Inductor": (compiled / "fxgraph", 0o700, 1),
+        "Triton": (compiled / "triton", 0o700, 1),
+    }[what]
+    if not place.exists():
+        place.write_bytes(b"planted")
+    place.chmod(mode)
+    if owner >= 0:
+        os.chown(place, owner, owner)
+    return place
+
+
+@pytest.mark.parametrize("variable", ["XDG_CACHE_HOME", cache.FOLDER_VARIABLE])
+@pytest.mark.parametrize(
+    "what",
+    [
+        *("folder", "group", "parent", "functions"),
+        *("owner", "file", "Inductor", "Triton"),
+    ],
+)
+def test_a_folder_that_others_could_have_written_is_refused(
+    what, variable, tmp_path, monkeypatch
+):
+    """Nothing in it is read: a file of another user's ran."""
+    if what in ("owner", "file", "Inductor", "Triton") and os.getuid() != 0:
+        pytest.skip("only root gives files away")
+    monkeypatch.undo()
+    caches = tmp_path / "caches"
+    place = plant(caches / "funcppo", what)
+    monkeypatch.delenv(cache.FOLDER_VARIABLE, raising=False)
+    compiled = caches / "funcppo" / "compiled"
+    is_given = variable == cache.FOLDER_VARIABLE
+    monkeypatch.setenv(variable, str(compiled if is_given else caches))
+    with pytest.raises(ValueError, match="nobody else may write") as caught:
+        CompiledFunction(clip_by_global_norm)(torch.ones(4), LIMIT)
+    assert f"got {place} with owner" in str(caught.value)
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_pytorch_compiles_in_no_folder_that_others_may_have_made(
+    kept, tmp_path, monkeypatch
+):
+    """Also where its default is set already, and where nothing can be kept."""
+    monkeypatch.undo()
+    default = f"{tempfile.gettempdir()}/torchinductor_{getpass.getuser()}"
+    monkeypatch.delenv("TRITON_CACHE_DIR", raising=False)
+    monkeypatch.setenv(cache.FOLDER_VARIABLE, default)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    if not kept:
+        (tmp_path / "funcppo").write_text("in the way")
+    with nullcontext() if kept else pytest.warns(UserWarning, match="not kept"):
+        folder = cache.use_folder()
+    used = Path(cache_dir())
+    assert used == folder if kept else folder is None
+    assert str(used) != default and used.stat().st_mode & 0o777 == 0o700
+    assert used == Path(triton_cache_dir(0)).parents[1]

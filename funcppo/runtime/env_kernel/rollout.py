@@ -24,7 +24,6 @@ import math
 import operator
 import re
 import sys
-import tempfile
 import types
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -698,7 +697,7 @@ def load_source(source: str) -> types.ModuleType:
     name = f"funcppo_source_{digest}"
     if name in sys.modules:
         return sys.modules[name]
-    folder = cache.functions_folder() or Path(tempfile.mkdtemp())
+    folder = cache.functions_folder() or Path(cache.temporary_folder())
     path = folder / f"{digest}.py"
     # Written also where there is one: what is run is what was generated.
     write_atomically(path, lambda f: f.write(source.encode()), durable=False)
