@@ -303,6 +303,50 @@ def test_an_interrupted_evaluation_is_resumed_where_it_stopped(
     assert one == two
 
 
+def test_a_file_of_another_evaluation_is_not_resumed(
+    tmp_path, monkeypatch, capsys
+):
+    path = tmp_path / "ranks.jsonl"
+    assert funcppo(monkeypatch, *EVALUATE, path, "--max-queries", "4") == 0
+    before = path.read_bytes()
+    for extra, expected in [
+        (
+            [],
+            "expected --resume, --overwrite or a new file, got a file that exists",
+        ),
+        (
+            ["--resume", "--negatives", "3"],
+            "expected a file made with negatives 3, got None",
+        ),
+        (
+            ["--resume", "--set", "smoothing=5"],
+            "expected a file made with smoothing 5.0, got None",
+        ),
+    ]:
+        capsys.readouterr()
+        assert (
+            funcppo(monkeypatch, *EVALUATE, path, "--max-queries", "4", *extra)
+            == 2
+        )
+        error = capsys.readouterr().err.splitlines()
+        assert expected in error[-1]
+        assert sum(line.startswith("funcppo: ") for line in error) == 1
+        assert path.read_bytes() == before
+    path.write_text("not a record\n")
+    assert (
+        funcppo(monkeypatch, *EVALUATE, path, "--max-queries", "4", "--resume")
+        == 2
+    )
+    assert "ranks.jsonl:1: expected a JSON object" in capsys.readouterr().err
+    assert (
+        funcppo(
+            monkeypatch, *EVALUATE, path, "--max-queries", "4", "--overwrite"
+        )
+        == 0
+    )
+    assert path.read_bytes() == before
+
+
 def test_an_independent_script_finds_the_same_numbers(tmp_path, monkeypatch):
     """And finds a rank that was tampered with, a score, and a summary of other lines."""
     path, summary = tmp_path / "ranks.jsonl", tmp_path / "summary.json"
