@@ -320,9 +320,8 @@ class ScoreOptions(TargetOptions):
             answerer = Answerer(subject)
         notes = [*subject.task.notes, *subject.notes]
         if not self.is_run:
-            notes.append(
-                f"no trained run: untrained score {subject.score}, height {subject.task.max_height}"
-            )
+            untrained = f"no trained run: untrained score {subject.score}, height {subject.task.max_height}"
+            notes.insert(0, untrained)
         return answerer, notes
 
 

@@ -134,7 +134,8 @@ class Predict(ScoreOptions):
             status = self._answer_queries(answerer, queries)
             # Answers come first; an error stands alone.
             replay = _replay_notes(answerer)
-            print_notes([*notes, *query_notes, *replay])
+            notes = [*query_notes, *notes, *replay]
+            print_notes(notes, most=None if self.verbose else 5)
         return status
 
     def _check_options(self) -> None:

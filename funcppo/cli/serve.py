@@ -75,7 +75,7 @@ class Serve(ScoreOptions):
             self._warn()
             set_target_threads(self.target, self.threads)
             answerer, notes = self.open_answerer()
-            print_notes(notes)
+            print_notes(notes, most=None if self.verbose else 5)
             self._serve(listener, answerer)
         return 0
 
