@@ -461,7 +461,11 @@ class Train:
         )
 
     def _check_outputs(self) -> None:
-        """Check the output files before any work."""
+        """Check the output files before any work, and that the data can be read again."""
+        if self.settings.dataset == "-":
+            raise ValueError(
+                "DATASET -: expected a file or a name, with which the run is opened again, got standard input"
+            )
         check_outputs(
             [("--json", self.json), ("--metrics-file", self.metrics_file)],
             data_files(self.settings.dataset, self.settings.rules),

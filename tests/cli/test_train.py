@@ -330,6 +330,7 @@ S1 = "countries_s1 --out {tmp}/x"
             f"{S1} --set ppo.n_minibatches=7",
             "--set ppo.n_minibatches: expected a divisor of ... got 7",
         ),
+        ("- --out {run}", "DATASET -: expected a file or a name, with which"),
         (
             "countries_s1 --out {run}/config.json",
             "config.json: expected a folder, got a file",

@@ -731,9 +731,10 @@ def write_splits(dataset: Dataset, path: str) -> list[Path]:
             raise ValueError(
                 f"{dataset.name}: expected facts of two arguments, to write them as triples"
             )
+        numbers: list[list[int]] = table[:, :3].tolist()
         rows = [
             (entities[head - 1], predicates[relation - 1], entities[tail - 1])
-            for relation, head, tail in table[:, :3].tolist()
+            for relation, head, tail in numbers
         ]
         file = Path(path.replace("{split}", split))
         content = format_triples(rows, file.name)
