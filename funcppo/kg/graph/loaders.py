@@ -448,58 +448,60 @@ def id_files(folder: Path) -> list[Path]:
 
 
 def _load_ids(folder: Path, layout: _IdLayout, cfg: DataConfig) -> Dataset:
-    """Load a data set of triples as numbers, as OpenKE and PyKEEN write them."""
+    """Load a data set of triples as numbers, as OpenKE and PyKEEN write them, with a first line of a count or a header.
+
+    Raises:
+      ValueError: a line is of another form, or a number has no name; names the file.
+    """
     if cfg != DEFAULT_CONFIG:
         raise ValueError(
             f"{folder}: expected no settings of reading for triples of numbers"
         )
-    names_of: dict[str, dict[str, str]] = {}
-    for kind, name in layout.names.items():
-        # Either column may be the numbers; a header says which, OpenKE has none.
-        rows = _read_cells(folder / name, 2)
-        is_number_first = layout is not _OPENKE
-        names_of[kind] = {
-            row[not is_number_first]: row[is_number_first] for _, row in rows
-        }
-    splits: dict[str, list[Triple]] = {split: [] for split in SPLITS}
-    i, j, k = layout.columns
+    place = int(layout is _OPENKE)  # of the number, beside its name
+    entities = _read_numbered(folder / layout.names["entity"], place)
+    relations = _read_numbered(folder / layout.names["relation"], place)
+    n_entities = len(entities)
+    splits = dict.fromkeys(SPLITS, np.zeros((0, 3), np.int32))
     for split, name in layout.splits.items():
-        if split != "train" and not (folder / name).is_file():
+        path = folder / name
+        if split != "train" and not path.is_file():
             continue
-        for place, row in _read_cells(folder / name, 3):
-            try:
-                head, tail = (names_of["entity"][row[x]] for x in (i, k))
-                splits[split].append((head, names_of["relation"][row[j]], tail))
-            except KeyError as error:
-                raise ValueError(
-                    f"{place}: expected a number that {' or '.join(layout.names.values())} names, got {error}"
-                ) from None
-    return from_splits(folder.name, splits)
-
-
-def _read_cells(path: Path, width: int) -> list[tuple[str, list[str]]]:
-    """Read the rows of a file of numbers, with the place of each, without a first line of a count or a header.
-
-    Raises:
-      ValueError: a row has another number of cells, or the count is not that of the rows; names file and line.
-    """
-    lines = read_text(path).removesuffix("\n").split("\n")
-    is_tabbed = width == 2 or "\t" in lines[-1]
-    cells = [line.split("\t") if is_tabbed else line.split() for line in lines]
-    first = cells[0]
-    has_count = len(first) == 1 and first[0].strip().isdecimal()
-    if has_count and int(first[0]) != len(lines) - 1:
-        raise ValueError(
-            f"{path}:1: expected {len(lines) - 1}, the number of lines below, got {first[0]}"
-        )
-    is_header = not any(map(str.isdecimal, first))
-    rows = list(enumerate(cells, 1))[has_count or is_header :]
-    for number, row in rows:
-        if len(row) != width:
+        try:
+            table = np.loadtxt(path, np.int32, skiprows=1, ndmin=2)
+            table = table[:, layout.columns]
+        except (ValueError, IndexError) as error:
+            problem = "expected three numbers a line below the first one"
+            raise ValueError(f"{path}: {problem}: {error}") from None
+        limits = [n_entities, len(relations), n_entities]
+        if (table < 0).any() or (table >= limits).any():
             raise ValueError(
-                f"{path}:{number}: expected {width} columns, got {len(row)}"
+                f"{path}: expected numbers that {' and '.join(layout.names.values())} name, got another"
             )
-    return [(f"{path}:{number}", row) for number, row in rows]
+        splits[split] = table + np.array([0, n_entities, 0], np.int32)
+    return from_tables(folder.name, [*entities, *relations], splits)
+
+
+def _read_numbered(path: Path, place: int) -> list[str]:
+    """Read names with their numbers from 0 on below a first line; return the names in that order.
+
+    Args:
+      place: column of the number, 0 or 1; the other one is that of the name.
+    """
+    names: dict[str, str] = {}
+    lines = read_text(path).removesuffix("\n").split("\n")[1:]
+    for number, line in enumerate(lines, 2):
+        cells = line.split("\t")
+        if len(cells) != 2:
+            raise ValueError(
+                f"{path}:{number}: expected a name and a number, got {shorten(line)}"
+            )
+        names[cells[place].strip()] = cells[1 - place]
+    numbers = [*map(str, range(len(lines)))]
+    if names.keys() != {*numbers}:
+        raise ValueError(
+            f"{path}: expected the numbers 0 to {len(lines) - 1}, each once"
+        )
+    return [names[number] for number in numbers]
 
 
 def _find_file(*paths: Path) -> Path | None:

@@ -488,19 +488,34 @@ def test_triples_as_numbers_get_their_names(layout, tmp_path):
     assert {*id_files(tmp_path)} == {tmp_path / name for name in IDS[layout]}
 
 
-def test_bad_triples_as_numbers_are_one_line(tmp_path):
-    _write_ids("openke", tmp_path)
-    path = tmp_path / "train2id.txt"
-    for text, problem in (
-        ("2\n0 1 0\n", ":1: expected 1, the number of lines below, got 2"),
+@pytest.mark.parametrize(
+    ("name", "text", "problem"),
+    [
         (
+            "train",
             "1\n0 7 0\n",
-            ":2: expected a number that entity2id.txt or relation2id.txt names, got '7'",
+            ": expected numbers that entity2id.txt and relation2id.txt name, got another",
         ),
-        ("0 1 0\n0 1\n", ":2: expected 3 columns, got 2"),
-    ):
-        path.write_text(text)
-        assert message(load, tmp_path) == f"{path}{problem}"
+        ("train", "1\n0 1 0\n0 1\n", ": expected three numbers a line below"),
+        ("train", "1\n0 x 0\n", ": expected three numbers a line below"),
+        ("train", "1\n0 1\n", ": expected three numbers a line below"),
+        (
+            "entity",
+            "2\na b\t0\nc\t2\n",
+            ": expected the numbers 0 to 1, each once",
+        ),
+        (
+            "entity",
+            "2\na b 0\n",
+            ":2: expected a name and a number, got 'a b 0'",
+        ),
+    ],
+)
+def test_bad_triples_as_numbers_are_one_line(name, text, problem, tmp_path):
+    _write_ids("openke", tmp_path)
+    path = tmp_path / f"{name}2id.txt"
+    path.write_text(text)
+    assert message(load, tmp_path).startswith(f"{path}{problem}")
 
 
 def test_standard_input_and_files_of_any_name_are_read(tmp_path, monkeypatch):
