@@ -61,7 +61,6 @@ from funcppo.kg.scores.learned import (
     QuestionWorld,
     Weights,
 )
-from funcppo.kg.scores.link_embedding import Links
 from funcppo.kg.scores.path_network import NetworkConfig, PathNetwork
 from funcppo.kg.scores.score import Score
 from funcppo.kg.search.task import (
@@ -701,6 +700,9 @@ def train_embedding(
         cfg, task.sizes.n_constants, n_labels, init_key
     )
     state = link_embedding.TrainState(params, optim.init(params))
+    step_fn = link_embedding.train_step
+    if is_cuda(str(device)):
+        step_fn = GraphedStep(step_fn)
 
     n_links = len(links.label)
     size = min(cfg.batch_size, n_links)
@@ -710,10 +712,14 @@ def train_embedding(
         if step and step % (n_links // size) == 0 and deadline.is_over:
             break
         on_phase("training link embeddings", epoch, cfg.n_epochs)
-        batch = Links(*(column[rows] for column in links))
         rate = cfg.learning_rate * (1.0 - step / n_steps)
-        state = link_embedding.train_step(cfg.penalty, state, batch, rate)
-    return state.params
+        state = step_fn(
+            cfg, links, rows, torch.full((), rate, device=device), state
+        )
+    params = tree.map(torch.clone, state.params)
+    if isinstance(step_fn, GraphedStep):
+        step_fn.release()
+    return params
 
 
 def _shuffled_batches(

@@ -190,10 +190,15 @@ def loss(penalty: float, params: Params, links: Links) -> F32[Tensor, ""]:
 
 
 def train_step(
-    penalty: float, state: TrainState, links: Links, learning_rate: float
+    cfg: EmbeddingConfig,
+    links: Links,
+    rows: I64[Tensor, "b"],
+    learning_rate: F32[Tensor, ""],
+    state: TrainState,
 ) -> TrainState:
-    """Take a step of Adam down the loss of the links."""
-    gradient = grad(loss, argnums=1)(penalty, state.params, links)
+    """Take a step of Adam down the loss of some of the links; nothing of it waits for the host."""
+    batch = Links(*(column[rows] for column in links))
+    gradient = grad(loss, argnums=1)(cfg.penalty, state.params, batch)
     params, adam = optim.update(
         AdamConfig(), gradient, state.adam, state.params, learning_rate
     )
