@@ -16,6 +16,9 @@ Learn:
     fp.distribute(learner)                    the learner shared by the processes of torchrun
     fp.train(learner, total_steps)            the whole run: callbacks, logs, evaluation, checkpoints
     fp.train_many(learner, total_steps)       the same for several seeds at once
+    fp.act(learner, state, obs)               actions for observations, greedy or sampled
+    fp.export(learner, state, path)           the policy as a file that runs without funcppo: torch.export or ONNX
+    fp.imitate(learner, obs, action)          parameters to start from, by behaviour cloning
     fp.evaluate_policy(learner, state)        returns of whole episodes, greedy and sampled, with intervals
     fp.MetricsLog(folder, "csv")              a callback that logs metrics, to TensorBoard or W&B too
     fp.Learner, fp.CompiledLearner            what these two return
@@ -39,6 +42,7 @@ Modules:
     fp.random      explicit keys and what is sampled from them
     fp.tree        functions on trees of tensors
     fp.train_step  the training step and its parts, for full control
+    fp.losses, fp.advantages    the parts of a loss, and of an estimator, of your own
 
 Nothing is imported before it is used: `import funcppo` takes no time and does not import PyTorch.
 """
@@ -51,7 +55,7 @@ from typing import TYPE_CHECKING
 from funcppo.core import VERSION
 
 if TYPE_CHECKING:  # the same names, for editors and type checkers
-    from funcppo import envs, nets, train_step
+    from funcppo import advantages, envs, losses, nets, train_step
     from funcppo.config import AdamConfig, Config, PPOConfig, Schedule
     from funcppo.core import random, tree
     from funcppo.envs.checks import check
@@ -86,6 +90,7 @@ if TYPE_CHECKING:  # the same names, for editors and type checkers
         ppo,
     )
     from funcppo.nets.networks import GaussianPolicyValue, PolicyValue
+    from funcppo.policy import act, export, imitate
     from funcppo.train_step import Metrics, TrainState
     from funcppo.trainer import MetricsLog, evaluate_policy, train, train_many
 
@@ -119,13 +124,18 @@ __all__ = [
     "Timestep",
     "TrainState",
     "__version__",
+    "act",
+    "advantages",
     "check",
     "compile",
     "distribute",
     "envs",
     "evaluate_policy",
+    "export",
     "fit",
+    "imitate",
     "load",
+    "losses",
     "mine",
     "nets",
     "open",
@@ -138,7 +148,9 @@ __all__ = [
 ]
 
 _MODULES = {
+    "advantages": "funcppo.advantages",
     "envs": "funcppo.envs",
+    "losses": "funcppo.losses",
     "nets": "funcppo.nets",
     "random": "funcppo.core.random",
     "train_step": "funcppo.train_step",
@@ -173,11 +185,14 @@ _SOURCES = {
     "Knowledge": "funcppo.kg.api",
     "Predictions": "funcppo.kg.api",
     "ProofResult": "funcppo.kg.api",
+    "act": "funcppo.policy",
     "check": "funcppo.envs.checks",
     "compile": "funcppo.learner",
     "distribute": "funcppo.learner",
     "evaluate_policy": "funcppo.trainer",
+    "export": "funcppo.policy",
     "fit": "funcppo.kg.api",
+    "imitate": "funcppo.policy",
     "load": "funcppo.kg.api",
     "mine": "funcppo.kg.api",
     "open": "funcppo.kg.api",

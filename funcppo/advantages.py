@@ -2,10 +2,56 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any, NamedTuple
+
 import torch
 from torch import Tensor
 
 from funcppo.core.types import F32, Bool
+
+if TYPE_CHECKING:
+    from funcppo.config import Config
+    from funcppo.losses import Scalars
+
+
+class Steps(NamedTuple):
+    """Rollout as an estimator of advantages reads it."""
+
+    trajectory: Any  # `rollout.Transition` [T, B]
+    # Where truncation is not bootstrapped, truncated steps are terminated, too.
+    terminated: Bool[Tensor, "T B"]
+    next_value: F32[Tensor, "T B"]  # of the state reached, before any reset
+
+
+class Estimate(NamedTuple):
+    """What a learner learns from at each step; a loss of the user's may read the extras."""
+
+    advantage: F32[Tensor, "T B"]
+    value_target: F32[Tensor, "T B"]
+    extras: Any = ()  # a tree of tensors [T, B, ...]: `Batch.extras`
+
+
+def estimate_gae(
+    cfg: Config, world: object, params: object, steps: Steps, scalars: Scalars
+) -> Estimate:
+    """Estimate advantages by `gae`, as a learner does by default.
+
+    Args:
+      params: that the rollout was made with.
+
+    Returns:
+      Advantages and value targets, without extras.
+    """
+    advantage, value_target = gae(
+        steps.trajectory.reward,
+        steps.terminated,
+        steps.trajectory.truncated,
+        steps.trajectory.value,
+        steps.next_value,
+        gamma=scalars.gamma,
+        gae_lambda=scalars.gae_lambda,
+    )
+    return Estimate(advantage, value_target)
 
 
 def gae(

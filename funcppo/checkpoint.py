@@ -235,8 +235,6 @@ def text_of(value: Any, seen: tuple[object, ...] = ()) -> str:
         data = value.detach().cpu().flatten().view(torch.uint8).numpy()
         digest = hashlib.sha256(data.tobytes()).hexdigest()[:16]
         return f"{_describe(value)} {digest}"
-    if isinstance(value, np.ndarray):
-        return text_of(torch.from_numpy(np.array(value)), seen)
     if isinstance(value, FunctionType):
         return _function_text(value, seen)
     if isinstance(value, partial):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from funcppo.core.settings import (
     DecayRate,
@@ -24,6 +24,8 @@ from funcppo.core.settings import (
 
 # It imports torch, which the command line's help does without.
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from funcppo.interfaces import AnyAgent, AnyEnvironment, GatherShards
 
 # fields of `PPOConfig` from which `losses.Scalars` are made, and that say how those change
@@ -189,6 +191,10 @@ class Config:
     """The network, and the distribution that it acts by."""
     update_agent: AnyAgent | None = None
     """The agent that the update applies to the same params, e.g. of a smaller capacity. None: `agent`."""
+    loss: Callable[..., Any] | None = None
+    """Loss of a minibatch. None: `losses.loss_fn`."""
+    advantages: Callable[..., Any] | None = None
+    """Estimator of advantages and value targets. None: `advantages.estimate_gae`."""
     gather_shards: GatherShards | None = None
     """Gathers the shards of all processes. None: this process holds them all."""
 

@@ -32,6 +32,7 @@ import torch
 from torch import Tensor
 
 from funcppo import train_step
+from funcppo.advantages import Estimate
 from funcppo.checkpoint import text_of
 from funcppo.config import Config, PPOConfig
 from funcppo.core import random, tree
@@ -58,6 +59,7 @@ from funcppo.interfaces import (
     NoWorld,
     check_settings,
 )
+from funcppo.losses import LossFn
 from funcppo.nets.networks import build_agent, describe
 from funcppo.rollout import (
     RandomInputs,
@@ -323,7 +325,13 @@ def ppo(
     **options: Any,
 ) -> Learner[Any, State]: ...
 def ppo(
-    *, env: object, network: object, world: object = None, **options: Any
+    *,
+    env: object,
+    network: object,
+    world: object = None,
+    loss: LossFn | None = None,
+    advantages: Callable[..., Estimate] | None = None,
+    **options: Any,
 ) -> AnyLearner:
     """Build a learner: proximal policy optimisation of a network in an environment.
 
@@ -332,6 +340,8 @@ def ppo(
       network: the network, as an `Agent` or as a function that builds one for the environment's `spec`, such as
         `fp.nets.mlp(64, 64)`.
       world: a tree of tensors that the environment and the network read and no step changes; None if there are none.
+      loss: loss of a minibatch with the arguments and results of `losses.loss_fn`, which is used by default.
+      advantages: estimator with the arguments and results of `advantages.estimate_gae`, which is used by default.
       options: fields of `PPOConfig`, e.g. `n_envs=8`.
 
     Returns:
@@ -352,6 +362,9 @@ def ppo(
     if env.host is not None and env.host.n_envs is not None:
         options = {"n_envs": env.host.n_envs} | options
     check_settings(env.cfg, "env.cfg")
+    for name, fn in {"loss": loss, "advantages": advantages}.items():
+        if fn is not None and not callable(fn):
+            raise TypeError(f"{name}: expected a function, got {describe(fn)}")
 
     names = [field.name for field in fields(PPOConfig)]
     for name in options:
@@ -362,7 +375,13 @@ def ppo(
     ppo_config = PPOConfig(**options)
     agent = _build_agent(network, env)
     check_settings(agent.cfg, "agent.cfg")
-    cfg = Config(ppo=ppo_config, env=env, agent=agent)
+    cfg = Config(
+        ppo=ppo_config,
+        env=env,
+        agent=agent,
+        loss=loss,
+        advantages=advantages,
+    )
     return Learner(cfg=cfg, world=NoWorld() if world is None else world)
 
 
@@ -442,6 +461,7 @@ def settings_text(cfg: Config) -> dict[str, str]:
         for field in fields(settings)
         if field.name != "host"
     }
+    texts |= {"loss": text_of(cfg.loss), "advantages": text_of(cfg.advantages)}
     if cfg.env.host is not None:
         texts["env.host.check"] = text_of(cfg.env.host.check)
     return texts

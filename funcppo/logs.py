@@ -67,7 +67,9 @@ def to_scalars(metrics: Metrics) -> dict[str, float]:
         "n_truncated_episodes": rollout.n_truncated_episodes,
         "explained_variance": rollout.explained_variance,
     }
-    for name, number in numbers.loss._asdict().items():
+    *losses, extra = numbers.loss._asdict().items()
+    own = extra[1]._asdict().items() if extra[1] else ()
+    for name, number in (*losses, *own):
         is_measured = number != ()
         if is_measured:
             scalars[name] = number

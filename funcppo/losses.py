@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 
 import torch
@@ -48,6 +47,8 @@ class Batch(NamedTuple, Generic[Obs]):
     value_target: F32[Tensor, "TB"]
     # () for a network without memory
     sequence: Sequence | tuple[()] = ()
+    # what `Config.advantages` returns beside advantages, for `Config.loss`: a tree of tensors [TB, ...]
+    extras: Any = ()
 
 
 class LossMetrics(NamedTuple):
@@ -63,6 +64,8 @@ class LossMetrics(NamedTuple):
     dropped_fraction: F32[Tensor, ""] | tuple[()]
     # Fraction of rows left out because they hold a NaN or an infinity.
     nonfinite_fraction: F32[Tensor, ""]
+    # Measures of a loss of the user's: a NamedTuple of numbers, which are logged under their names.
+    extra: Any = ()
 
 
 # A mean over the rows of a batch, or over some of them.
@@ -87,6 +90,53 @@ def loss_fn(
 
     Source: Schulman et al. 2017, arXiv:1707.06347, eq. 9; KL estimator: Schulman 2020, "Approximating KL divergence".
     """
+    rows = evaluate_batch(cfg, world, params, batch)
+    policy_term = policy_loss(
+        rows.ratio, rows.batch.advantage, scalars.clip_eps, rows.mean
+    )
+    return total_loss(cfg, rows, policy_term, scalars)
+
+
+# Computes the loss of a minibatch and its metrics, as `loss_fn`.
+LossFn: TypeAlias = Callable[..., tuple[F32[Tensor, ""], LossMetrics]]
+
+
+def minibatch_loss_fn(
+    cfg: Config,
+    world: object,
+    params: object,
+    batch: Batch[Obs],
+    scalars: Scalars,
+) -> tuple[F32[Tensor, ""], LossMetrics]:
+    """Compute the loss of a learner, `Config.loss` or `loss_fn`, and its metrics."""
+    if cfg.loss is None:
+        return loss_fn(cfg, world, params, batch, scalars)
+    loss, metrics = cfg.loss(cfg, world, params, batch, scalars)
+    # Built anew: Dynamo of PyTorch 2.11 cannot return what `_replace` makes.
+    return loss, LossMetrics(loss, *metrics[1:])
+
+
+class BatchOutput(NamedTuple):
+    """Output of the network for the rows of a batch, and which of them count."""
+
+    batch: Batch[Any]  # advantages are normalised, bad rows are 0
+    output: Any  # of the network
+    log_ratio: F32[Tensor, "TB"]  # log pi(a|s) - log pi_old(a|s)
+    ratio: F32[Tensor, "TB"]
+    is_finite: Bool[Tensor, "TB"]
+    is_counted: Bool[Tensor, "TB"]  # finite, and within the capacity
+    # () if capacity is unlimited
+    is_within_capacity: Bool[Tensor, "TB"] | tuple[()]
+
+    def mean(self, x: F32[Tensor, "TB"]) -> F32[Tensor, ""]:
+        """Return the mean over the rows that count."""
+        return masked_mean(self.is_counted, x)
+
+
+def evaluate_batch(
+    cfg: Config, world: object, params: object, batch: Batch[Obs]
+) -> BatchOutput:
+    """Normalise the advantages of a minibatch and apply the network to its rows: the first half of a loss."""
     # Microbatches hold the advantages of a minibatch that is normalised as a whole, by `accumulate_gradients`.
     if cfg.ppo.n_microbatches == 1:
         advantage = normalize_advantages(cfg.ppo, batch.advantage)
@@ -99,45 +149,71 @@ def loss_fn(
     output = _apply_to_batch(cfg, agent, world, params, batch)
 
     # A network of limited capacity has no output for some rows: they count in no mean of the loss.
-    is_within_capacity: Bool[Tensor, "TB"] | None = None
+    is_within_capacity: Bool[Tensor, "TB"] | tuple[()] = ()
     is_counted = is_finite
     if agent.within_capacity is not None:
         is_within_capacity = agent.within_capacity(agent.cfg, batch.obs)
         is_counted = is_finite & is_within_capacity
-    mean: MeanFn = partial(masked_mean, is_counted)
-
     log_ratio = (
         agent.distribution.log_prob(output, batch.action) - batch.log_prob
     )
-    ratio = log_ratio.exp()
-    policy_term = policy_loss(ratio, batch.advantage, scalars.clip_eps, mean)
+    return BatchOutput(
+        batch,
+        output,
+        log_ratio,
+        log_ratio.exp(),
+        is_finite,
+        is_counted,
+        is_within_capacity,
+    )
+
+
+def total_loss(
+    cfg: Config,
+    rows: BatchOutput,
+    policy_term: F32[Tensor, ""],
+    scalars: Scalars,
+    extra: Any = (),
+) -> tuple[F32[Tensor, ""], LossMetrics]:
+    """Add the entropy bonus and the value loss to a policy loss: the second half of a loss.
+
+    Args:
+      extra: measures to log, a NamedTuple of numbers.
+
+    Returns:
+      The loss, and its metrics.
+    """
+    batch, mean = rows.batch, rows.mean
+    agent = cfg.update_agent or cfg.agent
     value_term = value_loss(
         cfg.ppo,
-        output.value,
+        rows.output.value,
         batch.value,
         batch.value_target,
         scalars.clip_eps,
         mean,
     )
-    entropy = mean(agent.distribution.entropy(output))
+    entropy = mean(agent.distribution.entropy(rows.output))
     loss = (
         policy_term
         - scalars.entropy_coef * entropy
         + scalars.value_coef * value_term
     )
 
+    ratio = rows.ratio
     is_clipped = (ratio - 1).abs() > scalars.clip_eps
     metrics = LossMetrics(
         loss=loss,
         policy_loss=policy_term,
         value_loss=value_term,
         entropy=entropy,
-        approx_kl=mean(ratio - 1 - log_ratio),
+        approx_kl=mean(ratio - 1 - rows.log_ratio),
         clip_fraction=mean(is_clipped.to(ratio.dtype)),
-        dropped_fraction=()
-        if is_within_capacity is None
-        else (~is_within_capacity).to(ratio.dtype).mean(),
-        nonfinite_fraction=(~is_finite).to(ratio.dtype).mean(),
+        dropped_fraction=(~rows.is_within_capacity).to(ratio.dtype).mean()
+        if isinstance(rows.is_within_capacity, Tensor)
+        else (),
+        nonfinite_fraction=(~rows.is_finite).to(ratio.dtype).mean(),
+        extra=extra,
     )
     return loss, metrics
 

@@ -32,7 +32,7 @@ from funcppo.losses import (
     LossMetrics,
     Scalars,
     finite_rows,
-    loss_fn,
+    minibatch_loss_fn,
     normalize_advantages,
 )
 from funcppo.optim import AdamState
@@ -129,7 +129,7 @@ def minibatch_loss(
 ) -> tuple[F32[Tensor, ""], LossMetrics]:
     """Compute the loss over the given rows of a batch, and its metrics."""
     minibatch = select_rows(cfg, batch, rows)
-    return loss_fn(cfg, world, params, minibatch, scalars)
+    return minibatch_loss_fn(cfg, world, params, minibatch, scalars)
 
 
 def rows_of_environments(
@@ -224,7 +224,7 @@ def sequence_gradient(
         sequence = losses.Sequence(
             done.flatten(), memories.with_floating_leaves(memory_leaves)
         )
-        return loss_fn(
+        return minibatch_loss_fn(
             cfg, world, params, batch._replace(sequence=sequence), scalars
         )
 
@@ -577,5 +577,6 @@ def mean_over_shards(
         clip_fraction=metrics.clip_fraction,
         dropped_fraction=dropped,
         nonfinite_fraction=nonfinite,
+        extra=metrics.extra,
     )
     return flat_grads, metrics

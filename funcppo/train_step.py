@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from funcppo import minibatch, optim, rollout
-from funcppo.advantages import gae, next_values
+from funcppo.advantages import Steps, estimate_gae, next_values
 from funcppo.config import Config
 from funcppo.core import random, tree
 from funcppo.core.settings import reads_scalars_apart
@@ -249,14 +249,11 @@ def build_batch(
 
     # Without bootstrapping a truncation counts as a termination.
     done = trajectory.terminated | trajectory.truncated
-    advantage, value_target = gae(
-        trajectory.reward,
-        trajectory.terminated if cfg.ppo.bootstrap_truncated else done,
-        trajectory.truncated,
-        value,
-        next_value,
-        gamma=scalars.gamma,
-        gae_lambda=scalars.gae_lambda,
+    terminated = trajectory.terminated if cfg.ppo.bootstrap_truncated else done
+    steps = Steps(trajectory, terminated, next_value)
+    estimate = cfg.advantages or estimate_gae
+    advantage, value_target, extras = estimate(
+        cfg, world, params, steps, scalars
     )
     is_finite = _finite_observations(trajectory)
     batch = Batch(
@@ -265,8 +262,9 @@ def build_batch(
         # `losses.finite_rows` reads it: a network may return finite numbers for an observation that is not.
         torch.where(is_finite, trajectory.log_prob, torch.nan),
         value,
-        advantage,
-        value_target,
+        advantage.detach(),
+        value_target.detach(),
+        extras=tree.map(torch.Tensor.detach, extras),
     )
 
     metrics = RolloutMetrics(
@@ -287,10 +285,10 @@ def build_batch(
         - (value_target - value).var(correction=0)
         / value_target.var(correction=0),
     )
-    *rows, _ = cast(Any, tree.map(lambda x: x.flatten(0, 1), batch))
+    *rows, _, extras = tree.map(lambda x: x.flatten(0, 1), batch)
     is_recurrent = cfg.agent.initial_memory is not None
     sequence = Sequence(done.flatten(), memory_before) if is_recurrent else ()
-    return Batch(*rows, sequence=sequence), metrics
+    return Batch(*cast(Any, rows), sequence=sequence, extras=extras), metrics
 
 
 def _finite_observations(trajectory: Transition[Any]) -> Bool[Tensor, "T B"]:

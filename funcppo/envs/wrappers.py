@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Annotated, Any, NamedTuple, cast
 
@@ -154,13 +154,20 @@ EPSILON = 1e-8  # Gymnasium's, added to variances
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Wrapped:
-    """Settings of a wrapped environment."""
+    """Settings of a wrapped environment, as each function of its wrapper receives them."""
 
-    env: AnyEnvironment  # what is wrapped
-    # the wrapper's state of an episode, from the state of the environment in it after a reset
+    env: AnyEnvironment
+    """What is wrapped."""
+    settings: Any
+    """Settings of the wrapper; a field `evaluation` is true where a policy is evaluated."""
     begin: Callable[[Wrapped, Any, Any], Any]
-    settings: Any = None  # of the wrapper
-    kept: tuple[str, ...] = ()  # fields of its state that outlive an episode
+    """Returns the wrapper's state at the start of an episode, with the state of the environment in it as `inner`."""
+    kept: tuple[str, ...]
+    """Fields of the wrapper's state that outlive an episode."""
+    to_observation: Callable[[Wrapped, Any, Any], Any] | None
+    """Returns what is observed, given the wrapper's state and the observation of the environment in it."""
+    to_action: Callable[[Wrapped, Tensor], Tensor] | None
+    """Returns the action of the environment in it."""
 
 
 class PlainState(NamedTuple):
@@ -169,24 +176,43 @@ class PlainState(NamedTuple):
     inner: Any
 
 
-def _wrap(
+def wrap(
     env: AnyEnvironment,
-    begin: Callable[[Wrapped, Any, Any], Any],
+    *,
     settings: Any = None,
+    begin: Callable[[Wrapped, Any, Any], Any] | None = None,
     kept: tuple[str, ...] = (),
+    to_observation: Callable[[Wrapped, Any, Any], Any] | None = None,
+    to_action: Callable[[Wrapped, Tensor], Tensor] | None = None,
     **changes: Any,
 ) -> AnyEnvironment:
-    """Wrap an environment; `changes` replace fields of a wrapper that by default does nothing.
+    """Wrap an environment; what is not given stays as it is in the environment.
+
+    Args:
+      settings, begin, kept, to_observation, to_action: fields of `Wrapped`; a wrapper without `begin` has the state
+        `PlainState`.
+      changes: fields of `Environment`, such as `spec` or a `step_functional` that calls `inner_step`.
+
+    Returns:
+      The wrapped environment, whose state has the field `inner`.
 
     Raises:
       TypeError: what is wrapped is no environment.
     """
     _spec(env)
+    cfg = Wrapped(
+        env=env,
+        settings=settings,
+        begin=begin or _begin_plain,
+        kept=kept,
+        to_observation=to_observation,
+        to_action=to_action,
+    )
     fields: dict[str, Any] = {
-        "cfg": Wrapped(env=env, begin=begin, settings=settings, kept=kept),
+        "cfg": cfg,
         "reset": _reset,
         "step_functional": _step,
-        "observe": _observe,
+        "observe": observe,
         "restart": _restart,
         # The sample is that of the environment inside, so that rollouts hold no state of the wrapper for each step.
         "sample_reset": _sample_reset,
@@ -228,26 +254,33 @@ def _reset_from_sample(cfg: Wrapped, world: object, sample: Any) -> Any:
     return cfg.begin(cfg, world, inner)
 
 
-def _inner_step(
+def inner_step(
     cfg: Wrapped, world: object, state: Any, action: Tensor, key: Tensor
 ) -> tuple[Any, Timestep]:
-    """Make a step of the wrapped environment."""
+    """Make a step of the wrapped environment; return its state and the timestep."""
+    if cfg.to_action is not None:
+        action = cfg.to_action(cfg, action)
     return cfg.env.step_functional(cfg.env.cfg, world, state.inner, action, key)
 
 
-def _inner_observe(cfg: Wrapped, world: object, inner: Any) -> Any:
+def inner_observe(cfg: Wrapped, world: object, inner: Any) -> Any:
+    """Return the observation of the wrapped environment, given its state."""
     return cfg.env.observe(cfg.env.cfg, world, inner)
 
 
 def _step(
     cfg: Wrapped, world: object, state: Any, action: Tensor, key: Tensor
 ) -> tuple[Any, Timestep]:
-    inner, timestep = _inner_step(cfg, world, state, action, key)
+    inner, timestep = inner_step(cfg, world, state, action, key)
     return state._replace(inner=inner), timestep
 
 
-def _observe(cfg: Wrapped, world: object, state: Any) -> Any:
-    return _inner_observe(cfg, world, state.inner)
+def observe(cfg: Wrapped, world: object, state: Any) -> Any:
+    """Return what a wrapper observes by `Wrapped.to_observation`."""
+    obs = inner_observe(cfg, world, state.inner)
+    if cfg.to_observation is None:
+        return obs
+    return cfg.to_observation(cfg, state, obs)
 
 
 def _restart_inner(
@@ -288,7 +321,7 @@ def evaluation_env(env: AnyEnvironment) -> AnyEnvironment:
     if not isinstance(cfg, Wrapped):
         return env if env.host is None else env.host.evaluation
     settings = cfg.settings
-    if isinstance(settings, MomentsConfig):
+    if hasattr(settings, "evaluation"):
         settings = dataclasses.replace(settings, evaluation=True)
     inner = evaluation_env(cfg.env)
     cfg = dataclasses.replace(cfg, env=inner, settings=settings)
@@ -323,10 +356,10 @@ def time_limit(env: AnyEnvironment, max_steps: int) -> AnyEnvironment:
     A limit of the environment itself stays in force.
     """
     check_value("max_steps", Size, max_steps)
-    return _wrap(
+    return wrap(
         env,
-        _begin_time_limit,
-        max_steps,
+        begin=_begin_time_limit,
+        settings=max_steps,
         step_functional=_step_time_limit,
         truncates=True,
     )
@@ -347,7 +380,7 @@ def _step_time_limit(
     key: Tensor,
 ) -> tuple[TimeLimitState, Timestep]:
     active = ~(state.terminated | state.truncated)
-    stepped, timestep = _inner_step(cfg, world, state, action, key)
+    stepped, timestep = inner_step(cfg, world, state, action, key)
     steps = torch.where(active, state.steps + 1, state.steps)
     is_late = (steps >= cfg.settings) & ~timestep.terminated
 
@@ -453,12 +486,12 @@ def normalize_observation(
       shared: all rows share their moments; else each row has its own.
       epsilon: added to the variance.
     """
-    return _wrap(
+    return wrap(
         env,
-        _begin_normalize_observation,
-        MomentsConfig(shared=shared, epsilon=epsilon),
+        begin=_begin_normalize_observation,
+        settings=MomentsConfig(shared=shared, epsilon=epsilon),
         step_functional=_step_normalize_observation,
-        observe=_observe_normalized,
+        to_observation=_normalize,
         restart=_restart_normalize_observation,
     )
 
@@ -487,7 +520,7 @@ def _with_features(obs: Any, features: Tensor) -> Tensor | MaskedObservation:
 def _begin_normalize_observation(
     cfg: Wrapped, world: object, inner: Any
 ) -> NormalizeObservationState:
-    x = _features(_inner_observe(cfg, world, inner))
+    x = _features(inner_observe(cfg, world, inner))
     never = _fill(x, False, torch.bool)
     moments = _update_moments(cfg.settings, _initial_moments(x), x, ~never)
     return NormalizeObservationState(inner, moments, never)
@@ -502,7 +535,7 @@ def _count_observation(
 ) -> Moments:
     if cfg.settings.evaluation:
         return state.moments
-    x = _features(_inner_observe(cfg, world, inner))
+    x = _features(inner_observe(cfg, world, inner))
     return _update_moments(cfg.settings, state.moments, x, is_counted)
 
 
@@ -513,7 +546,7 @@ def _step_normalize_observation(
     action: Tensor,
     key: Tensor,
 ) -> tuple[NormalizeObservationState, Timestep]:
-    inner, timestep = _inner_step(cfg, world, state, action, key)
+    inner, timestep = inner_step(cfg, world, state, action, key)
     moments = _count_observation(cfg, world, state, inner, ~state.finished)
     next_state = NormalizeObservationState(
         inner, moments, _is_finished(timestep)
@@ -533,10 +566,9 @@ def _restart_normalize_observation(
     return NormalizeObservationState(inner, moments, state.finished & ~finished)
 
 
-def _observe_normalized(
-    cfg: Wrapped, world: object, state: NormalizeObservationState
+def _normalize(
+    cfg: Wrapped, state: NormalizeObservationState, obs: Any
 ) -> Tensor | MaskedObservation:
-    obs = _inner_observe(cfg, world, state.inner)
     x = _features(obs)
     mean, variance, _ = state.moments
     deviation = torch.sqrt(variance + cfg.settings.epsilon)
@@ -569,10 +601,10 @@ def normalize_reward(
       shared: all rows share their moments; else each row has its own.
       epsilon: added to the variance.
     """
-    return _wrap(
+    return wrap(
         env,
-        _begin_normalize_reward,
-        MomentsConfig(shared=shared, epsilon=epsilon, gamma=gamma),
+        begin=_begin_normalize_reward,
+        settings=MomentsConfig(shared=shared, epsilon=epsilon, gamma=gamma),
         kept=("discounted_return", "moments"),
         step_functional=_step_normalize_reward,
     )
@@ -594,7 +626,7 @@ def _step_normalize_reward(
     action: Tensor,
     key: Tensor,
 ) -> tuple[NormalizeRewardState, Timestep]:
-    inner, timestep = _inner_step(cfg, world, state, action, key)
+    inner, timestep = inner_step(cfg, world, state, action, key)
     if cfg.settings.evaluation:
         return state._replace(inner=inner), timestep
 
@@ -651,10 +683,10 @@ def frame_stack(env: AnyEnvironment, n_frames: int) -> AnyEnvironment:
             observation_size=n_frames * spec.observation_size,
             observation_shape=tuple(shape),
         )
-    return _wrap(
+    return wrap(
         env,
-        _begin_frame_stack,
-        n_frames,
+        begin=_begin_frame_stack,
+        settings=n_frames,
         step_functional=_step_frame_stack,
         observe=_observe_frame_stack,
         spec=spec,
@@ -664,7 +696,7 @@ def frame_stack(env: AnyEnvironment, n_frames: int) -> AnyEnvironment:
 def _begin_frame_stack(
     cfg: Wrapped, world: object, inner: Any
 ) -> FrameStackState:
-    obs = _inner_observe(cfg, world, inner)
+    obs = inner_observe(cfg, world, inner)
     x = _features(obs)
     frames = torch.stack([x] * cfg.settings, 1)
     finished = _fill(x, False, torch.bool)
@@ -678,8 +710,8 @@ def _step_frame_stack(
     action: Tensor,
     key: Tensor,
 ) -> tuple[FrameStackState, Timestep]:
-    inner, timestep = _inner_step(cfg, world, state, action, key)
-    obs = _inner_observe(cfg, world, inner)
+    inner, timestep = inner_step(cfg, world, state, action, key)
+    obs = inner_observe(cfg, world, inner)
     shifted = torch.cat([state.frames[:, 1:], _features(obs).unsqueeze(1)], 1)
     next_state = FrameStackState(
         inner=inner,
@@ -735,10 +767,10 @@ def sticky_actions(
             "env.spec: expected an EnvironmentSpec for the shape of actions, got None"
         )
     check_value("probability", UnitInterval, probability)
-    return _wrap(
+    return wrap(
         env,
-        _begin_sticky_actions,
-        probability,
+        begin=_begin_sticky_actions,
+        settings=probability,
         step_functional=_step_sticky_actions,
     )
 
@@ -769,7 +801,7 @@ def _step_sticky_actions(
     executed = tree.where(
         is_sticky & state.has_acted, state.last_action, action
     )
-    inner, timestep = _inner_step(cfg, world, state, executed, key)
+    inner, timestep = inner_step(cfg, world, state, executed, key)
 
     finished = _is_finished(timestep)
     next_state = StickyActionsState(inner, executed, ~finished)
@@ -778,57 +810,82 @@ def _step_sticky_actions(
     return tree.where(finished, kept, next_state), timestep
 
 
+# One number for all components, or one for each.
+Bound = float | Iterable[float]
+
+
 def clip_action(
-    env: AnyEnvironment, low: float = -1.0, high: float = 1.0
+    env: AnyEnvironment, low: Bound = -1.0, high: Bound = 1.0
 ) -> AnyEnvironment:
-    """Clip each component of a continuous action to [low, high].
+    """Clip a continuous action to [low, high], bounds of all components or of each.
 
     Raises:
-      ValueError: actions are discrete, which would be other ones then.
+      ValueError: actions are discrete, which would be other ones then; or a bound is out of range.
     """
-    return _wrap_actions(env, low, high, _step_clip_action)
+    return wrap(env, settings=_read_bounds(env, low, high), to_action=_clip)
 
 
 def rescale_action(
-    env: AnyEnvironment, low: float, high: float
+    env: AnyEnvironment, low: Bound, high: Bound
 ) -> AnyEnvironment:
-    """Map each component of a continuous action from [-1, 1] to [low, high].
+    """Map a continuous action from [-1, 1] to [low, high], bounds of all components or of each.
 
     Raises:
-      ValueError: actions are discrete, which would be other ones then.
+      ValueError: actions are discrete, which would be other ones then; or a bound is out of range.
     """
-    return _wrap_actions(env, low, high, _step_rescale_action)
+    return wrap(env, settings=_read_bounds(env, low, high), to_action=_rescale)
 
 
-def _wrap_actions(
-    env: AnyEnvironment, low: float, high: float, step: Callable[..., Any]
-) -> AnyEnvironment:
-    """Wrap an environment in a step that maps continuous actions by the range [low, high]."""
+def _read_bounds(
+    env: AnyEnvironment, low: Bound, high: Bound
+) -> tuple[tuple[float, float], ...]:
+    """Return (low, high) of each component of a continuous action, or of all as one."""
     spec = _spec(env)
     if spec is not None and not spec.continuous_actions:
         raise ValueError(
             "env.spec: expected continuous actions, got discrete ones"
         )
+    given = [[*x] if isinstance(x, Iterable) else [x] for x in (low, high)]
+    n = max(map(len, given))
+    fits = n == 1 or spec is None or n == spec.action_size
+    if not fits or any(len(x) not in (1, n) for x in given):
+        raise ValueError(
+            f"low, high: expected a number, or one for each component of an action, got {low!r} and {high!r}"
+        )
+    lows, highs = (x * n if len(x) == 1 else x for x in given)
+    return tuple(_read_range(*pair) for pair in zip(lows, highs))
+
+
+def _read_range(low: float, high: float) -> tuple[float, float]:
+    """Check a range of numbers, and return it."""
     number = Annotated[float, Range(-FLOAT32_MAX, FLOAT32_MAX)]
     check_value("low", number, low)
     check_value("high", number, high)
     if low >= high:
         raise ValueError(f"high: expected more than low = {low}, got {high}")
-    return _wrap(env, _begin_plain, (low, high), step_functional=step)
+    return low, high
 
 
-def _step_clip_action(
-    cfg: Wrapped, world: object, state: PlainState, action: Tensor, key: Tensor
-) -> tuple[PlainState, Timestep]:
-    return _step(cfg, world, state, action.clamp(*cfg.settings), key)
+def _map_components(
+    cfg: Wrapped, action: Tensor, fn: Callable[[Tensor, float, float], Tensor]
+) -> Tensor:
+    """Map the components of an action, each by its range."""
+    if len(cfg.settings) == 1:
+        return fn(action, *cfg.settings[0])
+    parts = zip(action.unbind(-1), cfg.settings)
+    return torch.stack([fn(x, *bounds) for x, bounds in parts], -1)
 
 
-def _step_rescale_action(
-    cfg: Wrapped, world: object, state: PlainState, action: Tensor, key: Tensor
-) -> tuple[PlainState, Timestep]:
-    low, high = cfg.settings
-    action = low + (action + 1.0) * (0.5 * (high - low))
-    return _step(cfg, world, state, action, key)
+def _clip(cfg: Wrapped, action: Tensor) -> Tensor:
+    return _map_components(cfg, action, torch.clamp)
+
+
+def _rescale(cfg: Wrapped, action: Tensor) -> Tensor:
+    return _map_components(cfg, action, _to_range)
+
+
+def _to_range(x: Tensor, low: float, high: float) -> Tensor:
+    return low + (x + 1.0) * (0.5 * (high - low))
 
 
 # Observations and statistics
@@ -843,12 +900,57 @@ def flatten_observation(env: AnyEnvironment) -> AnyEnvironment:
             observation_size=math.prod(spec.shape),
             observation_shape=None,
         )
-    return _wrap(env, _begin_plain, observe=_observe_flat, spec=spec)
+    return wrap(env, to_observation=_flatten, spec=spec)
 
 
-def _observe_flat(cfg: Wrapped, world: object, state: PlainState) -> Any:
-    obs = _observe(cfg, world, state)
+def _flatten(cfg: Wrapped, state: PlainState, obs: Any) -> Any:
     return _with_features(obs, _features(obs).flatten(1).to(torch.float32))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ClipConfig:
+    """Range that rewards are clipped to."""
+
+    low: float
+    high: float
+    evaluation: bool = False  # rewards stay
+
+
+def clip_observation(
+    env: AnyEnvironment, low: float = -10.0, high: float = 10.0
+) -> AnyEnvironment:
+    """Clip the numbers of an observation to [low, high], e.g. outside of `normalize_observation`."""
+    return wrap(
+        env,
+        settings=_read_range(low, high),
+        to_observation=_clip_observation,
+    )
+
+
+def _clip_observation(cfg: Wrapped, state: PlainState, obs: Any) -> Any:
+    return _with_features(obs, _features(obs).clamp(*cfg.settings))
+
+
+def clip_reward(
+    env: AnyEnvironment, low: float = -10.0, high: float = 10.0
+) -> AnyEnvironment:
+    """Clip rewards to [low, high]; an evaluation pays them as they are."""
+    low, high = _read_range(low, high)
+    return wrap(
+        env,
+        settings=ClipConfig(low=low, high=high),
+        step_functional=_step_clip_reward,
+    )
+
+
+def _step_clip_reward(
+    cfg: Wrapped, world: object, state: PlainState, action: Tensor, key: Tensor
+) -> tuple[PlainState, Timestep]:
+    next_state, timestep = _step(cfg, world, state, action, key)
+    if cfg.settings.evaluation:
+        return next_state, timestep
+    clipped = timestep.reward.clamp(cfg.settings.low, cfg.settings.high)
+    return next_state, timestep._replace(reward=clipped)
 
 
 class EpisodeStatisticsState(NamedTuple):
@@ -868,9 +970,9 @@ def episode_statistics(env: AnyEnvironment) -> AnyEnvironment:
 
     Inside `normalize_reward` they are those of the rewards before normalisation.
     """
-    return _wrap(
+    return wrap(
         env,
-        _begin_episode_statistics,
+        begin=_begin_episode_statistics,
         kept=("last_return", "last_length", "n_episodes"),
         step_functional=_step_episode_statistics,
         restart=_restart_episode_statistics,
@@ -899,7 +1001,7 @@ def _step_episode_statistics(
     action: Tensor,
     key: Tensor,
 ) -> tuple[EpisodeStatisticsState, Timestep]:
-    inner, timestep = _inner_step(cfg, world, state, action, key)
+    inner, timestep = inner_step(cfg, world, state, action, key)
     active = ~state.finished
     episode_return = state.episode_return + timestep.reward
     episode_length = state.episode_length + active.to(torch.int64)

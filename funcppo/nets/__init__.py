@@ -6,6 +6,7 @@ Names:
     nature_cnn    the same in the sizes for frames of Atari
     gru, lstm     dense layers and a memory of the episode
     gsde          dense layers, continuous actions: noise that depends on the state and goes on for several steps
+    with_extra    a network with parameters beside its own, for a loss of the user's
 """
 
 from __future__ import annotations
@@ -21,9 +22,10 @@ if TYPE_CHECKING:
         lstm,
         mlp,
         nature_cnn,
+        with_extra,
     )
 
-__all__ = ["cnn", "gru", "gsde", "lstm", "mlp", "nature_cnn"]
+__all__ = ["cnn", "gru", "gsde", "lstm", "mlp", "nature_cnn", "with_extra"]
 
 
 def __getattr__(name: str) -> object:

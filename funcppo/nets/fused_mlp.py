@@ -451,6 +451,8 @@ def reason_against(cfg: Config) -> str:
         return "the network is none of `fp.nets.mlp`"
     if cfg.update_agent is not None:
         return "the update has a network of its own"
+    if cfg.loss is not None:
+        return "the loss is the user's own"
 
     net: networks.MLPConfig = agent.cfg
     if net.shared_trunk:

@@ -415,6 +415,84 @@ def mlp(
     return build
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExtraConfig:
+    """Network that acts, and how the parameters beside its own begin."""
+
+    reader: AnyAgent
+    init: Callable[[EnvironmentSpec, I64[Tensor, "2"]], Any]
+    spec: EnvironmentSpec
+
+
+class ExtraParams(NamedTuple):
+    """Parameters of the network that acts, and others that a loss of the user's learns or reads."""
+
+    reader: Any
+    extra: Any
+
+
+def _init_extra(cfg: ExtraConfig, key: I64[Tensor, "2"]) -> ExtraParams:
+    reader_key, extra_key = random.split(key).unbind()
+    reader = cfg.reader.init(cfg.reader.cfg, reader_key)
+    return ExtraParams(reader, cfg.init(cfg.spec, extra_key))
+
+
+def _apply_extra(
+    cfg: ExtraConfig, world: object, params: ExtraParams, obs: Any
+) -> Any:
+    return cfg.reader.apply(cfg.reader.cfg, world, params.reader, obs)
+
+
+def _encode_extra(
+    cfg: ExtraConfig, world: object, params: ExtraParams, obs: Any
+) -> Any:
+    return rollout.encode(cfg.reader, world, params.reader, obs)
+
+
+def with_extra(
+    network: NetworkFactory,
+    init: Callable[[EnvironmentSpec, I64[Tensor, "2"]], Any],
+) -> NetworkFactory:
+    """Return a factory of the network with parameters beside its own, as `ExtraParams`.
+
+    A loss of the user's learns them with Adam's moments of their own; those that it detaches stay as they are.
+
+    Args:
+      init: returns the tree of these parameters, from the spec of the environment and a key.
+    """
+
+    def build(spec: EnvironmentSpec, /) -> AnyAgent:
+        reader = build_agent("network", network, spec)
+        cfg = ExtraConfig(reader=reader, init=init, spec=spec)
+        return _around(reader, cfg, _init_extra, _apply_extra, _encode_extra)
+
+    return build
+
+
+def _around(
+    reader: AnyAgent,
+    cfg: Any,
+    init: Callable[..., Any],
+    apply: Callable[..., Any],
+    encode: Callable[..., Any],
+) -> AnyAgent:
+    """Build an agent that acts and remembers like the network `cfg.reader` in it, with `params.reader`."""
+    functions: dict[str, Any] = {"apply": apply}
+    if reader.initial_memory is not None:
+        functions = {
+            "initial_memory": reader_memory,
+            "apply_recurrent": apply_recurrent_reader,
+            "encode": encode,
+        }
+    return Agent(
+        cfg=cfg,
+        init=init,
+        distribution=reader.distribution,
+        action_key_steps=reader.action_key_steps,
+        **functions,
+    )
+
+
 MINATAR = ((16, 3, 1),)  # channels, kernel size, stride
 NATURE = ((32, 8, 4), (64, 4, 2), (64, 3, 1))
 
@@ -512,7 +590,9 @@ def convolve(
     return x.flatten(1)
 
 
-def reader_memory(cfg: CNNConfig, n_rows: int, device: torch.device) -> Memory:
+def reader_memory(
+    cfg: CNNConfig | ExtraConfig, n_rows: int, device: torch.device
+) -> Memory:
     """Build the initial memory of the network that reads the features."""
     return rollout.initial_memory(cfg.reader, n_rows, device)
 
@@ -528,14 +608,14 @@ def encode_images(
     return rollout.encode(cfg.reader, world, params.reader, read)
 
 
-def apply_recurrent_cnn(
-    cfg: CNNConfig,
+def apply_recurrent_reader(
+    cfg: CNNConfig | ExtraConfig,
     world: object,
-    params: CNNParams,
+    params: CNNParams | ExtraParams,
     encoded: Any,
     memory: Memory,
 ) -> tuple[Any, Memory]:
-    """Apply the reading network to encoded images; return its output and its next memory."""
+    """Apply the reading network to encoded observations; return its output and its next memory."""
     reader = cfg.reader
     assert reader.apply_recurrent is not None
     return reader.apply_recurrent(
@@ -545,21 +625,7 @@ def apply_recurrent_cnn(
 
 def cnn_agent(cfg: CNNConfig) -> AnyAgent:
     """Build the CNN agent; it acts and remembers like the network that reads its features."""
-    reader = cfg.reader
-    functions: dict[str, Any] = {"apply": apply_cnn}
-    if reader.initial_memory is not None:
-        functions = {
-            "initial_memory": reader_memory,
-            "apply_recurrent": apply_recurrent_cnn,
-            "encode": encode_images,
-        }
-    return Agent(
-        cfg=cfg,
-        init=init_cnn,
-        distribution=reader.distribution,
-        action_key_steps=reader.action_key_steps,
-        **functions,
-    )
+    return _around(cfg.reader, cfg, init_cnn, apply_cnn, encode_images)
 
 
 def cnn(

@@ -15,7 +15,7 @@ import funcppo as fp
 from funcppo import rollout, train_step
 from funcppo.core import random, tree
 from funcppo.envs import wrappers
-from tests.learning import WORLD
+from tests.learning import WORLD, assert_trees_equal
 
 CARTPOLE = fp.envs.cartpole(max_steps=12)
 
@@ -381,3 +381,90 @@ def test_a_rollout_step_is_one_graph(env):
         actual, expected = step(*args), rollout.rollout_step(*args)
     for x, y in zip(tree.leaves(actual), tree.leaves(expected), strict=True):
         torch.testing.assert_close(x, y, equal_nan=True)
+
+
+def test_clipping_bounds_observations_and_the_rewards_of_training():
+    env = wrappers.clip_observation(
+        wrappers.clip_reward(fp.envs.pendulum(), -1.0, 0.5), -0.5, 0.5
+    )
+    plain = play(fp.envs.pendulum(), 3, 8, 6)
+    for step, want in zip(play(env, 3, 8, 6), plain):
+        reward = want.timestep.reward
+        assert torch.equal(step.timestep.reward, reward.clamp(-1.0, 0.5))
+        obs = observe(fp.envs.pendulum(), want.after)
+        assert torch.equal(observe(env, step.after), obs.clamp(-0.5, 0.5))
+    assert (plain[-1].timestep.reward < -1).any()
+    evaluated = play(wrappers.evaluation_env(env), 3, 8, 6)[-1]
+    assert torch.equal(evaluated.timestep.reward, plain[-1].timestep.reward)
+
+
+@pytest.mark.parametrize(
+    "wrap", [wrappers.clip_action, wrappers.rescale_action]
+)
+def test_each_component_of_an_action_may_have_bounds_of_its_own(wrap):
+    seen = []
+    reacher = fp.envs.reacher()
+
+    def step(cfg, world, state, action, key):
+        seen.append(action)
+        return reacher.step_functional(cfg, world, state, action, key)
+
+    env = replace(reacher, step_functional=step)
+    wrapped = wrap(env, (-1.0, 0.0), np.array([1.0, 5.0]))
+    state = env.reset(env.cfg, WORLD, random.split(random.key(0), 3))
+    action = torch.tensor([[-3.0, -3.0], [0.5, 0.5], [1.0, -1.0]])
+    wrapped.step_functional(
+        wrapped.cfg,
+        WORLD,
+        wrappers.PlainState(state),
+        action,
+        random.split(random.key(1), 3),
+    )
+    low, high = torch.tensor([-1.0, 0.0]), torch.tensor([1.0, 5.0])
+    want = action.clamp(low, high)
+    if wrap is wrappers.rescale_action:
+        want = low + (action + 1) * 0.5 * (high - low)
+    assert torch.equal(seen[0], want)
+    for bounds in (((-1.0,) * 3, 1.0), ((1.0, 2.0), 2.0)):
+        with pytest.raises(ValueError, match=r"low, high: exp|high: expected"):
+            wrap(env, *bounds)
+
+
+class CountedState(NamedTuple):
+    inner: object
+    n_steps: torch.Tensor
+
+
+def test_a_wrapper_of_the_users_is_learnt_with_and_compiled():
+    """It observes the age of an episode, too, as the page on environments shows."""
+
+    def begin(cfg, world, inner):
+        obs = wrappers.inner_observe(cfg, world, inner)
+        return CountedState(inner, torch.zeros_like(obs[:, 0]))
+
+    def step(cfg, world, state, action, key):
+        inner, timestep = wrappers.inner_step(cfg, world, state, action, key)
+        done = timestep.terminated | timestep.truncated
+        return CountedState(inner, state.n_steps + ~done), timestep
+
+    def to_observation(cfg, state, obs):
+        age = state.n_steps / cfg.settings
+        return torch.cat([obs, age[:, None]], -1)
+
+    env = wrappers.wrap(
+        CARTPOLE,
+        settings=12.0,
+        begin=begin,
+        step_functional=step,
+        to_observation=to_observation,
+        spec=replace(CARTPOLE.spec, observation_size=5),
+    )
+    fp.check(env)
+    learner = fp.ppo(env=env, network=fp.nets.mlp(8), n_steps=16)
+    state = learner.init(random.key(0))
+    fast = fp.compile(learner, state, backend="aot_eager")
+    assert fast.record.strategy == "one-graph"
+    after, _ = fast.step(state)
+    expected, _ = learner.step(state)
+    assert_trees_equal(after, expected, rtol=1e-5, atol=1e-5)
+    assert fp.train_many(learner, 64, seeds=2).update == 1
