@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import os
 import platform
 import subprocess
@@ -12,7 +13,7 @@ from experiments.paths import ROOT
 
 
 def describe_machine(device: str = "cpu") -> dict[str, Any]:
-    """The hardware that a program runs on, its load, versions and commit.
+    """The hardware that a program runs on, its load, versions, commit and date.
 
     Args:
       device: what is measured, `cpu` or `cuda`.
@@ -33,6 +34,7 @@ def describe_machine(device: str = "cpu") -> dict[str, Any]:
         "torch": torch.__version__,
         "python": platform.python_version(),
         "commit": current_commit(),
+        "date": str(datetime.date.today()),
     }
     variable = "CUDA_LAUNCH_BLOCKING"
     if device == "cuda" and os.environ.get(variable, "0") not in ("", "0"):

@@ -6,8 +6,8 @@ Each row is a process of its own, several times: imports of PyTorch, with its co
 has generated imports; and the first iteration of learning to prove Countries S3 (prover.py) and of CartPole, 4 x 128
 (cartpole.py), with nothing compiled, with empty caches of compiled code, and with full ones. Where JAX is
 installed, CartPole in JAX, too, with its own cache on disk; its clock begins before the import of JAX, after that of
-PyTorch. The first process of each row, which may have to write Python's bytecode or read files for the first time, is
-not counted.
+PyTorch. The first process of each row of imports, and of JAX, may have to write Python's bytecode or read files for the
+first time: it is not counted.
 """
 
 from __future__ import annotations
@@ -92,11 +92,12 @@ def measure(device: str, repeats: int, out: Path | None) -> None:
             times = [run(mode) for _ in range(1 + repeats)]
             add(f"{work}, nothing compiled", times[1:])
         mode = MODES[device]["all"]
-        run(mode)
+        if work == JAX_WORK:
+            run(mode)
         with tempfile.TemporaryDirectory() as cache:
-            times = [run(mode, cache=cache) for _ in range(2 + repeats)]
+            times = [run(mode, cache=cache) for _ in range(1 + repeats)]
         add(f"{work}, empty caches", times[:1])
-        add(f"{work}, full caches", times[2:])
+        add(f"{work}, full caches", times[1:])
 
 
 def import_seconds(code: str) -> float:

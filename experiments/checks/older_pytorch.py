@@ -47,6 +47,8 @@ def main() -> None:
     from experiments.provenance import describe_machine
 
     record: dict[str, Any] = {"machine": describe_machine(), "rows": []}
+    folders = sorted(path.parent for path in TESTS.glob("*/__init__.py"))
+    groups = [*([x] for x in folders), sorted(TESTS.glob("test_*.py"))]
     for python in args.python:
         done = subprocess.run(
             [python, __file__, "--here"],
@@ -56,7 +58,9 @@ def main() -> None:
             check=True,
         )
         row = json.loads(done.stdout.splitlines()[-1])
-        row["tests"] = run_all_tests(python) if has_pytest(python) else None
+        row["tests"] = (
+            run_all_tests(python, groups) if has_pytest(python) else None
+        )
         record["rows"].append(row)
         print(json.dumps(record["rows"][-1], indent=1))
         args.out.write_text(json.dumps(record, indent=1) + "\n")
@@ -70,13 +74,13 @@ def has_pytest(python: str) -> bool:
     return found.returncode == 0
 
 
-def run_all_tests(python: str) -> dict[str, Any]:
-    """How many tests pass and are skipped with an interpreter, and the names of those that fail."""
-    folders = sorted(path.parent for path in TESTS.glob("*/__init__.py"))
-    files = sorted(TESTS.glob("test_*.py"))
+def run_all_tests(
+    python: str, groups: list[list[Path]], marks: str = "long or not long"
+) -> dict[str, Any]:
+    """How many tests pass and are skipped with an interpreter, group by group, and the names of those that fail."""
     names: dict[str, list[str]] = {"passed": [], "skipped": [], "failed": []}
-    for paths in (*([folder] for folder in folders), files):
-        for name, outcome in run_tests(python, paths):
+    for paths in groups:
+        for name, outcome in run_tests(python, paths, marks):
             names[outcome].append(name)
     return {
         "passed": len(names["passed"]),
@@ -85,18 +89,29 @@ def run_all_tests(python: str) -> dict[str, Any]:
     }
 
 
-def run_tests(python: str, paths: list[Path]) -> Iterator[tuple[str, str]]:
+def run_tests(
+    python: str, paths: list[Path], marks: str
+) -> Iterator[tuple[str, str]]:
     """Yield the name of each test of some paths, and `passed`, `skipped` or `failed`.
 
     Raises:
       RuntimeError: pytest could not run them.
     """
+    n_workers = str(max(2, (os.cpu_count() or 2) - 2))
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
         done = subprocess.run(
             [
-                *(python, "-m", "pytest", "-n", "2", "--dist", "loadfile"),
-                *("-p", "no:cacheprovider", "-m", "long or not long"),
+                *(
+                    python,
+                    "-m",
+                    "pytest",
+                    "-n",
+                    n_workers,
+                    "--dist",
+                    "loadfile",
+                ),
+                *("-p", "no:cacheprovider", "-p", "no:benchmark", "-m", marks),
                 *("--basetemp", str(Path(folder) / "tests")),
                 *(f"--junitxml={report}", *map(str, paths)),
             ],

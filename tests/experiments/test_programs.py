@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import datetime
 import importlib
+import json
 import re
 
 import pytest
 
-from experiments import paths
+from experiments import paths, provenance
 from experiments.benchmarks import training_results
+from experiments.checks import gpu
 from funcppo import cli
 
 EXPERIMENTS = paths.ROOT / "experiments"
@@ -45,6 +48,20 @@ def test_the_programs_take_the_options_of_the_results(table):
 
 
 # checks
+
+
+def test_a_record_is_as_old_as_its_date_or_its_commits(tmp_path):
+    """Its oldest part counts; a record that says neither is new."""
+    file = tmp_path / "made.json"
+    today = datetime.date.today()
+    dates = [str(today - datetime.timedelta(days=n)) for n in (3, 9)]
+    rows = [{"machine": {"date": x, "commit": "0" * 40}} for x in dates]
+    for record, days in ((rows, "9"), (rows[:1], "3"), ({"rows": []}, "0")):
+        file.write_text(json.dumps(record))
+        assert gpu.describe_age(file)[::2] == (days, "made")
+    assert json.loads(json.dumps(provenance.describe_machine()))["date"] == str(
+        today
+    )
 
 
 # measures of the code
