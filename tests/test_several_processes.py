@@ -7,6 +7,7 @@ import textwrap
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 
 import funcppo as fp
@@ -102,7 +103,8 @@ def test_a_run_goes_on_in_another_number_of_processes(tmp_path):
         out = run(n, tmp_path, lambda last=last_update: program(last))
         updates = f"update {last_update - 1}\nupdate {last_update}\n"
         assert out == [updates, *[""] * (n - 1)]
-    end = fp.train(LEARNER, 6 * N_STEPS, checkpoint=path)
+    with pytest.warns(UserWarning, match="nothing was trained"):
+        end = fp.train(LEARNER, 6 * N_STEPS, seed=3, checkpoint=path)
     assert_trees_equal(end.state, want.state, rtol=0, atol=0)
     rows = logs.read(log / "metrics.jsonl")
     assert [row["update"] for row in rows] == [1, 2, 3, 4, 5, 6]

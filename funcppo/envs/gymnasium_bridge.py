@@ -436,9 +436,16 @@ def _read_action_space(name: str, space: Any) -> _Actions:
             return _Actions(int(space.n), None, False, count_from_start)
         sizes = tuple(int(n) for n in space.nvec.flatten())
         return _Actions(sum(sizes), sizes, False, count_from_start)
+    if isinstance(space, spaces.MultiBinary):
+
+        def to_bits(action: np.ndarray) -> np.ndarray:
+            return action.reshape(-1, *space.shape).astype(space.dtype)
+
+        sizes = (2,) * math.prod(space.shape)
+        return _Actions(sum(sizes), sizes, False, to_bits)
     if not isinstance(space, spaces.Box) or space.dtype.kind != "f":
         raise ValueError(
-            f"{name}: expected actions of a Discrete or MultiDiscrete space or of a Box of floats, got {space}"
+            f"{name}: expected actions of a Discrete, MultiDiscrete or MultiBinary space or floats, got {space}"
         )
 
     def clip(action: np.ndarray) -> np.ndarray:
@@ -461,8 +468,8 @@ def gymnasium(
 
     A bridge serves one learner at a time: each reset of all rows begins anew, and only the state that was returned last
     can be stepped. Evaluation has environments of its own. Observations are those of a Box, as float32 or uint8, or of
-    a Discrete space, as one-hot vectors; actions those of a Discrete or MultiDiscrete space, or of a Box, to whose
-    bounds they are clipped.
+    a Discrete space, as one-hot vectors; actions those of a Discrete, MultiDiscrete or MultiBinary space, or of a Box,
+    to whose bounds they are clipped.
 
     Args:
       env: Gymnasium's id, or a function without arguments that makes one environment, in whatever wrappers.

@@ -227,10 +227,10 @@ BAD_SPACES = {
     "observations of a Box or a Discrete space, got Tuple": {
         "observation_space": gym.spaces.Tuple([gym.spaces.Discrete(2)])
     },
-    "actions of a Discrete or MultiDiscrete space or of a Box of floats, got MultiBinary": {
-        "action_space": gym.spaces.MultiBinary(3)
+    "actions of a Discrete, MultiDiscrete or .*, got Tuple": {
+        "action_space": gym.spaces.Tuple([gym.spaces.Discrete(2)])
     },
-    "actions of a Discrete or MultiDiscrete space or of a Box of floats, got Box.*int64": {
+    "actions of a Discrete, MultiDiscrete or MultiBinary .*, got Box.*int64": {
         "action_space": gym.spaces.Box(0, 5, (2,), np.int64)
     },
 }
@@ -269,6 +269,19 @@ def test_a_box_of_any_shape_is_an_action_and_is_clipped_to_its_bounds():
 
 class Keyboard(Arm):
     action_space = gym.spaces.MultiDiscrete([2, 3], start=[1, 10])
+
+
+@pytest.mark.parametrize("shape", [3, (2, 2)])
+def test_bits_are_several_actions_of_two(shape):
+    space = gym.spaces.MultiBinary(shape)
+    bits = with_space(Arm, action_space=space)
+    env = fp.envs.gymnasium(bits)
+    n = int(np.prod(shape))
+    assert env.spec.action_sizes == (2,) * n
+    state = env.reset(env.cfg, None, keys(2))
+    action = torch.tensor([[1] * n, [1] + [0] * (n - 1)])
+    _, timestep = env.step_functional(env.cfg, None, state, action, keys(2))
+    assert timestep.reward.tolist() == [n, 1.0]
 
 
 def test_several_discrete_actions_are_taken_at_once():

@@ -214,9 +214,9 @@ def test_images_with_their_channels_first_are_the_same_images(shape):
     image = random.uniform(random.key(0), (2, *shape))
     outputs = []
     for build, x, axes in (
-        (nets.cnn(), image, shape),
-        (nets.cnn(), image.permute(0, 2, 3, 1), last),
-        (nets.cnn(channels_first=False), image.permute(0, 2, 3, 1), last),
+        (fp.nets.cnn(), image, shape),
+        (fp.nets.cnn(), image.permute(0, 2, 3, 1), last),
+        (fp.nets.cnn(channels_first=False), image.permute(0, 2, 3, 1), last),
     ):
         spec = EnvironmentSpec(
             observation_size=math.prod(axes),
