@@ -454,7 +454,9 @@ class _Miner:
             (self._path_pca_pairs, is_path),
         ):
             votes = compact(self.votes)
+            is_exact = votes.rules.std_error == 0
             is_unknown = votes.rules.pca_std_error.isinf() & is_counted
+            is_unknown &= is_exact
             score = counts.smoothed_confidence(votes.rules)
             order = torch.sort(score, descending=True, stable=True).indices
             rows = order[is_unknown[order]]

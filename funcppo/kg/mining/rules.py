@@ -479,7 +479,6 @@ class RuleSums(NamedTuple):
     support_squares: F64[Tensor, "R"]  # of the support of each source
     support_by_pairs: F64[Tensor, "R"]  # support of each source times its pairs
     pair_squares: F64[Tensor, "R"]  # of the pairs of each source
-    pca_squares: F64[Tensor, "R"]
 
 
 def count_rules(
@@ -525,23 +524,20 @@ def count_rules(
     def add_up(numbers: Tensor, value: Tensor) -> Tensor:
         return torch.bincount(numbers, value.double(), minlength=len(labels))
 
-    def sum_rows(value: Tensor) -> tuple[Tensor, Tensor]:
-        of_rows = value[: len(block.row_body)]
-        sums = torch.bincount(block.row_body, of_rows, minlength=len(body_code))
-        of_subjects = paths.sum_by_subject(edges, block, of_rows, key)
-        return sums[body], of_subjects[inverse(order)]
+    def sum_rows(value: Tensor) -> Tensor:
+        sums = torch.bincount(block.row_body, value, minlength=len(body_code))
+        return sums[body]
 
-    body_pairs, pca_pairs = sum_rows(row_pairs)
-    pair_squares, pca_squares = sum_rows(row_pairs**2)
+    of_rows = row_pairs[: len(block.row_body)]
+    pca_pairs = paths.sum_by_subject(edges, block, of_rows, key)
     sums = RuleSums(
         support=add_up(of_rule, support),
         circular_support=add_up(rule, circular),
-        body_pairs=body_pairs,
-        pca_pairs=pca_pairs,
+        body_pairs=sum_rows(of_rows),
+        pca_pairs=pca_pairs[inverse(order)],
         support_squares=add_up(of_rule, support**2),
         support_by_pairs=add_up(of_rule, support * row_pairs[row]),
-        pair_squares=pair_squares,
-        pca_squares=pca_squares,
+        pair_squares=sum_rows(of_rows**2),
     )
     derives = (~circular).nonzero().squeeze(1)
     return sums, fact[derives], rule[derives]
@@ -627,21 +623,19 @@ def estimate_rules(
     unseen = 1 - n_sampled / n_sources.clamp_min(1)
     scale = n_sources / n_sampled.clamp_min(1)
 
-    def ratio_error(pairs: Tensor, squares: Tensor) -> Tensor:
-        ratio = sums.support / pairs.clamp_min(1)
-        residuals = (
-            sums.support_squares
-            - 2 * ratio * sums.support_by_pairs
-            + ratio**2 * squares
-        ).clamp_min(0)
-        sampling = n_sampled / (n_sampled - 1) * residuals
-        seen = (sums.support + 1) / (pairs + 2)
-        least = seen * (1 - seen) / (pairs + 2)
-        variance = torch.maximum(sampling / pairs.clamp_min(1) ** 2, least)
-        is_unknown = (pairs == 0) | (n_sampled < 2)
-        error = torch.sqrt(unseen * variance)
-        error = torch.where(is_unknown, torch.inf, error)
-        return torch.where(n_sampled < n_sources, error, 0.0)
+    pairs, is_exact = sums.body_pairs, n_sampled == n_sources
+    ratio = sums.support / pairs.clamp_min(1)
+    residuals = (
+        sums.support_squares
+        - 2 * ratio * sums.support_by_pairs
+        + ratio**2 * sums.pair_squares
+    ).clamp_min(0)
+    sampling = n_sampled / (n_sampled - 1) * residuals
+    seen = (sums.support + 1) / (pairs + 2)
+    least = seen * (1 - seen) / (pairs + 2)
+    variance = torch.maximum(sampling / pairs.clamp_min(1) ** 2, least)
+    is_unknown = (pairs == 0) | (n_sampled < 2)
+    error = torch.where(is_unknown, torch.inf, torch.sqrt(unseen * variance))
 
     rules = make_rules(
         edges,
@@ -652,8 +646,10 @@ def estimate_rules(
         sums.pca_pairs * scale,
     )
     return rules._replace(
-        std_error=ratio_error(sums.body_pairs, sums.pair_squares),
-        pca_std_error=ratio_error(sums.pca_pairs, sums.pca_squares),
+        std_error=torch.where(is_exact, 0.0, error),
+        pca_std_error=torch.full_like(error, torch.inf).masked_fill(
+            is_exact, 0.0
+        ),
     )
 
 
