@@ -712,7 +712,7 @@ def _make_prover(subject: Subject) -> ProofFinder:
     program = explain.build_program(subject.task)
     run = subject.policy_run
     if run is None:
-        return partial(explain.smallest_proofs, subject.task, program=program)
+        return partial(explain.smallest_proofs, subject.task)
     return partial(most_probable_proofs, run, program=program)
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import json as jsonlib
+import math
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import numpy as np
 
@@ -23,7 +25,13 @@ from funcppo.cli.common import (
     write_output,
 )
 from funcppo.cli.options import HIDDEN, TargetOptions
-from funcppo.core.settings import INT32_MAX, PositiveInt, Range
+from funcppo.core.host import Deadline
+from funcppo.core.settings import (
+    INT32_MAX,
+    PositiveFloat,
+    PositiveInt,
+    Range,
+)
 from funcppo.kg.config import ProverTaskConfig, read_config
 from funcppo.kg.graph.dataset import Dataset
 from funcppo.kg.graph.rules import (
@@ -39,12 +47,13 @@ from funcppo.kg.graph.text import escape_unprintable
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from funcppo.kg.logic.fixpoint import LeastModel
     from funcppo.kg.logic.proof import Proof
-    from funcppo.kg.logic.prove import QueryResult
+    from funcppo.kg.logic.prove import Answers, QueryResult
     from funcppo.kg.run.run import Run
 
-RAISE_LIMITS = "--set max_atoms=N and --set max_rows=N are the limits"
+RAISE_LIMITS = (
+    "--seconds, --set max_atoms=N and --set max_rows=N are the limits"
+)
 
 # predicate and arguments, padded to the width of the data set
 Atom: TypeAlias = tuple[int, ...]
@@ -64,8 +73,8 @@ class Prove(TargetOptions):
     capital or _ are variables, and nothing holds of a constant that the program does not have. A name in single quotes
     is always an entity.
 
-    Exit status: 0 proved, 1 refuted (no proof exists, within --height if given), 2 bad input, 3 unknown (max_atoms
-    or max_rows was reached without a proof, or before the list of --all was complete).
+    Exit status: 0 proved, 1 refuted (no proof exists, within --height if given), 2 bad input, 3 unknown (a limit,
+    --seconds, max_atoms or max_rows, was reached without a proof, or before the list of --all was complete).
     """
 
     query: str
@@ -78,10 +87,13 @@ class Prove(TargetOptions):
     """Bind the variables of a rule to different constants, none of which the rule names (object identity, as AnyBURL
     counts). Default: as the run was trained; off for a data set."""
     max_atoms: Annotated[PositiveInt, HIDDEN] = ProverTaskConfig().max_atoms
-    """Maximum number of derived atoms to hold; if it is reached without a proof, the verdict is unknown."""
+    """Maximum number of goals and answers to hold, about 300 bytes each; if there is no proof before, the verdict is
+    unknown."""
     max_rows: Annotated[PositiveInt, HIDDEN] = 300_000_000
-    """Maximum number of rows that the joins of T_P may make, about two minutes of work; a step that would make more is
-    left out, and if there is no proof before it the verdict is unknown."""
+    """Maximum number of rows that the joins may make, a few minutes of work; if there is no proof before, the verdict
+    is unknown."""
+    seconds: PositiveFloat = 300.0
+    """Time limit of the search for proofs, in seconds; if there is no proof before, the verdict is unknown."""
     dot: bool = False
     """Print the proof as a Graphviz graph in place of the text. Default: off."""
 
@@ -140,24 +152,36 @@ class Prove(TargetOptions):
             return None
         return run
 
-    def _extent(self, model: LeastModel) -> JsonObject:
-        """Return the JSON fields that say how far T_P was computed for the query's predicates."""
+    def _extent(self, found: Answers) -> JsonObject:
+        """Return the JSON fields that say how far the query was evaluated."""
         return {
             "max_height": self.height,
             "object_identity": self.object_identity,
-            "n_atoms_after_step": list(model.n_atoms_after_step),
-            "complete": model.complete,
-            "fixpoint": model.reached_fixpoint,
-            "stop_reason": model.stop_reason,
-            "stop_code": model.stop_code,
-            "fixpoint_seconds": round(model.seconds, 3),
+            "n_atoms_after_step": list(found.n_atoms_after_step),
+            "complete": found.complete,
+            "fixpoint": found.reached_fixpoint,
+            "stop_reason": found.stop_reason,
+            "stop_code": found.stop_code,
+            "fixpoint_seconds": round(found.seconds, 3),
+        }
+
+    def _limits(self) -> dict[str, Any]:
+        """Return the arguments of the prover that bound its work."""
+        from funcppo.kg.logic.joins import RowBudget
+
+        deadline = Deadline(at=time.monotonic() + self.seconds)
+        return {
+            "max_height": self.height,
+            "max_atoms": self.max_atoms,
+            "object_identity": self.object_identity,
+            "budget": RowBudget(self.max_rows, deadline=deadline),
         }
 
     # -- a query without variables
 
     def _prove(self, query: Query) -> tuple[JsonObject, str]:
         """Return the JSON and the text of a proof, or of why there is none."""
-        from funcppo.kg.logic import joins, kb, proof, prove
+        from funcppo.kg.logic import kb, proof, prove
 
         dataset, atom = query.dataset, tuple(query.atom.tolist())
         with fixpoint_progress() as progress:
@@ -166,11 +190,8 @@ class Prove(TargetOptions):
                 knowledge_base,
                 sizes,
                 atom,
-                max_height=self.height,
-                max_atoms=self.max_atoms,
-                object_identity=self.object_identity,
                 progress=progress,
-                budget=joins.RowBudget(self.max_rows),
+                **self._limits(),
             )
         result = _describe_verdict(dataset, atom, found)
         names = proof_names(dataset)
@@ -182,15 +203,10 @@ class Prove(TargetOptions):
         else:
             # At height 0 no rule is applied.
             failed, n_matching = prove.failed_rules(
-                knowledge_base,
-                sizes,
-                found.model,
-                atom,
-                object_identity=self.object_identity,
-                n_rules=0 if self.height == 0 else 5,
+                found.answers, atom, n_rules=0 if self.height == 0 else 5
             )
             result["failed_rules"] = _name_failed(dataset, failed)
-        result |= self._extent(found.model)
+        result |= self._extent(found.answers)
 
         formats = names.format_atom, names.format_rule
         if self.dot:
@@ -198,7 +214,7 @@ class Prove(TargetOptions):
             return result, proof.to_dot(best, *formats) if best else empty
         if best:
             lines.insert(1, proof.to_text(best, *formats).rstrip("\n"))
-        elif not found.is_fact:
+        elif not found.is_fact and found.answers.complete:
             lines = _explain_refutation(result, n_matching, dataset)
         return result, "\n".join([_headline(result, n_matching), *lines, ""])
 
@@ -206,45 +222,47 @@ class Prove(TargetOptions):
 
     def _answer_open(self, query: Query) -> tuple[JsonObject, str]:
         """Return the JSON and the text of the answers, sorted by a run's score, or by height without one."""
-        from funcppo.kg.logic import fixpoint, joins, kb
+        import torch
+
+        from funcppo.kg.logic import kb, prove
 
         dataset, atom = query.dataset, tuple(query.atom.tolist())
         with fixpoint_progress() as progress:
             knowledge_base, sizes = kb.from_dataset(dataset)
-            model = fixpoint.least_model(
+            found = prove.solve(
                 knowledge_base,
                 sizes,
-                max_height=self.height,
-                max_atoms=self.max_atoms,
-                predicates={atom[0]},
-                object_identity=self.object_identity,
+                atom,
                 progress=progress,
-                budget=joins.RowBudget(self.max_rows),
+                **self._limits(),
             )
 
-        matching = fixpoint.matching_rows(model.atoms, atom, sizes.n_constants)
-        atoms, heights = model.atoms[matching], model.height[matching]
+        heights = found.heights
+        atoms = torch.tensor(sorted(heights)).view(-1, len(atom))
         score, values = self._score_answers(dataset, atom, atoms)
-        rows = zip(atoms.tolist(), heights.tolist(), values)
-        ordered = sorted(rows, key=lambda row: (-row[2], row[1]))
+        # An answer whose height is not known comes last.
+        rows = zip(sorted(heights), values)
+        ordered = sorted(
+            rows, key=lambda row: (-row[1], _sort_height(heights[row[0]]))
+        )
         places = _named_places(dataset, atom, query.variables)
         answers: list[JsonObject] = []
         limit = None if self.all else 10
-        for row, height, value in ordered[:limit]:
-            answer = _answer(dataset, tuple(row), height, places)
+        for row, value in ordered[:limit]:
+            answer = _answer(dataset, row, heights[row], places)
             answers.append(answer | ({"score": value} if score else {}))
 
         # One answer proves the query, unless all are asked for and a limit was reached.
-        verdict = "refuted" if model.complete else "unknown"
-        if len(atoms) and (model.complete or not self.all):
+        verdict = "refuted" if found.complete else "unknown"
+        if heights and (found.complete or not self.all):
             verdict = "proved"
         result = {
             "query": self.query,
             "verdict": verdict,
-            "n_answers": len(atoms),  # found; these are all if `complete`
+            "n_answers": len(heights),  # found; these are all if `complete`
             "answers": answers,
             "score": score,
-            **self._extent(model),
+            **self._extent(found),
         }
         return result, _answers_text(result)
 
@@ -267,6 +285,11 @@ class Prove(TargetOptions):
         answerer = Answerer(run_subject(run))
         values = answerer.score(atoms, 1 + variables.index(True))
         return answerer.subject.score.name, values
+
+
+def _sort_height(height: int | None) -> float:
+    """Return a height by which answers are sorted: those without one come last."""
+    return math.inf if height is None else height
 
 
 def _describe_verdict(
@@ -354,23 +377,18 @@ def _limits_text(height: int | None, object_identity: bool) -> str:
 
 def _headline(result: JsonObject, n_matching: int) -> str:
     """Format the verdict on one line."""
-    verdict, n_atoms = result["derived_verdict"], result["n_atoms_after_step"]
-    identity = result["object_identity"]
+    verdict, identity = result["derived_verdict"], result["object_identity"]
     if verdict == "proved":
         reason = f"at height {result['height']}{_limits_text(None, identity)}"
     elif verdict == "refuted":
         is_limited = n_matching > 0 and not result["fixpoint"]
         height = result["max_height"] if is_limited else None
         reason = f"no proof exists{_limits_text(height, identity)}"
-        if result["fixpoint"] and n_matching:
-            n_steps = len(n_atoms) - 1
-            steps = "step" if n_steps == 1 else "steps"
-            reason += (
-                f" (fixpoint after {n_steps} {steps}, {n_atoms[-1]:,} atoms)"
-            )
     else:
-        limits = _limits_text(len(n_atoms), identity)
-        reason = f"no proof{limits}; {result['stop_reason']} ({RAISE_LIMITS})"
+        limits = _limits_text(None, identity)
+        reason = (
+            f"no proof so far{limits}; {result['stop_reason']} ({RAISE_LIMITS})"
+        )
 
     if not result["is_fact"]:
         return f"{verdict}: {result['query']}: {reason}"
@@ -425,7 +443,10 @@ def _answers_text(result: JsonObject) -> str:
     query = escape_unprintable(result["query"])
     lines = [f"{at_least}{n_answers:,} {noun} to {query}{limits}{order}"]
     for answer in result["answers"]:
-        source = f"height {answer['height']}" if answer["height"] else "fact"
+        height = answer["height"]
+        source = f"height {height}" if height else "fact"
+        if height is None:
+            source = "derived"
         score = f"  score {answer['score']:.4f}" if "score" in answer else ""
         lines.append(f"  {answer['atom']}      {source}{score}")
     n_more = n_answers - len(result["answers"])

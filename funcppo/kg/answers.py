@@ -36,10 +36,9 @@ from funcppo.kg.graph.rules import (
 )
 from funcppo.kg.logic import derive, proof
 from funcppo.kg.logic import kb as kbase
-from funcppo.kg.logic.joins import RowBudgetExceeded
 from funcppo.kg.logic.kb import HEAD, SIDE_NAMES, TAIL, TripleIndex
 from funcppo.kg.logic.proof import Proof
-from funcppo.kg.logic.prove import Program
+from funcppo.kg.logic.prove import Clauses, Program
 from funcppo.kg.logic.row_index import unique_values
 from funcppo.kg.ranking import explain, rank_metrics, ranking, scoring
 from funcppo.kg.ranking.explain import Explanation
@@ -441,14 +440,16 @@ class Answerer:
         task, run = self.subject.task, self.subject.policy_run
         weighed = None
         if run is None:
-            (found,) = explain.smallest_proofs(task, atom[None], self._program)
+            (found,) = explain.smallest_proofs(task, atom[None])
         else:
             weighed = explain_answer(run, atom, side)
             found = most_probable_proof(
                 run, atom, self._program, weighed if side == TAIL else None
             )
         if found is None:
-            found = self._proof_from_other_facts(atom)
+            found = explain.prove_from_other_facts(
+                task, atom, explain.MAX_FACT_PROOF_ROWS
+            ).proof
         terms: list[Term] = []
         if self.subject.score.facts is None:
             (terms,) = explain.explain_atoms(
@@ -456,15 +457,6 @@ class Answerer:
             )
         ids = tuple(atom.tolist())
         return AnswerProof(self.dataset, found, weighed, ids, side, terms)
-
-    def _proof_from_other_facts(self, atom: Tensor) -> Proof | None:
-        """Return a smallest proof of an atom from other facts; None if there is none or it takes too much work."""
-        try:
-            return explain.prove_from_other_facts(
-                self.subject.task, atom, explain.MAX_FACT_PROOF_ROWS
-            ).proof
-        except RowBudgetExceeded:
-            return None
 
     # -- names
 
@@ -832,12 +824,12 @@ def most_probable_proofs(
     if run.questions is None:
         return [most_probable_proof(run, atom, program) for atom in atoms]
     proofs: list[Proof | None] = []
-    facts = explain.facts_on_host(run.task)
+    clauses = Clauses(run.task.kb, run.task.sizes)
     for atom, best in zip(atoms, _best_rules(run, atoms)):
         if best is None:
             proofs.append(None)
             continue
-        built = explain.proof_by_rule(run.task, program, atom, *best, facts)
+        built = explain.proof_by_rule(run.task, program, atom, *best, clauses)
         proofs.append(built)
     return proofs
 

@@ -53,9 +53,9 @@ def test_france_is_in_europe_because_its_part_of_europe_is(capsys):
 def test_a_refutation_names_the_goals_that_nothing_satisfies(world, capsys):
     assert prove(world, "far(a, b)") == 1
     assert capsys.readouterr().out.splitlines() == [
-        "refuted: far(a, b): no proof exists (fixpoint after 3 steps, 17 atoms)",
+        "refuted: far(a, b): no proof exists",
         "rule 4: far(X, Y) :- path(Y, X), edge(X, Z), edge(Z, X)",
-        "    nothing derived satisfies path(b, a), edge(a, Z), edge(Z, a)",
+        "    nothing derived satisfies edge(a, Z), edge(Z, a)",
     ]
     assert prove(world, "dry") == 1
     assert "nothing derived satisfies sun" in capsys.readouterr().out
@@ -73,7 +73,7 @@ def test_a_known_fact_is_stated_and_its_derivation_is_shown(world, capsys):
     assert prove(world, "path('D', 'D')") == 0
     out = capsys.readouterr().out
     assert out.startswith(
-        "proved: path('D', 'D'): stated as a fact; from other facts, no proof exists (fixpoint"
+        "proved: path('D', 'D'): stated as a fact; from other facts, no proof exists"
     )
     assert len(out.splitlines()) == 1
 
@@ -246,7 +246,7 @@ def test_nothing_holds_of_a_constant_that_a_program_does_not_have(
     seen = capsys.readouterr()
     assert "note: no fact and no rule has 'nobody'" in seen.err
     assert seen.out.splitlines()[0] == (
-        "refuted: path(a, nobody): no proof exists (fixpoint after 3 steps, 17 atoms)"
+        "refuted: path(a, nobody): no proof exists"
     )
     assert seen.out.splitlines()[-1] == (
         "    nothing derived satisfies edge(a, nobody)"
@@ -278,10 +278,11 @@ def test_a_name_of_the_data_is_that_entity(tmp_path, capsys):
         ("path('D', a)", [], 1),
         ("path(a, a)", ["--height", "2"], 1),
         ("path(a, a)", ["--height", "3"], 0),
-        ("path(b, a)", ["--set", "max_atoms=6"], 3),
+        ("path(b, a)", ["--set", "max_atoms=3"], 3),
+        ("path(b, a)", ["--seconds", "1e-9"], 3),
         ("path(X, X)", [], 0),
         ("far(X, Y)", [], 1),
-        ("far(X, Y)", ["--set", "max_atoms=7"], 3),
+        ("far(X, Y)", ["--set", "max_rows=1"], 3),
         ("path(X, Y)", ["--set", "max_atoms=7"], 0),
         ("path(X, Y)", ["--set", "max_atoms=7", "--all"], 3),
         ("path(b, a)", ["--set", "max_rows=1"], 3),
@@ -301,14 +302,19 @@ def test_the_exit_status_is_the_verdict(world, query, options, status, capsys):
 
 
 @pytest.mark.parametrize(
-    "limit", [["--set", "max_atoms=6"], ["--set", "max_rows=1"]]
+    "limit",
+    [
+        ["--set", "max_atoms=3"],
+        ["--set", "max_rows=1"],
+        ["--seconds", "1e-9"],
+    ],
 )
 @pytest.mark.parametrize("query", ["path(b, a)", "path(X, Y)"])
 def test_a_limit_that_was_reached_is_named(world, limit, query, capsys):
     prove(world, query, *limit)
     output = capsys.readouterr().out
     assert contains(
-        output, "stopped at ...unknown beyond (--set max_atoms=N and"
+        output, "stopped at ...unknown beyond (--seconds, --set max_atoms=N and"
     )
 
 

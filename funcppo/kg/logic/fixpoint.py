@@ -3,8 +3,8 @@
     T_P(I) = facts + { head s : head :- body is a rule, every atom of body s is in I }
 
 The height of an atom is the smallest h with the atom in T_P^h(facts); a fact has height 0. `least_model` evaluates T_P
-semi-naively: step h joins only those bodies that hold an atom of height h - 1. `atom_height`, `verdict` and
-`matching_rows` read a model. `derived_in_next_step` takes one step more for given atoms alone.
+semi-naively: step h joins only those bodies that hold an atom of height h - 1. `atom_height` reads a
+model. `derived_in_next_step` takes one step more for given atoms alone.
 
 `iter_consequences` lists what each rule derives from the facts, `iter_derivations` the rules that derive each atom of a
 list. `count_rules` counts how often each rule is right. With `heads(r)` the distinct heads of rule r over the facts,
@@ -23,8 +23,7 @@ from __future__ import annotations
 
 import enum
 import time
-from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
@@ -37,7 +36,6 @@ from funcppo.core.host import NO_DEADLINE, Deadline
 from funcppo.core.types import I32, I64, Bool
 from funcppo.kg.logic import joins, row_index
 from funcppo.kg.logic.joins import (
-    Atom,
     Columns,
     Inequality,
     Relation,
@@ -111,8 +109,6 @@ class LeastModel:
     stop_reason: str
     stop_code: StopCode | None  # the same as a code; None if it is complete
     seconds: float  # wall-clock time of the evaluation
-    # those evaluated; nothing is known of atoms of others
-    predicates: frozenset[int]
     # whether different variables of a rule bind different constants, none of which the rule names
     object_identity: bool
     sizes: KBSizes  # of the knowledge base that the model was derived from
@@ -124,11 +120,11 @@ class LeastModel:
 
 
 class Verdict(enum.IntEnum):
-    """Truth value that a model gives a query."""
+    """Truth value of a query."""
 
-    REFUTED = 0  # absent from a complete model
-    PROVED = 1  # in the model
-    # absent, but the model is not complete or the query's predicate was not evaluated
+    REFUTED = 0  # there is no proof
+    PROVED = 1
+    # absent, and a limit was reached
     UNKNOWN = 2
 
 
@@ -166,7 +162,6 @@ def least_model(
     *,
     max_height: int | None,
     max_atoms: int,
-    predicates: Collection[int] | None = None,
     object_identity: bool = False,
     progress: StepCallback = ignore_progress,
     budget: RowBudget | None = None,
@@ -177,7 +172,6 @@ def least_model(
       max_height: steps of T_P; None for the fixpoint.
       max_atoms: the most atoms to hold, facts included. A step that would exceed it is dropped as a whole, so the model
         stays exact up to the step before, and `stop_reason` says so.
-      predicates: derive only these and those that their rules depend on; None for all.
       object_identity: different variables of a rule bind different constants, none of which the rule names.
       progress: is called before each step and after each of its rules.
       budget: bounds the rows that the joins make; a step that would exceed it is dropped as a whole too. None for no
@@ -187,8 +181,8 @@ def least_model(
       The model; if it is not complete, its atoms are exactly those of the steps in `n_atoms_after_step`.
     """
     start = time.perf_counter()
-    covered, rules = _relevant_rules(rules_from_kb(kb), predicates, sizes)
-    known = relations_by_predicate(kb.facts, covered)
+    rules = rules_from_kb(kb)
+    known = relations_by_predicate(kb.facts)
     previous: Relations = {}
     deltas = [known]  # what each step added; the facts first
     counts = [sum(relation.size for relation in known.values())]
@@ -218,7 +212,7 @@ def least_model(
             counts.append(counts[-1] + n_new)
 
     atoms, height, atom_index = _assemble_atoms(deltas, kb, sizes)
-    code, reason = _describe_stop(stop, counts, max_atoms)
+    code, reason = describe_stop(stop, counts, max_atoms)
     return LeastModel(
         atoms=atoms,
         height=height,
@@ -228,17 +222,16 @@ def least_model(
         stop_reason=reason,
         stop_code=code,
         seconds=time.perf_counter() - start,
-        predicates=covered,
         object_identity=object_identity,
         sizes=sizes,
     )
 
 
-class _MaxAtomsExceeded(RowBudgetExceeded):
+class MaxAtomsExceeded(RowBudgetExceeded):
     """Error raised when a step derives more atoms than may be held."""
 
 
-def _describe_stop(
+def describe_stop(
     stop: RowBudgetExceeded | None, counts: Sequence[int], max_atoms: int
 ) -> tuple[StopCode | None, str]:
     """Return why the evaluation stopped before the next step, as a code and a line; (None, "") if it did not."""
@@ -247,29 +240,12 @@ def _describe_stop(
     code, obstacle = StopCode.MAX_ROWS, f"takes {stop}"
     if isinstance(stop, TimeBudgetExceeded):
         code = StopCode.TIME_LIMIT
-    elif isinstance(stop, _MaxAtomsExceeded):
+    elif isinstance(stop, MaxAtomsExceeded):
         code, obstacle = StopCode.MAX_ATOMS, f"exceeds max_atoms {max_atoms}"
     return (
         code,
         f"stopped at {counts[-1]} atoms: step {len(counts)} {obstacle}, unknown beyond",
     )
-
-
-def _relevant_rules(
-    rules: list[Rule], predicates: Collection[int] | None, sizes: KBSizes
-) -> tuple[frozenset[int], list[Rule]]:
-    """Return the given predicates with all those that their rules depend on, and the rules that derive them."""
-    if predicates is None:
-        return frozenset(range(1, sizes.n_predicates + 1)), rules
-    covered = set(predicates)
-    n_before = 0
-    while len(covered) > n_before:
-        n_before = len(covered)
-        for rule in rules:
-            if rule.head[0] in covered:
-                covered.update(atom[0] for atom in rule.body)
-    relevant = [rule for rule in rules if rule.head[0] in covered]
-    return frozenset(covered), relevant
 
 
 def _iter_step_heads(
@@ -376,7 +352,7 @@ def _distinct_heads(
         if sum(n_rows) > max(joins.MAX_CHUNK_ROWS, 2 * n_rows[0]):
             parts[:] = [_distinct_rows(parts, sizes)]
             if len(parts[0][0]) > max_new:
-                raise _MaxAtomsExceeded
+                raise MaxAtomsExceeded
 
     new: Relations = {}
     for predicate, parts in sorted(tables.items()):
@@ -384,7 +360,7 @@ def _distinct_heads(
         if len(columns[0]):
             new[predicate] = Relation(columns, len(columns[0]))
     if sum(relation.size for relation in new.values()) > max_new:
-        raise _MaxAtomsExceeded
+        raise MaxAtomsExceeded
     return new
 
 
@@ -509,7 +485,6 @@ def partial_model(
         stop_reason="derived only as far as the queries ask",
         stop_code=StopCode.QUERIES_ONLY,
         seconds=0.0,
-        predicates=frozenset(range(1, sizes.n_predicates + 1)),
         object_identity=object_identity,
         sizes=sizes,
     )
@@ -527,56 +502,6 @@ def atom_height(
         return row
     height = model.height[row.clamp_min(0)]
     return torch.where(row >= 0, height.to(torch.int64), -1)
-
-
-def verdict(
-    model: LeastModel, atoms: I64[Tensor, "... W"]
-) -> I64[Tensor, "..."]:
-    """Return the `Verdict` on each ground atom, within the height that the model was asked for."""
-    predicates = torch.tensor(sorted(model.predicates), device=atoms.device)
-    is_covered = torch.isin(atoms[..., 0], predicates)
-    if_absent = torch.where(
-        is_covered & model.complete,
-        int(Verdict.REFUTED),
-        int(Verdict.UNKNOWN),
-    )
-    is_present = atom_height(model, atoms) >= 0
-    return torch.where(is_present, int(Verdict.PROVED), if_absent)
-
-
-def matching_rows(
-    atoms: I32[Tensor, "n W"], atom: Atom, n_constants: int
-) -> I64[Tensor, "m"]:
-    """Return the rows of atoms in a table that match an open atom, ascending.
-
-    The table is in lexicographic order.
-
-    Args:
-      atom: predicate and terms; a term above `n_constants` is a variable, and one that occurs twice requires equal
-        arguments.
-    """
-    # Atoms that agree with the leading constants lie together; position 0 is the predicate.
-    terms = enumerate(atom[1:], 1)
-    n_leading = next((i for i, t in terms if t > n_constants), len(atom))
-    prefix = atom[:n_leading]
-
-    def row_prefix(row: int) -> Atom:
-        return tuple(int_list(atoms[row, :n_leading]))
-
-    start = bisect_left(range(len(atoms)), prefix, key=row_prefix)
-    stop = bisect_right(range(len(atoms)), prefix, key=row_prefix)
-    rows = torch.arange(start, stop, device=atoms.device)
-
-    # Of those, select the ones that agree with the other constants and the repeated variables.
-    for position in range(n_leading, len(atom)):
-        term = atom[position]
-        column = atoms[rows, position]
-        first = atom.index(term, 1)
-        if term <= n_constants:
-            rows = rows[column == term]
-        elif first < position:
-            rows = rows[column == atoms[rows, first]]
-    return rows
 
 
 def build_filter_index(

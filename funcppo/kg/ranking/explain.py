@@ -13,8 +13,8 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+import sys
 from collections.abc import Sequence
-from functools import partial
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -32,13 +32,13 @@ from funcppo.kg.graph.rules import (
     proof_names,
 )
 from funcppo.kg.graph.text import format_name
-from funcppo.kg.logic import derive, fixpoint, proof, prove
+from funcppo.kg.logic import derive, proof, prove
 from funcppo.kg.logic import kb as kbase
 from funcppo.kg.logic.derive import Questions
 from funcppo.kg.logic.joins import RowBudget
-from funcppo.kg.logic.kb import HEAD, SIDE_NAMES, TAIL, KnowledgeBase
+from funcppo.kg.logic.kb import HEAD, SIDE_NAMES, TAIL
 from funcppo.kg.logic.proof import Atom, Proof
-from funcppo.kg.logic.prove import Choice, Program, QueryResult
+from funcppo.kg.logic.prove import Choice, Clauses, Program, QueryResult
 from funcppo.kg.logic.row_index import unique_rows_with_inverse
 from funcppo.kg.ranking import scoring
 from funcppo.kg.scores import evidence
@@ -108,70 +108,32 @@ def build_program(task: ProverTask) -> Program:
 
 
 def smallest_proofs(
-    task: ProverTask, atoms: I64[Tensor, "n W"], program: Program
+    task: ProverTask, atoms: I64[Tensor, "n W"]
 ) -> list[Proof | None]:
     """Return a proof of smallest height for each atom; None where there is none. A fact is proved from other facts.
 
-    Where each query derives its own answers, the rules that derive all of the atoms are found together.
-
     Args:
       atoms: ground.
-      program: what `build_program` returns.
     """
-    is_held = task.answers_plan is None
-    rules = [None] * len(atoms) if is_held else _first_rules(task, atoms)
-    facts = None if is_held else facts_on_host(task)
-    derive_goal = partial(
-        prove.find_derivation, task.kb, task.sizes, task.least_model
-    )
-
-    proofs: list[Proof | None] = []
-    for atom, rule in zip(atoms, rules):
-        goal, built = _to_tuple(atom), None
-        if goal in program.fact_set:
-            built = prove_from_other_facts(task, atom, MAX_FACT_PROOF_ROWS)
-            built = built.proof
-        elif rule is not None:
-            built = proof_by_rule(task, program, atom, rule, None, facts)
-        elif (
-            is_held and fixpoint.atom_height(task.least_model, atom.long()) > 0
-        ):
-            built = prove.from_model(
-                program, derive_goal, goal, leave_one_out=False
-            )
-            _check_proof(task, built, program)
-        proofs.append(built)
-    return proofs
-
-
-def _first_rules(
-    task: ProverTask, atoms: I64[Tensor, "n W"]
-) -> list[int | None]:
-    """Return for each atom the first rule in file order that derives it from facts; None where no rule does.
-
-    Args:
-      task: each query derives its own answers.
-    """
-    none = task.sizes.n_rules
-    distinct, place = unique_rows_with_inverse(atoms.long())
-    first = torch.full((len(distinct),), none, device=task.kb.facts.device)
-    for row, rule in scoring.iter_answer_derivations(task, TAIL, distinct):
-        first = first.scatter_reduce(0, row, rule, "amin")
-    rules = first[place.to(first.device)].tolist()
-    return [rule if rule < none else None for rule in rules]
+    clauses = Clauses(task.kb, task.sizes)
+    return [
+        prove_from_other_facts(task, atom, sys.maxsize, clauses).proof
+        for atom in atoms
+    ]
 
 
 def prove_from_other_facts(
-    task: ProverTask, atom: Tensor, max_rows: int
+    task: ProverTask,
+    atom: Tensor,
+    max_rows: int,
+    clauses: Clauses | None = None,
 ) -> QueryResult:
     """Prove or refute a ground atom up to the task's height; the atom itself does not count as a fact.
 
     Args:
       atom: [W].
-      max_rows: rows that the joins may make.
-
-    Raises:
-      RowBudgetExceeded: they make more.
+      max_rows: rows that the joins may make; more end in the verdict unknown.
+      clauses: of the task, for many atoms; None to read them for this one.
     """
     return prove.prove_ground(
         task.kb,
@@ -181,6 +143,7 @@ def prove_from_other_facts(
         max_atoms=task.cfg.max_atoms,
         object_identity=task.least_model.object_identity,
         budget=RowBudget(max_rows),
+        clauses=clauses,
     )
 
 
@@ -190,19 +153,18 @@ def proof_by_rule(
     atom: Tensor,
     rule: int,
     probability: float | None,
-    facts: KnowledgeBase | None = None,
+    clauses: Clauses | None = None,
 ) -> Proof:
     """Build the checked proof of an atom by one application of a rule that derives it from facts.
 
     Args:
       atom: [W].
       probability: of the rule among those that derive the atom; None by no policy.
-      facts: what `facts_on_host` returns; None copies them for this call.
+      clauses: of the task, for many atoms; None to read them for this one.
     """
     goal = _to_tuple(atom)
     body = prove.find_ground_body(
-        facts or facts_on_host(task),
-        task.sizes,
+        clauses or Clauses(task.kb, task.sizes),
         goal,
         rule,
         task.least_model.object_identity,
@@ -216,11 +178,6 @@ def proof_by_rule(
     built = Proof(nodes=(root, *leaves))
     _check_proof(task, built, program)
     return built
-
-
-def facts_on_host(task: ProverTask) -> KnowledgeBase:
-    """Return the knowledge base with facts in host memory: small joins of single proofs need not wait for a GPU."""
-    return task.kb._replace(facts=task.kb.facts.cpu())
 
 
 def _check_proof(task: ProverTask, built: Proof, program: Program) -> None:

@@ -40,7 +40,6 @@ from funcppo.kg.graph.dataset import Dataset
 from funcppo.kg.graph.rules import format_atom, format_rule
 from funcppo.kg.logic import prove
 from funcppo.kg.logic.fixpoint import Verdict
-from funcppo.kg.logic.joins import RowBudgetExceeded
 from funcppo.kg.logic.kb import HEAD, SIDE_NAMES, TAIL
 from funcppo.kg.logic.proof import Proof
 from funcppo.kg.ranking import evaluate, explain, rank_metrics, ranking, scoring
@@ -823,25 +822,15 @@ def explain_failure(task: ProverTask, atom: Tensor) -> Json:
         "n_matching_rules": 0,
         "note": "",
     }
-    try:
-        found = prove_from_other_facts(task, atom, MAX_FACT_PROOF_ROWS)
-    except RowBudgetExceeded:
-        found = None
-    if found is None or found.verdict is Verdict.UNKNOWN:
+    found = prove_from_other_facts(task, atom, MAX_FACT_PROOF_ROWS)
+    if found.verdict is Verdict.UNKNOWN:
         note = (
             f"stopped: a proof from other facts takes more than {MAX_FACT_PROOF_ROWS:,} rows of joins (`funcppo prove` "
             "allows more)"
         )
         return failure | {"note": note}
 
-    failed = prove.failed_rules(
-        task.kb,
-        task.sizes,
-        found.model,
-        tuple(atom.tolist()),
-        object_identity=task.least_model.object_identity,
-        n_rules=5,
-    )
+    failed = prove.failed_rules(found.answers, tuple(atom.tolist()), n_rules=5)
     dataset = task.dataset
     rules = [
         {

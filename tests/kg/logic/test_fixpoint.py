@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from funcppo.core.host import Deadline
 from funcppo.kg.graph.loaders import load
 from funcppo.kg.logic import fixpoint, joins, kb
-from funcppo.kg.logic.fixpoint import Verdict
 from tests import oracles, prolog
 from tests.learning import DATA
 from tests.oracles import Program, programs
@@ -106,17 +105,6 @@ def test_object_identity_binds_the_variables_of_a_rule_apart(program):
 
 
 @given(programs)
-def test_a_predicate_needs_only_what_its_rules_depend_on(program):
-    whole = heights(model_of(program))
-    for p in range(1, len(program.arity) + 1):
-        model = model_of(program, predicates=[p])
-        assert p in model.predicates
-        assert heights(model) == {
-            a: h for a, h in whole.items() if a[0] in model.predicates
-        }
-
-
-@given(programs)
 def test_pieces_of_any_size_give_the_same_model(program):
     whole = heights(model_of(program))
     size, joins.MAX_CHUNK_ROWS = joins.MAX_CHUNK_ROWS, 2
@@ -195,42 +183,6 @@ def test_a_budget_of_rows_stops_after_a_whole_step_and_says_so():
         == f"stopped at {n_atoms} atoms: step 3 takes more than {spent.n_rows:,} rows of joins, unknown beyond"
     )
     assert model.stop_code is fixpoint.StopCode.MAX_ROWS
-
-
-def test_verdicts_worked_by_hand():
-    asked = torch.tensor(
-        [[PATH, 1, 4], [PATH, 4, 1], [EDGE, 1, 2], [LOOP, 4, 0]]
-    )
-    yes, no, open_ = Verdict.PROVED, Verdict.REFUTED, Verdict.UNKNOWN
-    for options, verdicts in (
-        ({}, [yes, no, yes, no]),
-        ({"max_height": 2}, [no, no, yes, no]),
-        ({"max_atoms": 15}, [open_, open_, yes, open_]),
-        ({"predicates": [EDGE]}, [open_, open_, yes, open_]),
-    ):
-        model = model_of(GRAPH, **options)
-        assert fixpoint.verdict(model, asked).tolist() == verdicts
-
-
-@given(programs)
-def test_matching_atoms_are_those_that_an_open_atom_matches(program):
-    model, n = model_of(program), program.n_constants
-    found, random = heights(model), Random(len(program.rules))
-    for p, arity in enumerate(program.arity, 1):
-        for _ in range(4):
-            goal = (
-                p,
-                *(random.choice([1, 2, n + 1, n + 2]) for _ in range(arity)),
-            )
-            padded = goal + (0,) * (model.sizes.atom_width - len(goal))
-            rows = fixpoint.matching_rows(model.atoms, padded, n)
-            atoms, height = model.atoms[rows], model.height[rows]
-            expected = {
-                a: h
-                for a, h in found.items()
-                if oracles.match(goal, a, {}, n) is not None
-            }
-            assert dict(zip(atoms_of(atoms), height.tolist())) == expected
 
 
 @given(programs, st.integers(0, 2), st.booleans())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 
 import pytest
 from hypothesis import given
@@ -13,9 +14,9 @@ from funcppo.kg.logic import prove as proving
 from funcppo.kg.logic.fixpoint import Verdict
 from funcppo.kg.logic.joins import RowBudget
 from funcppo.kg.logic.proof import check_proof
-from funcppo.kg.logic.prove import find_derivation, find_ground_body
+from funcppo.kg.logic.prove import Clauses, find_ground_body
 from tests import oracles
-from tests.kg.logic.test_fixpoint import GRAPH, heights
+from tests.kg.logic.test_fixpoint import heights
 from tests.oracles import Program, programs
 
 MANY = 10**9
@@ -138,57 +139,157 @@ def test_verdict_and_height_are_those_of_the_least_model_without_the_query(
         )
 
 
-def test_the_step_past_max_atoms_is_still_taken_for_the_query_alone():
-    assert prove(LOOP, (PATH, 1, 2), max_atoms=4).height == 1
-    assert prove(LOOP, (PATH, 1, 3), max_atoms=4).verdict == Verdict.UNKNOWN
-    assert prove(LOOP, (PATH, 1, 3), max_atoms=8).height == 2
+@given(programs, st.booleans(), st.none() | st.integers(0, 4), st.data())
+def test_the_answers_and_their_heights_are_those_of_the_least_model(
+    program, object_identity, max_height, data
+):
+    """Queries with variables, some of them twice, and constants."""
+    n = program.n_constants
+    predicate = data.draw(st.integers(1, len(program.arity)))
+    arity = program.arity[predicate - 1]
+    term = st.integers(1, n) | st.integers(n + 1, n + 3)
+    query = (predicate, *data.draw(st.tuples(*[term] * arity)))
+    if all(t <= n for t in query[1:]):
+        return
+    model = oracles.least_model(program, max_height, object_identity)
+    expected = {
+        atom: height
+        for atom, height in model.items()
+        if oracles.match(query, atom, {}, n) is not None
+    }
+    world, sizes = kb.build(**program.arrays())
+    padding = (0,) * (sizes.atom_width - len(query))
+    limits = dict(max_height=max_height, object_identity=object_identity)
+    solve = partial(proving.solve, world, sizes, (*query, *padding), **limits)
+    found = solve(max_atoms=MANY)
+    assert found.complete
+    assert {
+        tuple(t for t in atom if t): h for atom, h in found.heights.items()
+    } == expected
+    # What a limit leaves is right, as far as it goes.
+    for max_rows in (0, 3, 10):
+        part = solve(max_atoms=MANY, budget=RowBudget(max_rows))
+        for atom, height in part.heights.items():
+            assert model[tuple(t for t in atom if t)] == (
+                found.heights[atom] if height is None else height
+            )
+        assert (
+            part.complete == (part.heights == found.heights) or part.stop_reason
+        )
+
+
+@pytest.mark.parametrize("limit", ["max_atoms", "max_rows"])
+def test_a_limit_ends_in_unknown_or_in_a_proof(limit):
+    world, sizes = kb.build(**LOOP.arrays())
+    verdicts = set()
+    for n in range(40):
+        given = {"max_atoms": MANY, "max_height": None}
+        if limit == "max_atoms":
+            given["max_atoms"] = n
+        else:
+            given["budget"] = RowBudget(n)
+        found = proving.prove_ground(world, sizes, (PATH, 1, 1), **given)
+        verdicts.add(found.verdict)
+        assert (found.verdict == Verdict.PROVED) == (found.proof is not None)
+        if found.verdict == Verdict.UNKNOWN:
+            assert found.answers.stop_code == limit
+    assert verdicts == {Verdict.UNKNOWN, Verdict.PROVED}
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        ((EDGE, X, Y), (PATH, Y, Z)),
+        ((PATH, X, Y), (EDGE, Y, Z)),
+        ((PATH, X, Y), (PATH, Y, Z)),
+    ],
+)
+def test_the_work_is_what_the_goal_reaches_and_not_more_in_a_larger_graph(body):
+    """A chain of 40 edges in which the goal is the first 10, alone and beside 300 others."""
+    n_rows = []
+    for n_others in (0, 300):
+        n = 41 + 2 * n_others
+        chain = [(EDGE, i, i + 1) for i in range(1, 11)]
+        chain += [(EDGE, 42 + i, 43 + i) for i in range(0, 2 * n_others - 2)]
+        variables = {X: n + 1, Y: n + 2, Z: n + 3}
+        rules = [
+            tuple(oracles.put(atom, variables) for atom in rule)
+            for rule in (
+                ((PATH, X, Y), (EDGE, X, Y)),
+                ((PATH, X, Z), *body),
+            )
+        ]
+        budget = RowBudget(MANY)
+        program = Program(n, (2, 2), tuple(chain), tuple(rules))
+        found = proving.prove_ground(
+            *kb.build(**program.arrays()),
+            (PATH, 1, 11),
+            max_height=None,
+            max_atoms=MANY,
+            budget=budget,
+        )
+        assert found.verdict == Verdict.PROVED
+        n_rows.append(budget.n_rows)
+    assert n_rows[0] == n_rows[1]
+
+
+@pytest.mark.parametrize("length", [100, 200])
+def test_the_work_for_a_chain_is_linear_in_its_length(length):
+    n = length + 1
+    x, y, z = n + 1, n + 2, n + 3
+    for body in [
+        ((EDGE, x, y), (PATH, y, z)),
+        ((PATH, x, y), (EDGE, y, z)),
+    ]:
+        program = Program(
+            n,
+            (2, 2),
+            tuple((EDGE, i, i + 1) for i in range(1, n)),
+            (((PATH, x, y), (EDGE, x, y)), ((PATH, x, z), *body)),
+        )
+        budget = RowBudget(8 * length)
+        found = proving.prove_ground(
+            *kb.build(**program.arrays()),
+            (PATH, 1, n),
+            max_height=None,
+            max_atoms=MANY,
+            budget=budget,
+        )
+        assert found.height == length and found.answers.complete
 
 
 @given(programs, st.booleans())
-def test_the_unsatisfied_prefix_is_the_shortest_without_a_grounding(
+def test_what_failed_rules_lack_is_not_satisfied_together(
     program, object_identity
 ):
-    world, sizes = kb.build(**program.arrays())
-    model = fixpoint.least_model(
-        world,
-        sizes,
-        max_height=1,
-        max_atoms=MANY,
-        object_identity=object_identity,
-    )
-    atoms = set(oracles.least_model(program, 1, object_identity))
-    for fact in program.facts:
-        padded = (*fact, *[0] * (sizes.atom_width - len(fact)))
-        matching = {
-            found[0].id: found
-            for found in proving.matching_rules(
-                world, sizes, padded, object_identity=object_identity
+    _, sizes = kb.build(**program.arrays())
+    model = set(oracles.least_model(program, None, object_identity))
+    n = program.n_constants
+    for predicate, arity in enumerate(program.arity, 1):
+        atom = (predicate, *[1] * arity)
+        padded = (*atom, *[0] * (sizes.atom_width - len(atom)))
+        found = prove(program, padded, object_identity=object_identity)
+        if found.verdict == Verdict.PROVED:
+            continue
+        failed = proving.failed_rules(found.answers, padded, n_rules=MANY)
+        heads = [
+            i
+            for i, (head, *body) in enumerate(program.rules)
+            if oracles.groundings(
+                # an atom in place of the head keeps the constants of the rule
+                ((0, *oracles.constants_of((head, *body), n)), (-1, *head[1:])),
+                {(-1, *atom[1:])} if head[0] == predicate else set(),
+                n,
+                object_identity,
             )
-        }
-        for i, (head, *body) in enumerate(program.rules):
-            # an atom in place of the head keeps the constants of the whole rule
-            named = (0, *oracles.constants_of((head, *body), sizes.n_constants))
-            with_head = lambda k: (named, (-1, *head[1:]), *body[:k])  # noqa: B023
-            known = atoms | {(-1, *fact[1:])} if head[0] == fact[0] else atoms
-            fits = [
-                bool(
-                    oracles.groundings(
-                        with_head(k),
-                        known,
-                        program.n_constants,
-                        object_identity,
-                    )
-                )
-                for k in range(len(body) + 1)
-            ]
-            assert fits[0] == (i in matching)
-            if fits[0]:
-                found = matching[i]
-                expected = next((k for k, fit in enumerate(fits) if not fit), 0)
-                assert (
-                    proving.unsatisfied_prefix(model, found)
-                    == found[0].body[:expected]
-                )
+        ]
+        assert [i for i, _ in failed.rules] == heads
+        for i, goals in failed.rules:
+            body = unpadded(goals)
+            named = (0, *oracles.constants_of(program.rules[i], n))
+            assert not oracles.groundings(
+                (named, *body), model - {atom}, n, object_identity
+            )
 
 
 def test_a_proof_hundreds_of_steps_high_is_found_and_checked():
@@ -205,15 +306,14 @@ def test_a_proof_hundreds_of_steps_high_is_found_and_checked():
 
 def test_a_predicate_with_the_id_of_a_variable_is_no_variable():
     one = Program(1, (1, 1, 2), ((1, 1), (3, 1, 1)), (((2, 2), (1, 2)),))
-    model = fixpoint.least_model(
-        *kb.build(**one.arrays()), max_height=None, max_atoms=MANY
+    matched = lambda *atom: list(
+        proving.solve(
+            *kb.build(**one.arrays()), atom, max_height=None, max_atoms=MANY
+        ).heights
     )
-    matched = lambda *atom: model.atoms[
-        fixpoint.matching_rows(model.atoms, atom, 1)
-    ].tolist()
-    assert matched(2, 2, 0) == [[2, 1, 0]]
-    assert matched(3, 2, 3) == [[3, 1, 1]]
-    assert matched(3, 3, 3) == [[3, 1, 1]]
+    assert matched(2, 2, 0) == [(2, 1, 0)]
+    assert matched(3, 2, 3) == [(3, 1, 1)]
+    assert matched(3, 3, 3) == [(3, 1, 1)]
     assert prove(one, (2, 1, 0)).height == 1
 
 
@@ -223,24 +323,18 @@ def test_a_bound_on_the_height_refutes_within_it(max_height):
     assert found.verdict == (
         Verdict.PROVED if max_height == 3 else Verdict.REFUTED
     )
-    assert len(found.model.n_atoms_after_step) <= max(max_height, 1)
 
 
 def test_failed_rules_name_what_no_atom_satisfies():
     """path(4, 1): no edge leaves 4, so the first rule lacks its goal, and the second its first goal."""
     found = prove(LOOP, (PATH, 4, 1))
     assert found.verdict == Verdict.REFUTED
-    base, sizes = kb.build(**LOOP.arrays())
-    failed = proving.failed_rules(
-        base, sizes, found.model, (PATH, 4, 1), object_identity=False, n_rules=5
-    )
+    failed = proving.failed_rules(found.answers, (PATH, 4, 1), n_rules=5)
     assert failed.n_matching == 2
     assert [rule for rule, _ in failed.rules] == [0, 1]
     assert failed.rules[0][1] == ((EDGE, 4, 1),)
-    assert [goal[:2] for goal in failed.rules[1][1]] == [(PATH, 4)]
-    first = proving.failed_rules(
-        base, sizes, found.model, (PATH, 4, 1), object_identity=False, n_rules=1
-    )
+    assert [goal[:2] for goal in failed.rules[1][1]] == [(PATH, 4), (EDGE, 7)]
+    first = proving.failed_rules(found.answers, (PATH, 4, 1), n_rules=1)
     assert len(first.rules) == 1 and first.n_matching == 2
 
 
@@ -267,16 +361,19 @@ def test_a_derivation_is_the_first_rule_with_its_smallest_body_of_smaller_height
     program,
 ):
     for identity in (False, True):
-        world, sizes, model = build(program, object_identity=identity)
+        _, _, model = build(program, object_identity=identity)
         found = heights(model)
         for padded, (atom, height) in zip(model.atoms.tolist(), found.items()):
             if height:
-                i, body = find_derivation(world, sizes, model, tuple(padded))
+                proof = prove(
+                    program, tuple(padded), object_identity=identity
+                ).proof
+                root = proof.nodes[0]
+                body = [proof.nodes[i].goal for i in root.children]
                 below = {a for a, h in found.items() if h < height}
-                assert (
-                    i,
-                    [tuple(t for t in a if t) for a in body],
-                ) == _first_derivation(program, atom, below, identity)
+                assert (root.rule, unpadded(body)) == _first_derivation(
+                    program, atom, below, identity
+                )
 
 
 @given(programs)
@@ -288,7 +385,7 @@ def test_a_ground_body_is_the_smallest_of_its_rule_without_the_atom(program):
             for i in range(len(program.rules)):
                 others = set(program.facts) - {atom}
                 body = find_ground_body(
-                    world, sizes, tuple(padded), i, identity
+                    Clauses(world, sizes), tuple(padded), i, identity
                 )
                 expected = _smallest_body(program, i, atom, others, identity)
                 assert (None if body is None else unpadded(body)) == expected
@@ -318,18 +415,6 @@ def _smallest_body(program, i, atom, below, identity):
         return None
     smallest = min(bindings, key=lambda s: [s[v] for v in names])
     return [oracles.put(a, smallest) for a in rule[1:]]
-
-
-def test_a_fact_and_an_underivable_atom_have_no_derivation():
-    world, sizes, model = build(GRAPH)
-    with pytest.raises(
-        ValueError, match="expected a derived atom of the model, got a fact"
-    ):
-        find_derivation(world, sizes, model, (EDGE, 1, 2))
-    with pytest.raises(
-        ValueError, match="expected a derived atom of the model, got none"
-    ):
-        find_derivation(world, sizes, model, (PATH, 4, 1))
 
 
 # -- facts proved from other facts
@@ -397,8 +482,6 @@ def test_what_a_bound_leaves_undecided_is_counted_and_not_proved():
         max_atoms=MANY,
         budget=budget,
     )
-    # After the rules there are rows for the removal of one fact, but not for its T_P.
-    found, n_undecided = fact_heights(
-        CIRCLE, None, max_rows=budget.n_rows + sizes.n_facts
-    )
-    assert (found, n_undecided) == ([-1, 1, -1, 1, -1], 3)
+    # After the rules there are no rows left for those that need a greater height; s has no rule.
+    found, n_undecided = fact_heights(CIRCLE, None, max_rows=budget.n_rows)
+    assert (found, n_undecided) == ([-1, 1, -1, 1, -1], 2)

@@ -72,7 +72,6 @@ def test_the_smallest_proof_is_worked_by_hand():
     task = prover_task.build_task(
         loaders.from_triples(train, rules=rules), ProverTaskConfig(max_height=2)
     )
-    program = explain.build_program(task)
     entity = {name: i for i, name in enumerate(task.dataset.entities, 1)}
     hop, near, far = (
         task.dataset.predicates.index(name) + 1
@@ -81,7 +80,7 @@ def test_the_smallest_proof_is_worked_by_hand():
     a, b, c = (entity[name] for name in "abc")
     # the last two are a fact and not derivable
     atoms = torch.tensor([[far, a, c], [hop, a, b], [far, a, b]])
-    found, *others = explain.smallest_proofs(task, atoms, program)
+    found, *others = explain.smallest_proofs(task, atoms)
     assert found is not None and others == [None, None]
     nodes = {
         node.goal: (node.rule, [found.nodes[i].goal for i in node.children])
@@ -149,7 +148,7 @@ def test_the_proof_by_search_has_the_probability_of_the_best_path():
 def test_smallest_proofs_by_query_are_those_of_a_held_model(
     object_identity, monkeypatch
 ):
-    """Facts, derived atoms and others; the rules of all atoms are found by one pass over their questions."""
+    """Facts, derived atoms and others."""
     dataset = loaders.load("family_tree:30:0")
     settings = ProverTaskConfig(
         max_height=1, smoothing=5.0, object_identity=object_identity
@@ -163,17 +162,8 @@ def test_smallest_proofs_by_query_are_those_of_a_held_model(
     others = torch.tensor([[1, i, i] for i in range(1, 9)])
     facts = held.kb.facts[::7].long()
     atoms = torch.cat([facts, derived.flip(0), others, derived[:2]])
-    program = explain.build_program(held)
-    passes = []
-    iter_derivations = scoring.iter_answer_derivations
-    monkeypatch.setattr(
-        scoring,
-        "iter_answer_derivations",
-        lambda *args: passes.append(1) or iter_derivations(*args),
-    )
-    proofs = explain.smallest_proofs(by_query, atoms, program)
-    assert len(passes) == 1
-    assert proofs == explain.smallest_proofs(held, atoms, program)
+    proofs = explain.smallest_proofs(by_query, atoms)
+    assert proofs == explain.smallest_proofs(held, atoms)
     assert all(proofs[len(facts) : len(facts) + len(derived)])
     assert not all(proofs) and any(proofs[: len(facts)])
 
@@ -189,8 +179,7 @@ def test_an_atom_that_is_not_derivable_has_no_proof(max_height):
     refuted = atoms[fixpoint.atom_height(task.least_model, atoms) < 0]
     assert len(refuted)
     assert explain.most_probable_proof(task, cfg, params, refuted[0]) is None
-    program = explain.build_program(task)
-    assert explain.smallest_proofs(task, refuted[:1], program) == [None]
+    assert explain.smallest_proofs(task, refuted[:1]) == [None]
 
 
 # -- scores of evidence

@@ -53,12 +53,11 @@ def evaluator_of(seed=1, score="noisy-or@3", n_known=0, **settings):
         rules=RULES,
     )
     task = build_task(dataset, ProverTaskConfig(**settings))
-    program = explain.build_program(task)
     return Evaluator(
         task=task,
         protocol=RankingProtocol(sides=ranked_sides(task)),
         score=parse(score),
-        prove=lambda atoms: explain.smallest_proofs(task, atoms, program),
+        prove=lambda atoms: explain.smallest_proofs(task, atoms),
         all_scores=False,
     )
 
