@@ -7,6 +7,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
 
     from funcppo.kg.logic.fixpoint import LeastModel
     from funcppo.kg.logic.kb import KnowledgeBase
+    from funcppo.kg.logic.prove import FactHeights
     from funcppo.kg.search.task import PhaseCallback
 
 _RELATION_COLUMNS = {
@@ -263,9 +265,11 @@ class Data:
         n_derivable: dict[str, int] = {}
         n_undecided = 0
         if is_train:
-            n_derivable["1"] = _count_leave_one_out(
-                knowledge_base, model, split
+            found = _prove_facts(
+                knowledge_base, model, _as_tensor(split), 1, deadline
             )
+            n_derivable["1"] = int((found.height == 1).sum())
+            n_undecided = found.n_undecided
         elif not is_program:
             height, last_height, n_undecided = _derivation_heights(
                 knowledge_base, model, split, max_height, deadline
@@ -368,54 +372,48 @@ def _derivation_heights(
       max_height: what the model was asked for; None for the fixpoint.
       deadline: when the evaluation ends; neither that step nor facts are evaluated then.
     """
-    from funcppo.kg.logic import fixpoint, prove
-    from funcppo.kg.logic.joins import RowBudget
+    from funcppo.kg.logic import fixpoint
+    from funcppo.kg.logic.joins import RowBudget, RowBudgetExceeded
 
     atoms = _as_tensor(split)
     height = fixpoint.atom_height(model, atoms)
     last_height = len(model.n_atoms_after_step) - 1
     if model.stop_reason and not deadline.is_over:
-        last_height += 1
-        derived_next = fixpoint.derived_in_next_step(
-            knowledge_base, model, atoms
-        )
-        height = height.where((height >= 0) | ~derived_next, last_height)
+        budget = RowBudget(sys.maxsize, deadline=deadline)
+        with suppress(RowBudgetExceeded):
+            derived_next = fixpoint.derived_in_next_step(
+                knowledge_base, model, atoms, budget
+            )
+            last_height += 1
+            height = height.where((height >= 0) | ~derived_next, last_height)
     is_fact = height == 0
-    found = prove.fact_heights(
-        knowledge_base,
-        model.sizes,
-        atoms[is_fact],
-        max_height=last_height if model.stop_reason else max_height,
-        max_atoms=sys.maxsize,  # they are among those of the model
-        budget=RowBudget(prove.MAX_FACT_ROWS, deadline=deadline),
-        object_identity=model.object_identity,
-    )
+    limit = last_height if model.stop_reason else max_height
+    found = _prove_facts(knowledge_base, model, atoms[is_fact], limit, deadline)
     height = height.masked_scatter(is_fact, found.height)
     last_height = max([last_height, *found.height.tolist()])
     return height, last_height, found.n_undecided
 
 
-def _count_leave_one_out(
-    knowledge_base: KnowledgeBase, model: LeastModel, split: np.ndarray
-) -> int:
-    """Count the facts of a split that a rule derives from other facts."""
-    import torch
+def _prove_facts(
+    knowledge_base: KnowledgeBase,
+    model: LeastModel,
+    facts: Tensor,
+    max_height: int | None,
+    deadline: Deadline,
+) -> FactHeights:
+    """Return the heights of facts [n, W] that are proved from other facts, as far as the time allows."""
+    from funcppo.kg.logic import prove
+    from funcppo.kg.logic.joins import RowBudget
 
-    from funcppo.kg.logic import kb
-    from funcppo.kg.logic.fixpoint import iter_consequences
-
-    sizes = model.sizes
-    is_derived = torch.zeros(sizes.n_facts, dtype=torch.bool)
-    for consequences in iter_consequences(
+    return prove.fact_heights(
         knowledge_base,
-        sizes,
-        leave_one_out=True,
+        model.sizes,
+        facts,
+        max_height=max_height,
+        max_atoms=sys.maxsize,  # the time bounds them
+        budget=RowBudget(sys.maxsize, deadline=deadline),
         object_identity=model.object_identity,
-    ):
-        fact = consequences.fact[consequences.fact >= 0]
-        is_derived = is_derived.index_fill(0, fact, True)
-    fact_row = kb.fact_id(knowledge_base, sizes, _as_tensor(split))
-    return int(is_derived[fact_row].sum())
+    )
 
 
 def _with_counts(
@@ -429,7 +427,8 @@ def _with_counts(
 
     from funcppo.kg.logic import kb
     from funcppo.kg.logic.fixpoint import count_rules
-    from funcppo.kg.search.task import as_counts
+    from funcppo.kg.logic.joins import RowBudget
+    from funcppo.kg.search.task import MAX_EXACT_ROWS, as_counts
 
     on_phase("counting rules")
     built, sizes = kb.build(
@@ -439,15 +438,19 @@ def _with_counts(
         n_predicates=dataset.n_predicates,
         tables=tables,
     )
+    sampled: set[int] = set()
     counts = count_rules(
         built,
         sizes,
         known=as_counts(dataset.rule_counts),
+        budget=RowBudget(MAX_EXACT_ROWS),
+        sampled_rules=sampled,
         progress=lambda done, total: on_phase("counting rules", done, total),
     )
-    return dataclasses.replace(
-        dataset, rule_counts=torch.stack(counts, dim=1).numpy()
-    )
+    # Estimates are not kept as counts.
+    exact = torch.stack(counts, dim=1)
+    exact[sorted(sampled)] = -1
+    return dataclasses.replace(dataset, rule_counts=exact.numpy())
 
 
 # -- printing

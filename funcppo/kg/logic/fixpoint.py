@@ -38,11 +38,13 @@ from funcppo.kg.logic import joins, row_index
 from funcppo.kg.logic.joins import (
     Columns,
     Inequality,
+    Literal,
     Relation,
     RowBudget,
     RowBudgetExceeded,
     Rule,
     TimeBudgetExceeded,
+    atom_variables,
     body_query,
     collect_answers,
     find_rows,
@@ -54,6 +56,7 @@ from funcppo.kg.logic.joins import (
     rules_from_kb,
     substitute_inequalities,
     substitute_rule,
+    substitute_terms,
 )
 from funcppo.kg.logic.kb import (
     AtomIndex,
@@ -306,7 +309,7 @@ def derive_heads(
     sizes: KBSizes,
     inequalities: Sequence[Inequality],
     budget: RowBudget | None = None,
-    among: Relation | None = None,
+    among: Literal | None = None,
 ) -> Columns | None:
     """Return the argument columns of the distinct heads that a rule derives; None if it derives none.
 
@@ -314,7 +317,7 @@ def derive_heads(
       relations: one for each atom of the body; None for one without atoms.
       inequalities: pairs of term tuples that must differ.
       budget: bounds the rows that the joins make; None for no bound.
-      among: the heads to look for; None for all.
+      among: a condition on the rule's variables, such as the heads to look for; None for none.
     """
     present = [relation for relation in relations if relation is not None]
     if len(present) < len(rule.body):
@@ -323,8 +326,7 @@ def derive_heads(
         rule, present, sizes.n_constants, inequalities, budget=budget
     )
     if among is not None:
-        wanted = make_literal(among, rule.head[1:], sizes.n_constants)
-        query = replace(query, literals=(wanted, *query.literals))
+        query = replace(query, literals=(among, *query.literals))
     answers = collect_answers(query)
     return (
         None
@@ -415,7 +417,10 @@ def _atoms_of(predicate: int, columns: Columns) -> I32[Tensor, "n W"]:
 
 
 def derived_in_next_step(
-    kb: KnowledgeBase, model: LeastModel, atoms: I64[Tensor, "n W"]
+    kb: KnowledgeBase,
+    model: LeastModel,
+    atoms: I64[Tensor, "n W"],
+    budget: RowBudget | None = None,
 ) -> Bool[Tensor, "n"]:
     """Check, per atom, whether a rule derives it from the model: one more step of T_P for these atoms alone.
 
@@ -424,6 +429,10 @@ def derived_in_next_step(
     Args:
       kb: the knowledge base whose rules apply; the model is one of it.
       atoms: ground, in any order.
+      budget: bounds the rows that the joins make; None for no bound.
+
+    Raises:
+      RowBudgetExceeded: the joins make more rows than the budget allows.
     """
     sizes = model.sizes
     targets = relations_by_predicate(unique_rows(atoms))
@@ -443,7 +452,10 @@ def derived_in_next_step(
             object_identity_constraints(
                 rule, sizes.n_constants, model.object_identity
             ),
-            among=targets[predicate],
+            budget=budget,
+            among=make_literal(
+                targets[predicate], rule.head[1:], sizes.n_constants
+            ),
         )
         if heads is not None:
             derived.append(_atoms_of(predicate, heads))
@@ -595,10 +607,11 @@ def _apply_rule(
     rule: Rule,
     inequalities: Sequence[Inequality],
     budget: RowBudget | None,
+    among: Literal | None = None,
 ) -> tuple[Columns, I64[Tensor, "n"]]:
     """Return the distinct heads that a rule derives from the facts, and the fact id of each (-1 for no fact)."""
     body = [relations.get(atom[0]) for atom in rule.body]
-    columns = derive_heads(rule, body, kb, sizes, inequalities, budget)
+    columns = derive_heads(rule, body, kb, sizes, inequalities, budget, among)
     if columns is None:
         none = kb.rule_ids_by_predicate[:0]
         columns = (none,) * (len(rule.head) - 1)
@@ -618,6 +631,7 @@ def _circular_heads(
     rule: Rule,
     inequalities: Sequence[Inequality],
     budget: RowBudget | None,
+    among: Literal | None = None,
 ) -> Columns:
     """Return the heads of a rule that are facts and that it derives only from bodies that contain the head itself."""
     body = [relations.get(atom[0]) for atom in rule.body]
@@ -632,7 +646,10 @@ def _circular_heads(
             # Under object identity most rules have no such body.
             instance = substitute_rule(rule, unifier)
             apart = substitute_inequalities(inequalities, unifier)
-            heads = derive_heads(instance, body, kb, sizes, apart, budget)
+            limited = _substitute_literal(among, unifier, sizes.n_constants)
+            heads = derive_heads(
+                instance, body, kb, sizes, apart, budget, limited
+            )
             suspects += [] if heads is None else [heads]
     suspect = _distinct_rows(suspects, sizes)
     if not len(suspect[0]):
@@ -641,13 +658,23 @@ def _circular_heads(
     # Join the suspects with the bodies in which no atom equals the head: what is left has a derivation without itself.
     differs = [(rule.head[1:], atom[1:]) for atom in same_predicate]
     apart = [*inequalities, *differs]
-    among = _relation(suspect)
-    others = derive_heads(rule, body, kb, sizes, apart, budget, among)
+    wanted = make_literal(_relation(suspect), rule.head[1:], sizes.n_constants)
+    others = derive_heads(rule, body, kb, sizes, apart, budget, wanted)
     if others is None:
         return suspect
     derivable = _relation(_distinct_rows([others], sizes))
     is_circular = ~find_rows(suspect, derivable, sizes.n_constants).found
     return tuple(column[is_circular] for column in suspect)
+
+
+def _substitute_literal(
+    literal: Literal | None, substitution: dict[int, int], n_constants: int
+) -> Literal | None:
+    """Return a literal with its variables replaced."""
+    if literal is None:
+        return None
+    terms = substitute_terms(literal.terms, substitution)
+    return make_literal(literal.relation, terms, n_constants)
 
 
 def _relation(columns: Columns) -> Relation:
@@ -719,6 +746,7 @@ def count_rules(
     estimates: I64[Tensor, "R 3"] | None = None,
     budget: RowBudget | None = None,
     estimated_rules: set[int] | None = None,
+    sampled_rules: set[int] | None = None,
     progress: CountCallback = ignore_progress,
 ) -> RuleCounts:
     """Count, per rule, the atoms it derives, those that are facts, and those that it derives only from themselves.
@@ -729,41 +757,54 @@ def count_rules(
       estimates: counts without object identity that are taken where the joins make too many rows; rows of -1 are not.
       budget: bounds the rows that the joins make; None for no bound.
       estimated_rules: receives the rules whose estimates are taken.
+      sampled_rules: receives the rules whose joins make too many rows, and of which there are no estimates: they are
+        counted from a sample. None: they are an error.
       progress: is called after each rule that is counted.
 
     Raises:
       RowBudgetExceeded: the joins make more rows than the budget allows, and there is no estimate of some rule.
     """
-    table = torch.full((sizes.n_rules, 3), -1, dtype=torch.int64)
-    taken = table
-    if known is not None and not object_identity:
-        table = known.cpu()
-    if estimates is not None and not object_identity:
-        taken = estimates.cpu()
+    none = torch.full((sizes.n_rules, 3), -1, dtype=torch.int64)
+    is_plain = not object_identity
+    table = known.cpu() if known is not None and is_plain else none
+    taken = estimates.cpu() if estimates is not None and is_plain else none
     unknown = int_list((table[:, 0] < 0).nonzero().squeeze(1))
 
     rules = rules_from_kb(kb, unknown)
     relations = _relations_of(kb, rules)
-    counted: list[tuple[int, int, int]] = []
-    n_known = sizes.n_rules - len(rules)
-    try:
-        for rule in rules:
-            counted.append(
-                _count_rule(kb, sizes, relations, rule, object_identity, budget)
+    counted: list[tuple[int, ...]] = []
+    is_over = False
+    for rule in rules:
+        has_estimate = int(taken[rule.id, 0]) >= 0
+        arguments = kb, sizes, relations, rule, object_identity
+        try:
+            if is_over and has_estimate:
+                raise RowBudgetExceeded
+            counts = _count_rule(*arguments, budget)
+        except RowBudgetExceeded:
+            if not has_estimate and sampled_rules is None:
+                raise
+            is_over = is_over or has_estimate
+            _note(rule.id, estimated_rules if has_estimate else sampled_rules)
+            counts = (
+                tuple(int_list(taken[rule.id]))
+                if has_estimate
+                else _sample_counts(*arguments)
             )
-            progress(n_known + len(counted), sizes.n_rules)
-    except RowBudgetExceeded:
-        missing = unknown[len(counted) :]
-        if (taken[missing, 0] < 0).any():
-            raise
-        if estimated_rules is not None:
-            estimated_rules.update(missing)
-
-    # Those that were not counted in the end have estimates.
-    rows = torch.tensor(counted, dtype=torch.int64).view(-1, 3)
-    rows = torch.cat([rows, taken[unknown[len(counted) :]]])
-    table = table.index_copy(0, torch.tensor(unknown, dtype=torch.int64), rows)
+        counted.append(counts)
+        progress(sizes.n_rules - len(rules) + len(counted), sizes.n_rules)
+    table = table.index_copy(
+        0,
+        torch.tensor(unknown, dtype=torch.int64),
+        torch.tensor(counted, dtype=torch.int64).view(-1, 3),
+    )
     return RuleCounts(*table.to(kb.support.device).unbind(1))
+
+
+def _note(rule: int, rules: set[int] | None) -> None:
+    """Add a rule to a set that may be absent."""
+    if rules is not None:
+        rules.add(rule)
 
 
 def _count_rule(
@@ -773,15 +814,65 @@ def _count_rule(
     rule: Rule,
     object_identity: bool,
     budget: RowBudget | None,
+    among: Literal | None = None,
 ) -> tuple[int, int, int]:
-    """Count the support, the body pairs and the circular support of one rule."""
+    """Count the support, the body pairs and the circular support of one rule, of the heads that meet a condition."""
     inequalities = object_identity_constraints(
         rule, sizes.n_constants, object_identity
     )
-    arguments = kb, sizes, relations, rule, inequalities, budget
+    arguments = kb, sizes, relations, rule, inequalities, budget, among
     columns, fact = _apply_rule(*arguments)
     n_circular = len(_circular_heads(*arguments)[0])
     return int((fact >= 0).sum()), len(columns[0]), n_circular
+
+
+# rows of joins for the sample that stands for a rule that makes too many, about three seconds
+MAX_SAMPLE_ROWS = 30_000_000
+
+
+def _sample_counts(
+    kb: KnowledgeBase,
+    sizes: KBSizes,
+    relations: Relations,
+    rule: Rule,
+    object_identity: bool,
+) -> tuple[int, int, int]:
+    """Estimate the counts of a rule from the heads with a random sample of constants as their first variable.
+
+    The sample has as many constants as fit `MAX_SAMPLE_ROWS`, and the counts are scaled by their share. They are 0 if
+    one constant does not fit.
+    """
+    variables = atom_variables(rule.head, sizes.n_constants)
+    if not variables or any(a[0] not in relations for a in rule.body):
+        budget = RowBudget(MAX_SAMPLE_ROWS)
+        return _count_rule(kb, sizes, relations, rule, object_identity, budget)
+
+    # Constants that an atom of the body has in the place of the variable.
+    variable = variables[0]
+    atom = next(atom for atom in rule.body if variable in atom[1:])
+    column = relations[atom[0]].columns[atom.index(variable, 1) - 1]
+    constants = unique_values(column)
+    drawn_order = np.random.default_rng(rule.id).permutation(len(constants))
+    order = constants.new_tensor(drawn_order)
+
+    n_drawn = min(4096, len(order))
+    while n_drawn:
+        drawn = constants[order[:n_drawn].sort().values]
+        among = make_literal(
+            _relation((drawn,)), (variable,), sizes.n_constants
+        )
+        budget = RowBudget(MAX_SAMPLE_ROWS)
+        try:
+            counts = _count_rule(
+                kb, sizes, relations, rule, object_identity, budget, among
+            )
+        except RowBudgetExceeded:
+            n_drawn //= 4
+            continue
+        scale = len(order) / n_drawn
+        support, pairs, circular = (round(scale * n) for n in counts)
+        return support, pairs, circular
+    return 0, 0, 0
 
 
 def check_sampled_rows(

@@ -305,6 +305,17 @@ class RowBudget:
         self.n_joins += 1
         self.spend(n_rows + self.overhead)
 
+    def check_ahead(self, n_rows: int) -> None:
+        """Check that so many rows more, which a join is about to make, are allowed; they are not added.
+
+        Raises:
+          RowBudgetExceeded: they are not.
+        """
+        if self.n_rows + n_rows > self.max_rows:
+            raise RowBudgetExceeded(
+                f"more than {self.max_rows:,} rows of joins"
+            )
+
     def spend(self, n_rows: int) -> None:
         """Add rows to the budget's use.
 
@@ -543,6 +554,10 @@ def _extend(table: Table, query: ConjunctiveQuery) -> Iterator[Table]:
         v for v in table.variables + step.new_variables if v in needed
     )
     rest = replace(query, literals=remaining, inequalities=later)
+
+    # A join that is wanted whole and cannot fit is not begun.
+    if query.budget is not None and query.output_variables:
+        query.budget.check_ahead(int(step.count.sum()))
 
     # Merge chunks until they are large enough to be worth a recursion of their own.
     chunks: list[Table] = []

@@ -18,7 +18,7 @@ read it.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -267,23 +267,6 @@ def index_sorted_atoms(
     bits = _atom_bits(n_predicates, n_constants, atoms.shape[1])
     prefixes, key = row_index.encode_rows(atoms.unbind(1), bits)
     return AtomIndex(prefixes, key)
-
-
-def remove_fact(
-    kb: KnowledgeBase, sizes: KBSizes, fact: I64[Tensor, "W"]
-) -> tuple[KnowledgeBase, KBSizes]:
-    """Return the knowledge base without one fact, and its sizes; both unchanged if the atom is no fact.
-
-    `support` and `body_pairs` stay those of all facts: see `rule_confidence`.
-    """
-    row = int(fact_id(kb, sizes, fact))
-    if row < 0:
-        return kb, sizes
-    facts = torch.cat([kb.facts[:row], kb.facts[row + 1 :]])
-    other = _index_sorted_facts(facts, sizes.n_predicates, sizes.n_constants)
-    # What follows from the rules alone stays.
-    other = KnowledgeBase(*other[:6], *kb[6:])
-    return other, replace(sizes, n_facts=sizes.n_facts - 1)
 
 
 def lookup_facts(

@@ -31,7 +31,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate, islice, repeat
 from operator import itemgetter
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -336,7 +336,7 @@ def _picker(positions: Sequence[int], width: int) -> Picker:
     if len(positions) == 1:
         (only,) = positions
         return lambda row: (row[only],)
-    return itemgetter(*positions)
+    return cast("Picker", itemgetter(*positions))
 
 
 def _pick_terms(layout: Row, terms: Iterable[int]) -> Picker:
@@ -413,7 +413,7 @@ def _plan_body(
     layouts: list[Row] = []
     remaining = list(body)
     while remaining:
-        known = set(layout)
+        known: set[int] = set(layout)
         atom = min(remaining, key=lambda atom: rank(atom, known))
         remaining.remove(atom)
         new = [t for t in dict.fromkeys(_arguments(atom)) if t not in known]
@@ -449,6 +449,8 @@ def _plan_step(
     wanted = tuple(t for t in new if t in tested)
     combined = kept + wanted
     after = tuple(t for t in combined if t in needed)
+
+    # Arguments that are known make the key of a goal; the others are its answer.
     bound = tuple(i for i, t in enumerate(arguments) if t in layout)
     free = tuple(t for t in arguments if t not in layout)
     step = _Step(
@@ -477,7 +479,7 @@ def _combine(
     """Return the rows of a step: for each pair, each part of a row with each end that was found for it.
 
     Raises:
-      RowBudgetExceeded: they are more than `max_held`, or the budget ends.
+      RowBudgetExceeded: more than `max_held` are to be held at once, or the budget ends.
     """
     ends = list(accumulate(len(parts) * len(found) for parts, found in pairs))
     new: set[Row] = set()
@@ -496,7 +498,7 @@ def _combine(
             new = _after(step, rows) | new if new else _after(step, rows)
         first, before = last, ends[last - 1]
         if len(new) > max_held:
-            raise RowBudgetExceeded(f"more than {max_held:,} rows at once")
+            raise fixpoint.MaxAtomsExceeded
     return new
 
 
@@ -600,8 +602,14 @@ class Clauses:
         spans: list[Span] = []
         for i, place in enumerate(bound):
             argument = unique_values(wanted[:, i])
-            columns = [torch.full_like(argument, n) for n in (place, predicate)]
-            spans.append(find_postings(kb, self.sizes, *columns, argument))
+            span = find_postings(
+                kb,
+                self.sizes,
+                torch.full_like(argument, place),
+                torch.full_like(argument, predicate),
+                argument,
+            )
+            spans.append(span)
         fewest = min(spans, key=lambda span: int(span.length.sum()))
         _, position = expand_ranges(*fewest)
         facts = kb.facts[kb.argument_postings[position].long()]
@@ -918,21 +926,9 @@ class _Tables:
     def _run_round(self) -> None:
         """Give out the answers of the round before, apply rules to new goals, and solve the bodies that have rows."""
         active: dict[_Body, None] = {}
-        changed, self.changed = self.changed, {}
-        given: dict[_Site, list[Pair]] = {}
-        for group, key in changed:
-            if group.depth[key] >= self.limit:
-                continue
-            answers = group.order[key][group.n_seen[key] :]
-            group.n_seen[key] = len(group.order[key])
-            for site in group.sites:
-                if rows := site.rows.get(key):
-                    pair = rows, site.receive(key, answers)
-                    given.setdefault(site, []).append(pair)
-        for site, pairs in given.items():
+        for site, pairs in self._take_answers().items():
             site.body.pending[site.position + 1] |= self._answer(site, pairs)
             active[site.body] = None
-
         fresh, self.fresh = self.fresh, {}
         for group, key in fresh:
             if group.depth[key] < self.limit and key not in group.expanded:
@@ -944,6 +940,21 @@ class _Tables:
                         active[body] = None
         for body in active:
             self._solve(body)
+
+    def _take_answers(self) -> dict[_Site, list[Pair]]:
+        """Return, by site, the rows that wait with what they get of the answers of the round before."""
+        given: dict[_Site, list[Pair]] = {}
+        changed, self.changed = self.changed, {}
+        for group, key in changed:
+            if group.depth[key] >= self.limit:
+                continue
+            answers = group.order[key][group.n_seen[key] :]
+            group.n_seen[key] = len(group.order[key])
+            for site in group.sites:
+                if rows := site.rows.get(key):
+                    pair = rows, site.receive(key, answers)
+                    given.setdefault(site, []).append(pair)
+        return given
 
     def _solve(self, body: _Body) -> None:
         """Take the waiting rows of a body through its steps, and add the answers that come out."""
@@ -990,7 +1001,8 @@ class _Tables:
         for key, kept in _group_rows(step, rows).items():
             known = site.rows.get(key)
             if known is None:
-                self.open(group, key, 0)
+                if self.children is None:
+                    self.open(group, key, 0)
                 answers = group.order[key][: group.n_seen[key]]
                 found = site.receive(key, answers)
                 site.rows[key] = kept
@@ -1093,19 +1105,20 @@ class _Tables:
     def locate(self, atom: Atom) -> tuple[int, _Group | None]:
         """Return the first round that gives an atom, and the group of a goal that it answers then.
 
-        A predicate without rules has no group. The round of an atom that is not held is infinite.
+        A predicate without rules has no group. The round of an atom that is not held is the largest number.
         """
         if not self.rules_of(atom[0]):
             return 0, None
-        first: tuple[float, _Group | None] = math.inf, None
+        first: tuple[int, _Group | None] = sys.maxsize, None
         arguments = _arguments(atom)
         for (predicate, bound), group in self.groups.items():
             if predicate == atom[0]:
                 key = tuple(arguments[i] for i in bound)
                 rest = (t for i, t in enumerate(arguments) if i not in bound)
                 answers = group.answers.get(key, {})
-                found = answers.get(tuple(rest), math.inf)
-                first = min(first, (found, group), key=lambda pair: pair[0])
+                found = answers.get(tuple(rest), sys.maxsize)
+                if found < first[0]:
+                    first = found, group
         return first
 
     def derive(self, atom: Atom) -> tuple[int, tuple[Atom, ...]] | None:
@@ -1165,6 +1178,7 @@ class _Tables:
                 self.n_constants,
                 lambda atom, _: (order.index(atom), 0),
             )
+
         rows = {(*binding.values(), *plan.constants)}
         rows = _passing(rows, plan.tests)
         for step, site in zip(plan.steps, body.sites):
@@ -1189,6 +1203,8 @@ def _answers_before(
     """Return the answers of a group's goals, of earlier rounds, that agree with the known arguments of a step."""
     known = {place: i for i, place in enumerate(step.bound)}
     free = [i for i in range(group.arity) if i not in group.bound]
+
+    # More may be known than the goal was asked with.
     agree = [(j, known[i]) for j, i in enumerate(free) if i in known]
     pick = _picker([j for j, i in enumerate(free) if i not in known], len(free))
     found: dict[Row, list[Row]] = {}
@@ -1236,7 +1252,7 @@ def _identity_tests(
 ) -> list[Test]:
     """Return the tests that keep the variables of a rule apart, from each other and from its constants."""
     pairs = object_identity_constraints(rule, n_constants, object_identity)
-    return [(operator.ne, *left, *right) for left, right in pairs]
+    return [(operator.ne, left[0], right[0]) for left, right in pairs]
 
 
 # -- the verdict
@@ -1303,6 +1319,8 @@ def solve(
     )
     stop: RowBudgetExceeded | None = None
     is_whole = has_heights = False
+
+    # All goals first; then their answers by height.
     try:
         with paused_collection():
             is_whole = tables.run()
@@ -1461,7 +1479,9 @@ def find_ground_body(
     Returns:
       The body with the smallest constants, in order of occurrence; None if there is none.
     """
-    applied = rules_from_kb(clauses.kb, [rule])
+    (applied,) = rules_from_kb(clauses.kb, [rule])
+    if applied.head[0] != atom[0]:
+        return None
     tables = _Tables(
         clauses,
         atom,
@@ -1470,7 +1490,7 @@ def find_ground_body(
         object_identity=object_identity,
         budget=RowBudget(sys.maxsize),
         stops_at_root=True,
-        rules_of=lambda predicate: applied if predicate == atom[0] else [],
+        rules_of=lambda predicate: [applied] if predicate == atom[0] else [],
     )
     tables.run()
     if not tables.root_answers():
@@ -1507,6 +1527,7 @@ def failed_rules(found: Answers, atom: Atom, n_rules: int) -> FailedRules:
         for body in tables.bodies(group, arguments)
         if body.start(arguments, tables.n_constants) is not None
     ]
+
     rules: list[tuple[int, tuple[Atom, ...]]] = []
     for body in matching[:n_rules]:
         unifier = most_general_unifier(body.rule.head, atom, tables.n_constants)
@@ -1570,9 +1591,8 @@ def fact_heights(
             ):
                 height = height.index_fill(0, asked[row], 1)
         except RowBudgetExceeded:
-            return FactHeights(
-                torch.full_like(height, -1)[row_of_fact], len(facts)
-            )
+            n_undecided = int((height < 0).sum())
+            return FactHeights(height[row_of_fact], n_undecided)
 
     # The others need a greater height, or have other than two arguments.
     is_open = height < 0

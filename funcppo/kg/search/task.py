@@ -61,6 +61,8 @@ MAX_HEADS_PER_ATOM = 4
 MAX_STEP_ROWS = 50_000_000
 # rows of joins to count mined rules exactly whose counts are estimates, which stand where they make more
 MAX_COUNT_ROWS = 100_000_000
+# rows of joins to count other rules exactly, about ten minutes; those that make more are counted from samples
+MAX_EXACT_ROWS = 3_000_000_000
 # rows of joins to index derivations by, about ten minutes of work
 MAX_INDEX_ROWS = 3_000_000_000
 COUNTING = "computing rule confidences"
@@ -283,17 +285,26 @@ def _count_rules(
     """Return the counts of all rules, and a note if some of them are estimates."""
     has_estimates = not object_identity and _are_all_estimated(dataset)
     estimated: set[int] = set()
+    sampled: set[int] = set()
     counts = count_rules(
         kb,
         sizes,
         object_identity=object_identity,
         known=as_counts(dataset.rule_counts),
         estimates=as_counts(dataset.rule_estimates),
-        budget=RowBudget(MAX_COUNT_ROWS if has_estimates else sys.maxsize),
+        budget=RowBudget(MAX_COUNT_ROWS if has_estimates else MAX_EXACT_ROWS),
         estimated_rules=estimated,
+        sampled_rules=sampled,
         progress=lambda done, total: on_phase(COUNTING, done, total),
     )
-    return counts, _describe_estimates(estimated, sizes)
+
+    notes = _describe_estimates(estimated, sizes)
+    if sampled:
+        notes.append(
+            f"counts of {len(sampled):,} of {sizes.n_rules:,} rules, and their confidences, are estimates from a "
+            f"sample: counting them exactly makes more than {MAX_EXACT_ROWS:,} rows of joins"
+        )
+    return counts, notes
 
 
 def _are_all_estimated(dataset: Dataset) -> bool:

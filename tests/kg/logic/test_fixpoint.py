@@ -458,3 +458,52 @@ def _model_of_data(data, max_height):
         *kb.from_dataset(data), max_height=max_height, max_atoms=100_000_000
     )
     return model, fixpoint.atom_height(model, torch.from_numpy(data.test))
+
+
+# -- hubs
+
+
+def test_a_rule_over_a_hub_is_counted_from_a_sample_and_others_exactly(
+    monkeypatch,
+):
+    """r0(X, Y) :- r1(Z, X), r2(Z, Y) over one hub with 3,000 neighbours: 9 million heads."""
+    monkeypatch.setattr(fixpoint, "MAX_SAMPLE_ROWS", 200_000)
+    n, hub = 3001, 3001
+    x, y, z = n + 1, n + 2, n + 3
+    r0, r1, r2 = 1, 2, 3
+    leaves = range(1, hub)
+    facts = [(r, hub, i) for r in (r1, r2) for i in leaves]
+    program = oracles.Program(
+        n,
+        (2, 2, 2),
+        tuple([(r0, 1, i) for i in leaves] + facts),
+        (
+            ((r0, x, y), (r1, z, x), (r2, z, y)),
+            ((r0, x, y), (r1, z, x), (r0, x, y)),
+        ),
+    )
+    world, sizes = kb.build(**program.arrays())
+    budget = joins.RowBudget(200_000)
+    sampled = set()
+    counts = fixpoint.count_rules(
+        world, sizes, budget=budget, sampled_rules=sampled
+    )
+    assert sampled == {0} and budget.n_rows <= budget.max_rows
+    assert counts.body_pairs.tolist() == [9_000_000, 3_000]
+    assert counts.support.tolist()[1] == counts.circular_support.tolist()[1]
+    with pytest.raises(joins.RowBudgetExceeded):
+        fixpoint.count_rules(world, sizes, budget=joins.RowBudget(200_000))
+
+
+@given(programs, st.integers(0, 40))
+def test_sampled_counts_of_few_constants_are_the_exact_ones(program, max_rows):
+    world, sizes = kb.build(**program.arrays())
+    exact = fixpoint.count_rules(world, sizes)
+    sampled = set()
+    budget = joins.RowBudget(max_rows, overhead=0)
+    counts = fixpoint.count_rules(
+        world, sizes, budget=budget, sampled_rules=sampled
+    )
+    for i, (head, *_) in enumerate(program.rules):
+        if any(t > program.n_constants for t in head[1:]):
+            assert [int(c[i]) for c in counts] == [int(c[i]) for c in exact]

@@ -8,7 +8,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from funcppo.core import tree
 from funcppo.kg.logic import fixpoint, kb
 from funcppo.kg.logic.kb import HEAD, TAIL
 from tests.shapes import check_shapes_and_dtypes
@@ -100,25 +99,6 @@ def test_no_fact_that_matches_a_goal_is_missed_and_the_count_is_what_was_found(
             i for i, s in enumerate(same) if s[0] and all(s[j] for j in bound)
         } <= set(found)
         assert n == min(sum(s[0] and s[j] for s in same) for j in bound or [0])
-
-
-@given(tables())
-def test_without_a_fact_is_the_knowledge_base_of_the_others(case):
-    facts, top = case
-    world, sizes = build(facts, top)
-    for goal in goals_of(facts, top):
-        less, less_sizes = kb.remove_fact(world, sizes, goal)
-        others, other_sizes = build(
-            facts[[tuple(f) != tuple(goal.tolist()) for f in facts]].reshape(
-                -1, facts.shape[1]
-            ),
-            top,
-        )
-        assert less_sizes == other_sizes
-        assert all(
-            torch.equal(a, b)
-            for a, b in zip(tree.leaves(less), tree.leaves(others), strict=True)
-        )
 
 
 def test_rules_of_a_predicate_come_in_file_order():
