@@ -479,7 +479,7 @@ def compile(
     """Compile a learner's step by the fastest strategy that works here, and capture it as a CUDA graph on a GPU.
 
     A strategy is used only if its results equal those of the eager step. Compiling takes a minute or two the first
-    time; results are cached on disk.
+    time; results are cached on disk. The logger `funcppo.compile`, or a terminal, shows each part and its seconds.
 
     Args:
       state: a state of the learner, to try strategies on; it is copied, and left as it is.
@@ -503,7 +503,11 @@ def compile(
         cudagraph_trees_only,
         without_cuda_graphs,
     )
-    from funcppo.runtime.compile import DEFAULT_TOLERANCE, choices
+    from funcppo.runtime.compile import (
+        DEFAULT_TOLERANCE,
+        choices,
+        show_progress,
+    )
 
     if tolerance is None:
         tolerance = DEFAULT_TOLERANCE
@@ -517,7 +521,7 @@ def compile(
     if graphs not in allowed:
         raise FieldError("graphs", ", ".join(allowed), graphs)
     group = learner.group
-    with allowed[graphs]:
+    with allowed[graphs], show_progress():
         if group is None:
             return _compile(learner, state, strategy, backend, tolerance)
         with group.deadline("compiling the training step"):

@@ -16,11 +16,14 @@ right and would hide wrong parameters.
 from __future__ import annotations
 
 import dataclasses
+import logging
 import math
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Mapping
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, ParamSpec, TypeVar, cast
@@ -62,6 +65,8 @@ DEFAULT_TOLERANCE = 3e-5
 TF32_TOLERANCE = 0.01  # for TF32 matrix products: 11 significant bits
 # for matrix products in bfloat16, which has 8 significant bits
 BF16_TOLERANCE = 0.1
+
+logger = logging.getLogger("funcppo.compile")
 
 Args = ParamSpec("Args")
 Result = TypeVar("Result")
@@ -191,6 +196,24 @@ def compile_function(
     return cast("Callable[Args, Result]", compiled)
 
 
+@contextmanager
+def show_progress() -> Iterator[None]:
+    """Print what is compiled and its seconds within the context, if a person sees it and no logger is set up."""
+    if not sys.stderr.isatty() or logger.hasHandlers():
+        yield
+        return
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("funcppo: %(message)s"))
+    level = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
+
+
 def load_passes() -> dict[str, Any]:
     """Return Inductor's options with this package's graph pass; also register the lowering of its random bits.
 
@@ -265,7 +288,10 @@ def select_strategy(
             record, skip_reason=reason, skip_code=code
         )
 
-    cache.use_folder()
+    folder = cache.use_folder()
+    logger.info(
+        "compiling a training step, which later starts find: %s", folder
+    )
     precision = torch.get_float32_matmul_precision()
     if device.type == "cuda" and precision != "highest":
         tolerance = max(tolerance, TF32_TOLERANCE)
@@ -506,14 +532,21 @@ class _Trial:
         """
         last_error: Exception = RuntimeError("expected an attempt, got none")
         for name, attempt in attempts:
+            start = time.perf_counter()
             try:
                 with attempt_together(self.agree, name):
-                    return attempt()
+                    result = attempt()
+                seconds = time.perf_counter() - start
+                logger.info("%s is compiled: %.1f s", name, seconds)
+                return result
             except Exception as error:
+                seconds = time.perf_counter() - start
+                line = error_line(error)
+                logger.info("no %s: %s; %.1f s", name, line, seconds)
                 failure = Failure(
                     name=name,
                     error_type=type(error).__name__,
-                    message=error_line(error),
+                    message=line,
                     code=failure_code(error),
                 )
                 self.failures.append(failure)

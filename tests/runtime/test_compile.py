@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache, partial
@@ -125,6 +126,29 @@ def test_each_strategy_that_fails_is_passed_over_and_recorded(n_broken):
         train_step(CFG, WORLD, state())[0],
     )
     assert_trees_equal(got.params, want.params, rtol=0, atol=1e-5)
+
+
+def test_a_logger_or_a_terminal_shows_each_part_and_its_seconds(
+    caplog, capsys, monkeypatch
+):
+    """Nothing else does: programs show their own progress."""
+    parts = replace(EAGER_PARTS, minibatch_step=broken("minibatch_step"))
+    with caplog.at_level("INFO", "funcppo.compile"):
+        select(parts)
+    first, *lines = caplog.messages
+    assert first.startswith("compiling a training step")
+    assert all(line.endswith(" s") for line in lines)
+    shown = [line.partition(":")[0] for line in lines]
+    assert shown[-2:] == ["no one-graph", "forward is compiled"]
+    with monkeypatch.context() as patch:
+        patch.setattr(compilation.logger, "propagate", False)  # to pytest's
+        for is_terminal in (False, True):
+            patch.setattr(sys.stderr, "isatty", lambda shown=is_terminal: shown)
+            with compilation.show_progress():
+                select(strategy="forward")
+            select(strategy="forward")
+            told = capsys.readouterr().err
+            assert told.count("forward is compiled") == is_terminal
 
 
 def scaled_if_compiled(name, by, path):
