@@ -150,7 +150,8 @@ def test_options_are_parsed():
         sizes=(2, 3),
         ppo=ppo,
     )
-    assert parse_options(Example, ["s", "--limit", "None"]).limit is None
+    for none in ("None", "null"):
+        assert parse_options(Example, ["s", "--limit", none]).limit is None
     assert parse_options(Example, ["s", "--limit=-2"]).limit == -2.0
 
 
