@@ -32,6 +32,7 @@ PROGRAMS = {
     "rl": "Train a policy on an environment with PPO and published settings, for several seeds at once.",
     "evaluate": "Evaluate a trained run or an untrained score by filtered link-prediction ranking on a split.",
     "predict": "Rank the answers of an open query r(h, X) or r(X, t), or list all new facts of a relation, best first.",
+    "score": "Score given triples: the probability that each is true, its rank on both sides, and why.",
     "prove": "Prove a query from facts and rules: print its proof, its answers, or why there is none.",
     "data": "Describe a data set: splits and leaks, relations, degrees, what the rules derive; count and index it.",
     "mine": "Mine rules from the training triples of a data set and write them with their counts.",

@@ -80,6 +80,7 @@ ARGUMENTS = {
     "dataset": "DATASET",
     "target": "RUN|DATASET",
     "query": "QUERY",
+    "triples": "TRIPLES",
     "runs": "RUN...",
     "env": "ENV",
 }

@@ -13,7 +13,7 @@ import hashlib
 import html
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from operator import attrgetter
@@ -26,10 +26,11 @@ from torch import Tensor
 from funcppo.core import tree
 from funcppo.core.files import Json, shorten
 from funcppo.core.types import F64, I64, Bool
-from funcppo.kg.graph.dataset import Dataset
+from funcppo.kg.graph.dataset import Dataset, index_entities
 from funcppo.kg.graph.rules import (
     Query,
     format_atom,
+    format_rule,
     free_variable,
     proof_names,
     read_query,
@@ -40,7 +41,13 @@ from funcppo.kg.logic.kb import HEAD, SIDE_NAMES, TAIL, TripleIndex
 from funcppo.kg.logic.proof import Proof
 from funcppo.kg.logic.prove import Clauses, Program
 from funcppo.kg.logic.row_index import unique_values
-from funcppo.kg.ranking import explain, rank_metrics, ranking, scoring
+from funcppo.kg.ranking import (
+    evaluate,
+    explain,
+    rank_metrics,
+    ranking,
+    scoring,
+)
 from funcppo.kg.ranking.explain import Explanation
 from funcppo.kg.run.fit import make_weights
 from funcppo.kg.run.run import Run
@@ -53,7 +60,8 @@ from funcppo.kg.search.task import is_unproved_fact, known_triples
 if TYPE_CHECKING:
     from pandas import DataFrame  # pyright: ignore[reportMissingImports,reportUnknownVariableType,reportMissingTypeStubs]
 
-PROVED, NOT_DERIVABLE, NO_PROOF = "proved", "not derivable", "no proof"
+PROVED, NOT_DERIVABLE = "proved", "not derivable"
+DERIVED, NO_PROOF = "derived", "no proof"
 
 
 # -- results
@@ -154,6 +162,14 @@ class AnswerProof(NamedTuple):
         if self.evidence is not None:
             lines += explain.explanation_lines(self.dataset, self.evidence)
         return lines + score_lines
+
+    @property
+    def rule_text(self) -> str | None:
+        """Return the rule at the root of the proof; None without a proof by a rule."""
+        rule = None if self.proof is None else self.proof.nodes[0].rule
+        if rule is None:
+            return None
+        return format_rule(self.dataset, self.dataset.rules[rule])
 
     def to_json(self) -> Json:
         """Return the proof, null without one, with the evidence and the terms of other facts as JSON values."""
@@ -426,7 +442,7 @@ class Answerer:
         Args:
           atoms: [n, W], in any order; repetitions allowed.
         """
-        scores = rank_metrics.quantise(self._log_odds(atoms, side)).tolist()
+        scores = rank_metrics.quantise(self.log_odds(atoms, side)).tolist()
         return [probability(score) for score in scores]
 
     def explain(self, atom: Tensor, side: int) -> AnswerProof:
@@ -588,9 +604,9 @@ class Answerer:
         is_derivable = ~is_known
         if is_known.any():
             is_derivable = is_derivable.masked_scatter(
-                is_known, self._is_derivable(atom[is_known], side)
+                is_known, self.is_derivable(atom[is_known], side)
             )
-        score = rank_metrics.quantise(self._log_odds(atom, side))
+        score = rank_metrics.quantise(self.log_odds(atom, side))
         start, stop = kbase.answer_range(self.known, atoms, side)
         n_known = (stop - start).tolist()
 
@@ -674,7 +690,7 @@ class Answerer:
             derived.to(atoms.device), task.sizes.n_constants
         )
 
-    def _log_odds(
+    def log_odds(
         self, atoms: I64[Tensor, "n W"], side: int
     ) -> F64[Tensor, "n"]:
         """Compute the log-odds of ground atoms as answers on a side; a known fact is scored without itself."""
@@ -700,7 +716,7 @@ class Answerer:
                 log_odds = log_odds.masked_scatter(rows, values)
         return log_odds
 
-    def _is_derivable(self, atoms: Tensor, side: int) -> Bool[Tensor, "n"]:
+    def is_derivable(self, atoms: Tensor, side: int) -> Bool[Tensor, "n"]:
         """Return whether the rules derive each atom; a known fact must be derived from other facts."""
         task = self.subject.task
 
@@ -718,6 +734,327 @@ class Answerer:
             is_derived, atoms, task.sizes, side
         )
         return found > 0
+
+
+# -- scores of given triples
+
+# triples that are ranked together, and that probabilities are fitted on
+CHUNK_TRIPLES = 4096
+MAX_CALIBRATION_TRIPLES = 500
+# log-odds and logs of shares are clipped to [-c, c] before probabilities are fitted
+MAX_LOGIT = 15.0
+
+
+class ScoredTriples(NamedTuple):
+    """Scores and ranks of triples; the columns are those of the head's side and of the tail's."""
+
+    atoms: I64[np.ndarray, "n W"]
+    score: I64[np.ndarray, "n 2"]  # quantised log-odds
+    # natural log of the share among the candidates that rules derive; 0 where no rule derives the triple
+    log_share: F64[np.ndarray, "n 2"]
+    rank: F64[np.ndarray, "n 2"]  # in the middle of equals
+    is_derived: Bool[np.ndarray, "n"]  # by rules, from other facts
+    is_known: Bool[np.ndarray, "n"]  # in some split or in facts.txt
+
+    def features(self) -> F64[np.ndarray, "n F"]:
+        """Return what a probability is fitted on."""
+        has_score = self.score > rank_metrics.ZERO_SCORE
+        logit = self.score * rank_metrics.SCORE_GRID_STEP
+        logit = np.where(has_score, logit.clip(-MAX_LOGIT, MAX_LOGIT), 0.0)
+        share = self.log_share.clip(-MAX_LOGIT, 0.0)
+        closeness = -np.log(self.rank)
+        constant = np.ones((len(self.score), 1))
+        derived = self.is_derived[:, None].astype(np.float64)
+        return np.concatenate(
+            [logit, share, closeness, derived, constant], axis=1
+        )
+
+
+class Calibration(NamedTuple):
+    """Logistic regression of the truth of a triple on its scores, and how right it was on triples left out."""
+
+    weight: F64[np.ndarray, "F"]
+    n_triples: int  # of valid
+    threshold: float  # of the probability, with which most triples of valid and false ones are told apart
+    calibration_error: (
+        float  # expected, on triples that the weights were not fitted on
+    )
+    log_loss: float
+
+    def probability(self, found: ScoredTriples) -> F64[np.ndarray, "n"]:
+        """Return the probability that each triple is true."""
+        return _logistic(found.features() @ self.weight)
+
+    def to_json(self) -> Json:
+        """Return the fit as JSON values."""
+        return self._asdict() | {"weight": self.weight.tolist()}
+
+
+def score_triples(
+    answerer: Answerer, atoms: I64[np.ndarray, "n W"]
+) -> ScoredTriples:
+    """Score and rank ground binary triples on both sides; a known fact is scored without itself among the facts."""
+    subject = answerer.subject
+    task, sides = subject.task, (HEAD, TAIL)
+    protocol = ranking.RankingProtocol(sides=sides)
+    found = ranking.rank_split(task, atoms, subject.score, protocol)
+    n = len(atoms)
+
+    score = found.answer_score.clone()
+    listed = found.listed_score.double() * rank_metrics.SCORE_GRID_STEP
+    is_other = ~found.is_answer & (found.listed_score > rank_metrics.ZERO_SCORE)
+    better, equal = found.counts.n_better, found.counts.n_equal
+    is_derived = found.answer_provable
+    table = torch.from_numpy(np.ascontiguousarray(atoms)).long()
+    is_fact = kbase.contains(
+        task.kb, task.sizes, table.to(task.kb.facts.device)
+    ).to(score.device)
+    if is_fact.any():
+        facts = table.to(score.device)[is_fact]
+        rows = is_fact.nonzero().squeeze(1)
+        for i, side in enumerate(sides):
+            own = rank_metrics.quantise(answerer.log_odds(facts, side))
+            score = score.index_put((rows + i * n,), own)
+            proved = answerer.is_derivable(facts, side)
+            is_derived = is_derived.index_put((rows + i * n,), proved)
+        other = is_other & is_fact.repeat(2)[found.listed_row]
+        row, value = found.listed_row[other], found.listed_score[other]
+        better, equal = (
+            torch.where(
+                is_fact.repeat(2),
+                torch.bincount(row[compared], minlength=2 * n),
+                before,
+            )
+            for compared, before in (
+                (value > score[row], better),
+                (value == score[row], equal),
+            )
+        )
+    log_share = _log_shares(score, listed[is_other], found.listed_row[is_other])
+
+    def by_side(column: Tensor) -> np.ndarray:
+        return column.view(2, n).T.numpy(force=True)
+
+    known = kbase.contains_triple(answerer.known, table.to(score.device), TAIL)
+    return ScoredTriples(
+        atoms=atoms,
+        score=by_side(score),
+        log_share=by_side(log_share),
+        rank=by_side(1.0 + better.double() + equal.double() / 2),
+        is_derived=by_side(is_derived).any(1),
+        is_known=known.numpy(force=True),
+    )
+
+
+def _log_shares(
+    score: I64[Tensor, "Q"], listed: F64[Tensor, "L"], row: I64[Tensor, "L"]
+) -> F64[Tensor, "Q"]:
+    """Return the log of each answer's share among its listed candidates and itself, by a softmax; 0 without a score."""
+    has_score = score > rank_metrics.ZERO_SCORE
+    own = torch.where(
+        has_score, score.double() * rank_metrics.SCORE_GRID_STEP, 0.0
+    )
+    largest = own.scatter_reduce(0, row, listed, "amax")
+    total = torch.where(has_score, torch.exp(own - largest), 0.0)
+    total = total.index_add(0, row, torch.exp(listed - largest[row]))
+    share = own - largest - torch.log(total.clamp_min(1e-300))
+    return torch.where(has_score, share, 0.0)
+
+
+def _logistic(log_odds: F64[np.ndarray, "n"]) -> F64[np.ndarray, "n"]:
+    return 1.0 / (1.0 + np.exp(-log_odds.clip(-700, 700)))
+
+
+def calibrate(answerer: Answerer, seed: int = 0) -> Calibration | None:
+    """Fit the probability that a triple is true, on valid against as many sampled and as many hard false triples.
+
+    A false triple has another entity in place of the head or the tail: one of all, or one that the rules derive there;
+    none is known to be true. None without two triples of valid, or without a false one.
+    """
+    task = answerer.subject.task
+    valid, rng = task.dataset.valid, np.random.default_rng(seed)
+    valid = valid[np.array(task.dataset.arities)[valid[:, 0] - 1] == TAIL]
+    rows = ranking.random_rows(len(valid), MAX_CALIBRATION_TRIPLES)
+    true = valid[np.sort(rows)]
+    false = _false_triples(answerer, true, rng)
+    if len(true) < 2 or len(false) < 2:
+        return None
+    found = [score_triples(answerer, part) for part in (true, false)]
+    x = np.concatenate([part.features() for part in found])
+    y = np.repeat([1.0, 0.0], [len(true), len(false)])
+    place = np.concatenate([np.arange(len(true)), np.arange(len(false))])
+
+    # How right it is, on halves that did not fit it.
+    p = np.zeros(len(y))
+    for half in (0, 1):
+        is_held_out = place % 2 == half
+        weight = _fit_logistic(x[~is_held_out], y[~is_held_out])
+        p[is_held_out] = _logistic(x[is_held_out] @ weight)
+    bins = evaluate.bin_probabilities(p, y > 0)
+    order = np.argsort(p)
+    # With the threshold at i, those before are taken as false.
+    n_right = np.concatenate([[0], np.cumsum(1 - 2 * y[order])])
+    edges = np.concatenate([[0.0], p[order], [1.0]])
+    best = int(n_right.argmax())
+    return Calibration(
+        _fit_logistic(x, y),
+        len(true),
+        float(edges[best : best + 2].mean()),
+        evaluate.calibration_error(bins),
+        evaluate.log_loss(bins),
+    )
+
+
+class TripleScorer:
+    """Scores of triples by names, with the probability that is fitted on valid.
+
+    Attributes:
+      calibration: None without a valid split.
+    """
+
+    def __init__(self, answerer: Answerer, with_proofs: bool = False) -> None:
+        """Fit the probability.
+
+        Args:
+          with_proofs: add the rule that says most for each triple and its proof.
+        """
+        self._answerer, self._with_proofs = answerer, with_proofs
+        self._entities = index_entities(answerer.dataset)
+        names = zip(answerer.dataset.predicates, answerer.dataset.arities)
+        self._relations = {
+            name: i for i, (name, arity) in enumerate(names, 1) if arity == TAIL
+        }
+        self.calibration = calibrate(answerer)
+
+    def score(self, triples: Sequence[tuple[str, str, str]]) -> list[Json]:
+        """Return for each (head, relation, tail) its probability, scores, ranks and verdict as JSON values."""
+        verdicts = [self._unknown_name(triple) for triple in triples]
+        width = self._answerer.subject.task.sizes.atom_width
+        ids = [
+            (self._relations[r], self._entities[h], self._entities[t])
+            for (h, r, t), verdict in zip(triples, verdicts)
+            if not verdict
+        ]
+        atoms = np.zeros((len(ids), width), np.int32)
+        atoms[:, : TAIL + 1] = np.array(ids).reshape(-1, TAIL + 1)
+        records = iter(self._describe(atoms) if len(ids) else ())
+        more = ("rule", "proof") if self._with_proofs else ()
+        empty = dict.fromkeys((*_SCORE_FIELDS, *more))
+        found: list[Json] = []
+        for (head, relation, tail), verdict in zip(triples, verdicts):
+            fields = dict(head=head, relation=relation, tail=tail)
+            values = empty | {"verdict": verdict} if verdict else next(records)
+            found.append(fields | values)
+        return found
+
+    def _unknown_name(self, triple: tuple[str, str, str]) -> str:
+        """Return which name of a triple is unknown; empty if none is."""
+        head, relation, tail = triple
+        if relation not in self._relations:
+            return "unknown relation"
+        is_known = head in self._entities and tail in self._entities
+        return "" if is_known else "unknown entity"
+
+    def _describe(self, atoms: np.ndarray) -> Iterator[Json]:
+        """Yield the numbers and the verdict of each triple, with its rule and proof if asked for."""
+        found = score_triples(self._answerer, atoms)
+        p: list[float | None] = [None] * len(atoms)
+        if self.calibration is not None:
+            p = self.calibration.probability(found).tolist()
+        columns = (found.score, found.rank, found.is_derived, found.is_known)
+        rows = zip(p, *(column.tolist() for column in columns))
+        for atom, (chance, scores, ranks, derived, known) in zip(atoms, rows):
+            values = (
+                chance,
+                *map(probability, scores),
+                *ranks,
+                known,
+                DERIVED if derived else NO_PROOF,
+            )
+            record: Json = dict(zip(_SCORE_FIELDS, values))
+            if self._with_proofs:
+                record |= {"rule": None, "proof": None}
+                if derived:
+                    ids = torch.from_numpy(atom).long()
+                    why = self._answerer.explain(ids, TAIL)
+                    record["proof"] = why.to_json()["proof"]
+                    record["rule"] = why.rule_text
+            yield record
+
+
+_SCORE_FIELDS = (
+    "probability",
+    "score_head",
+    "score_tail",
+    "rank_head",
+    "rank_tail",
+    "known",
+    "verdict",
+)
+
+
+def summarise_labels(
+    probability: Sequence[float | None],
+    labels: Sequence[bool],
+    threshold: float,
+) -> Json:
+    """Return the area under the ROC curve and the accuracy at a threshold; triples of unknown names count as 0.
+
+    The area is None without a true or a false label.
+    """
+    p, y = np.array([x or 0.0 for x in probability]), np.array(labels)
+    n_true, n_false = int(y.sum()), int((~y).sum())
+    _, place, count = np.unique(p, return_inverse=True, return_counts=True)
+    middle = (
+        np.cumsum(count) - (count - 1) / 2
+    )  # ranks from 1, of equals the mean
+    total = middle[place][y].sum() - n_true * (n_true + 1) / 2
+    auc = float(total / (n_true * n_false)) if n_true and n_false else None
+    accuracy = float(((p >= threshold) == y).mean())
+    return {"auc": auc, "accuracy": accuracy, "n_true": n_true}
+
+
+def _fit_logistic(
+    x: F64[np.ndarray, "n F"], y: F64[np.ndarray, "n"]
+) -> F64[np.ndarray, "F"]:
+    """Fit a logistic regression by Newton's method, with a small Gaussian prior of its weights."""
+    weight, prior = np.zeros(x.shape[1]), 0.1
+    for _ in range(30):
+        p = _logistic(x @ weight)
+        gradient = x.T @ (p - y) + prior * weight
+        hessian = (x.T * (p * (1 - p))) @ x + prior * np.eye(x.shape[1])
+        step = np.linalg.solve(hessian, gradient)
+        weight = weight - step * min(1.0, 5.0 / np.abs(step).max(initial=1e-9))
+    return weight
+
+
+def _false_triples(
+    answerer: Answerer, true: np.ndarray, rng: np.random.Generator
+) -> np.ndarray:
+    """Return sampled and hard corruptions of triples, none of them known to be true; see `calibrate`."""
+    task = answerer.subject.task
+    pool = task.entity_pool.cpu().numpy()
+    sides = rng.integers(HEAD, TAIL + 1, len(true))
+    sampled = true.copy()
+    sampled[np.arange(len(true)), sides] = rng.choice(pool, len(true))
+    queries = [
+        OpenQuery(int(atom[0]), int(side), int(atom[HEAD + TAIL - side]))
+        for atom, side in zip(true, sides)
+    ]
+    parts = [sampled]
+    for atom, side, ranked in zip(true, sides, answerer.rank(queries)):
+        others = ranked.entity.cpu().numpy()
+        if len(others):
+            hard = atom.copy()
+            # The better an answer ranks, the harder it is: half are of the first ten.
+            most = len(others) if rng.random() < 0.5 else min(10, len(others))
+            hard[side] = others[rng.integers(most)]
+            parts.append(hard[None])
+    false = np.concatenate(parts)
+    device = task.entity_pool.device
+    atoms = torch.from_numpy(false).long().to(device)
+    is_known = kbase.contains_triple(answerer.known, atoms, TAIL)
+    return false[~is_known.cpu().numpy()]
 
 
 def read_open_query(dataset: Dataset, text: str) -> tuple[OpenQuery, Query]:

@@ -42,6 +42,7 @@ from funcppo.kg.answers import (
     OpenQuery,
     Predictions,
     Table,
+    TripleScorer,
     read_open_query,
 )
 from funcppo.kg.config import (
@@ -481,6 +482,26 @@ class Knowledge:
         return self._answerer.explain(atom, HEAD if side == "head" else TAIL)
 
     @checks_arguments
+    @cached_property
+    def _scorer(self) -> TripleScorer:
+        return TripleScorer(self._answerer)
+
+    def score_triples(self, triples: object) -> list[Json]:
+        """Score given triples: the probability that each is true, its scores and ranks on both sides, and a verdict.
+
+            run.score_triples([("france", "locatedIn", "europe")])[0]["probability"]
+
+        Args:
+          triples: in memory, as `load` takes them; a name that is unknown is the verdict of its triple.
+
+        Returns:
+          The columns of `funcppo score` for each triple; the probability is None without a valid split.
+
+        Raises:
+          ValueError: they are no triples.
+        """
+        return self._scorer.score(to_triples(triples))
+
     def evaluate(self, split: str = "test") -> Evaluation:
         """Rank a split against all entities, filtered and on both sides; return the metrics of `funcppo evaluate`.
 

@@ -1,0 +1,261 @@
+"""`funcppo score`: scores, probabilities and ranks of given triples."""
+
+from __future__ import annotations
+
+import csv
+import json as jsonlib
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Annotated
+
+from funcppo.cli.common import (
+    JsonObject,
+    WorkDisplay,
+    check_outputs,
+    lock_output,
+    print_notes,
+    select_device,
+    set_target_threads,
+    write_json,
+)
+from funcppo.cli.options import HIDDEN, Opt, OptionalFile, ScoreOptions
+from funcppo.core.files import escape_unprintable
+from funcppo.core.settings import DeviceName, Size
+from funcppo.kg.graph.triples import DEFAULT_CONFIG, DataConfig, iter_rows
+
+# PyTorch takes seconds to import, and --help is not to wait for it
+if TYPE_CHECKING:
+    from funcppo.kg.answers import Answerer, TripleScorer
+
+    Row = list[str]
+    # Writes records; whether they are the first ones.
+    WriteFn = Callable[[list[JsonObject], bool], object]
+
+HEADERS = (
+    ["head", "relation", "tail"],
+    ["subject", "predicate", "object"],
+    ["h", "r", "t"],
+)
+LABELS = {"1": True, "true": True, "0": False, "-1": False, "false": False}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Score(ScoreOptions):
+    """Score given triples: the probability that each is true, its rank on both sides, and why.
+
+    TRIPLES has a head, a relation and a tail a line, with tabs between them or as CSV, and perhaps a label (1 or 0)
+    after them; - is standard input. A known fact is scored without itself. The probability is fitted on the valid split
+    against as many sampled and as many hard false triples; without that split there is none. The verdict is derived, no
+    proof, or what name is unknown. With labels, the area under the ROC curve is printed, and how many labels the
+    probability tells at the threshold that valid sets.
+
+    Exit status: 0 scored, 2 bad input.
+    """
+
+    triples: str
+    """File of triples, or - for standard input."""
+    out: Annotated[str, Opt("FILE|-")] = "-"
+    """Write to FILE: CSV, lines of JSON (.jsonl) or Parquet (.parquet) by its ending; - writes CSV to standard
+    output."""
+    explain: bool = False
+    """Add the rule that says most for each triple and its proof, of a run in lines of JSON. Default: off."""
+    rules: Annotated[OptionalFile, HIDDEN] = None
+    """Rule file to use instead of the data set's own rules (data sets only). Default: the data set's rules."""
+    data: Annotated[DataConfig, HIDDEN] = DEFAULT_CONFIG
+    """How files of triples are read and split."""
+    score: Annotated[str, HIDDEN] = "auto"
+    """Score of a candidate, as --score of `funcppo evaluate`. Default: that of `funcppo predict`."""
+    height: Annotated[Size | None, HIDDEN] = None
+    """Maximum height of a proof (data sets only). Default: chosen on the valid split."""
+    device: Annotated[DeviceName, HIDDEN] = "cpu"
+    """Device to score on."""
+    json: Annotated[str | None, HIDDEN] = None
+    """Write the summary as JSON to FILE. Default: no JSON."""
+
+    def run(self) -> int:
+        """Score the triples and write them; return the exit status.
+
+        Returns:
+          The exit status.
+        """
+        from funcppo.kg.answers import TripleScorer
+
+        select_device(self.device)
+        is_file = self.out != "-"
+        inputs = self.inputs()
+        inputs += [Path(self.triples)] if self.triples != "-" else []
+        outputs = [
+            ("--out", self.out if is_file else None),
+            ("--json", self.json),
+        ]
+        check_outputs(outputs, inputs)
+        rows, has_labels = self._read()
+        with lock_output(self.out if is_file else None):
+            set_target_threads(self.target, self.threads)
+            answerer, notes = self.open_answerer()
+            scorer = TripleScorer(answerer, self.explain)
+            summary = self._score(answerer, scorer, rows, has_labels)
+        write_json(self.json, summary)
+        print_notes([*notes, *_summary_notes(summary)])
+        return 0
+
+    def _read(self) -> tuple[list[Row], bool]:
+        """Read the rows of the file, and whether they have labels.
+
+        Raises:
+          ValueError: a line is no triple, or lacks a label; names it.
+        """
+        if self.triples == "-":
+            content, place = sys.stdin.buffer.read(), "standard input"
+        else:
+            from funcppo.kg.graph.text import read_content
+
+            content, place = read_content(Path(self.triples)), self.triples
+        rows: list[Row] = []
+        for number, row in enumerate(iter_rows(content, place), 1):
+            is_header = not rows and [x.lower() for x in row[:3]] in HEADERS
+            if is_header or row in ([], [""]):
+                continue
+            width = len(rows[0]) if rows else len(row)
+            is_bad_label = width == 4 and row[-1].lower() not in LABELS
+            if len(row) not in (3, 4) or len(row) != width or is_bad_label:
+                raise ValueError(
+                    f"{place}:{number}: expected head, relation and tail, with a label (1 or 0) on all lines or none, "
+                    f"got {len(row)} columns{': ' + repr(row[-1]) if is_bad_label else ''}"
+                )
+            rows.append(row)
+        if not rows:
+            raise ValueError(f"{place}: expected triples, got none")
+        return rows, len(rows[0]) == 4
+
+    def _score(
+        self,
+        answerer: Answerer,
+        scorer: TripleScorer,
+        rows: Sequence[Row],
+        has_labels: bool,
+    ) -> JsonObject:
+        """Score the rows chunk by chunk, and write them; return the summary."""
+        from funcppo.kg.answers import CHUNK_TRIPLES, summarise_labels
+
+        start, probabilities = time.perf_counter(), []
+        labels = [LABELS[row[3].lower()] for row in rows if has_labels]
+        counts: dict[str, int] = {}
+        with _writer(self.out) as write, WorkDisplay("scoring") as status:
+            for first in range(0, len(rows), CHUNK_TRIPLES):
+                chunk = rows[first : first + CHUNK_TRIPLES]
+                found = scorer.score(
+                    [
+                        (head, relation, tail)
+                        for head, relation, tail, *_ in chunk
+                    ]
+                )
+                for i, record in enumerate(found):
+                    if has_labels:
+                        record["label"] = labels[first + i]
+                    verdict = record["verdict"]
+                    counts[verdict] = counts.get(verdict, 0) + 1
+                    probabilities.append(record["probability"])
+                write(found, first == 0)
+                status.update("scoring", first + len(chunk), len(rows))
+        seconds = time.perf_counter() - start
+        fitted = scorer.calibration
+        summary: JsonObject = {
+            "dataset": answerer.dataset.name,
+            "score": answerer.subject.score.name,
+            "n_triples": len(rows),
+            "verdicts": counts,
+            "calibration": fitted and fitted.to_json(),
+            "seconds": seconds,
+        }
+        if has_labels and fitted is not None:
+            summary |= summarise_labels(probabilities, labels, fitted.threshold)
+        return summary
+
+
+@contextmanager
+def _writer(out: str) -> Iterator[WriteFn]:
+    """Yield what writes records: CSV or lines of JSON as they come, Parquet at the end."""
+    if out.endswith(".parquet"):
+        with _parquet_writer(out) as write:
+            yield write
+        return
+    if out == "-":
+        yield partial(_write_records, sys.stdout, False)
+        return
+    part, is_json = Path(f"{out}.part"), out.endswith((".jsonl", ".ndjson"))
+    with part.open("w", encoding="utf-8", newline="") as file:
+        yield partial(_write_records, file, is_json)
+    part.replace(out)
+
+
+def _write_records(
+    file: IO[str], is_json: bool, records: Sequence[JsonObject], is_first: bool
+) -> None:
+    """Write records to a file, as lines of JSON or as CSV, whose header is before the first ones."""
+    if is_json:
+        lines = (jsonlib.dumps(x, ensure_ascii=False) for x in records)
+        file.writelines(f"{escape_unprintable(line)}\n" for line in lines)
+        return
+    columns = [name for name in records[0] if name != "proof"]
+    writer = csv.DictWriter(
+        file, columns, lineterminator="\n", extrasaction="ignore"
+    )
+    if is_first:
+        writer.writeheader()
+    writer.writerows(records)
+
+
+@contextmanager
+def _parquet_writer(out: str) -> Iterator[WriteFn]:
+    """Yield what collects records as lines of JSON, which DuckDB writes as Parquet at the end.
+
+    Raises:
+      ValueError: DuckDB is not installed.
+    """
+    try:
+        import duckdb
+    except ModuleNotFoundError:
+        raise ValueError(
+            f"--out {out}: Parquet needs the extra `big` (pip install 'funcppo[big]'): No module named 'duckdb'"
+        ) from None
+    lines, part = f"{out}.part.jsonl", f"{out}.part"
+    try:
+        with _writer(lines) as write:
+            yield write
+        duckdb.read_json(lines, format="newline_delimited").write_parquet(part)
+        Path(part).replace(out)
+    finally:
+        Path(lines).unlink(missing_ok=True)
+
+
+def _summary_notes(summary: JsonObject) -> list[str]:
+    """Format the numbers of verdicts, the speed, the probability and what the labels say of it."""
+    n, seconds = summary["n_triples"], summary["seconds"]
+    verdicts = ", ".join(f"{k:,} {x}" for x, k in summary["verdicts"].items())
+    notes = [
+        f"{n:,} triples ({verdicts}) in {seconds:.1f} s, {60 * n / max(seconds, 1e-9):,.0f} a minute, score "
+        f"{summary['score']}"
+    ]
+    fitted = summary["calibration"]
+    if fitted is None:
+        notes.append("no probability: there is no valid split to fit it on")
+        return notes
+    notes.append(
+        f"probability: among triples of which a third is true and the others are false, half of them hard; fitted on "
+        f"{fitted['n_triples']:,} triples of valid, calibration error {fitted['calibration_error']:.3f} on halves left "
+        "out"
+    )
+    if "auc" in summary:
+        auc = summary["auc"]
+        area = "none, all are equal" if auc is None else f"{auc:.4f}"
+        notes.append(
+            f"labels: AUC {area}, accuracy {summary['accuracy']:.4f} at the threshold "
+            f"{fitted['threshold']:.4f} of valid"
+        )
+    return notes
