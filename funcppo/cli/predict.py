@@ -65,7 +65,8 @@ class Predict(ScoreOptions):
     Candidates are the entities that the rules derive from the facts of train (and facts.txt). They have the score that
     the lines of `funcppo evaluate --details` give them; all other entities score 0. Known answers, those that some
     split or facts.txt holds, are left out and counted; --known lists them too, each scored without its own fact. The
-    verdict of an answer is proved (the rules derive it from other facts) or not derivable; --unproved lists others too.
+    verdict of an answer is derived (by rules, from other facts; proved by the clauses of a program) or no proof;
+    --unproved lists others too.
 
     A trained run scores by its policy, or by rule confidences where these rank its valid split better. A data set
     scores by rule confidences: what is best on its valid split, as chosen by `funcppo evaluate`.
@@ -83,7 +84,8 @@ class Predict(ScoreOptions):
     """
 
     query: str | None = None
-    """Query with one variable, such as "locatedIn(france, X)" or "'citizen of'(?who, China)". Default: the queries of
+    """Query with one variable, such as "locatedIn(france, X)", "'citizen of'(?who, China)" or, for the relations of a
+    pair by probability, "?r(france, europe)". Default: the queries of
     --queries, or the facts of --new."""
     k: PositiveInt = 10
     """Number of answers of a query."""
@@ -130,6 +132,13 @@ class Predict(ScoreOptions):
         ):
             set_target_threads(self.target, self.threads)
             answerer, notes = self.open_answerer()
+            from funcppo.kg.answers import read_pair
+
+            pair = self.query and read_pair(answerer.dataset, self.query)
+            if pair:
+                self._answer_pair(answerer, *pair)
+                print_notes(notes)
+                return 0
             queries, query_notes = self._read_queries(answerer)
             status = self._answer_queries(answerer, queries)
             # Answers come first; an error stands alone.
@@ -137,6 +146,34 @@ class Predict(ScoreOptions):
             notes = [*query_notes, *notes, *replay]
             print_notes(notes, most=None if self.verbose else 5)
         return status
+
+    def _answer_pair(self, answerer: Answerer, head: str, tail: str) -> None:
+        """Print the relations between two entities, the most probable first, or write them as JSON or CSV."""
+        from funcppo.kg.answers import TripleScorer
+
+        scorer = TripleScorer(answerer, self.explain)
+        found = scorer.relations(head, tail, with_known=self.known)[: self.k]
+        write_json(self.json, {"query": self.query, "answers": found})
+        if self.csv is not None:
+            columns = [x for x in found[0] if x != "proof"] if found else []
+            text = _rows_text(columns, found)
+            if self.csv == "-":
+                write_output(text)
+            else:
+                Path(self.csv).write_text(text, encoding="utf-8")
+        if "-" in (self.csv, self.json):
+            return
+        print(
+            f"{self.query}: {len(found)} of {len(answerer.dataset.predicates)} relations"
+        )
+        for place, record in enumerate(found, 1):
+            chance = record["probability"]
+            shown = "" if chance is None else score_text(chance)
+            known = "known" if record["known"] else "new  "
+            name = format_name(record["relation"])
+            print(
+                f"  {place:>4}  {shown:<6}  {known}  {record['verdict']:<8}  {name}"
+            )
 
     def _check_options(self) -> None:
         """Check options and outputs before any work."""
@@ -584,13 +621,18 @@ def _table_content(path: Path, text: str) -> bytes:
 
 def _csv_text(rows: Sequence[JsonObject]) -> str:
     """Format answers with their queries as CSV; booleans are written as in JSON, missing fields empty."""
+    return _rows_text(CSV_COLUMNS, rows)
+
+
+def _rows_text(columns: Sequence[str], rows: Sequence[JsonObject]) -> str:
+    """Format some columns of rows as CSV; booleans are written as in JSON, missing fields empty."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(CSV_COLUMNS)
+    writer.writerow(columns)
     for row in rows:
         known = {True: "true", False: "false", None: ""}[row.get("known")]
         values = {**row, "known": known}
-        writer.writerow([values.get(name, "") for name in CSV_COLUMNS])
+        writer.writerow([values.get(name, "") for name in columns])
     return text.getvalue()
 
 
@@ -616,7 +658,7 @@ def _answers_text(answers: Predictions, with_known: bool, legend: str) -> str:
     known = "ranked too" if with_known else "left out"
     lines = [
         f"{answers.query}: {n_shown:,} of {answers.n_new:,} new answers, score {answers.score}; "
-        f"{answers.n_known:,} known {known}; {n_others:,} other entities are not derivable, score 0"
+        f"{answers.n_known:,} known {known}; {n_others:,} other entities have no proof"
     ]
     if answers.n_unproved is not None:
         n_listed = sum(answer.prior is not None for answer in answers.answers)

@@ -13,6 +13,7 @@ import hashlib
 import html
 import json
 import math
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -35,6 +36,7 @@ from funcppo.kg.graph.rules import (
     proof_names,
     read_query,
 )
+from funcppo.kg.graph.text import format_name
 from funcppo.kg.logic import derive, proof
 from funcppo.kg.logic import kb as kbase
 from funcppo.kg.logic.kb import HEAD, SIDE_NAMES, TAIL, TripleIndex
@@ -60,8 +62,8 @@ from funcppo.kg.search.task import is_unproved_fact, known_triples
 if TYPE_CHECKING:
     from pandas import DataFrame  # pyright: ignore[reportMissingImports,reportUnknownVariableType,reportMissingTypeStubs]
 
-PROVED, NOT_DERIVABLE = "proved", "not derivable"
-DERIVED, NO_PROOF = "derived", "no proof"
+# Of a program, whose clauses hold; of triples, whose rules may be wrong; and of neither.
+PROVED, DERIVED, NO_PROOF = "proved", "derived", "no proof"
 
 
 # -- results
@@ -196,7 +198,7 @@ class Answer(NamedTuple):
     # a probability by every score but evidence, whose log-odds are a sum of weights
     score: float
     known: bool  # in some split or in facts.txt
-    # proved, not derivable (from other facts), or no proof: not derivable, ranked by all other evidence
+    # proved by the clauses of a program, derived by rules of triples, from other facts, or no proof
     verdict: str
     head: str
     relation: str
@@ -459,9 +461,7 @@ class Answerer:
             (found,) = explain.smallest_proofs(task, atom[None])
         else:
             weighed = explain_answer(run, atom, side)
-            found = most_probable_proof(
-                run, atom, self._program, weighed if side == TAIL else None
-            )
+            found = most_probable_proof(run, atom, self._program, weighed, side)
         if found is None:
             found = explain.prove_from_other_facts(
                 task, atom, explain.MAX_FACT_PROOF_ROWS
@@ -500,11 +500,17 @@ class Answerer:
             listed.append(
                 answer._replace(
                     known=is_known,
-                    verdict=PROVED if is_derivable else NOT_DERIVABLE,
+                    verdict=self.verdict(is_derivable),
                     explanation=explanation,
                 )
             )
         return listed
+
+    def verdict(self, is_derivable: bool) -> str:
+        """Return the word for what rules derive, or not."""
+        if not is_derivable:
+            return NO_PROOF
+        return PROVED if self.dataset.is_program else DERIVED
 
     def _name(
         self, query: OpenQuery, entity: int, score: int, rank: int
@@ -519,7 +525,7 @@ class Answerer:
             entity=names[entity - 1],
             score=probability(score),
             known=False,
-            verdict=PROVED,
+            verdict=self.verdict(True),
             head=head,
             relation=self.dataset.predicates[query.predicate - 1],
             tail=tail,
@@ -947,6 +953,26 @@ class TripleScorer:
             found.append(fields | values)
         return found
 
+    def relations(
+        self, head: str, tail: str, *, with_known: bool
+    ) -> list[Json]:
+        """Return the triples of all relations between two entities as `score` does, the most probable first.
+
+        Without a valid split the smaller one of the ranks on both sides orders them.
+
+        Args:
+          with_known: those of known triples too.
+        """
+        found = self.score([(head, name, tail) for name in self._relations])
+
+        def order(record: Json) -> tuple[float, float]:
+            chance = record["probability"]
+            rank = min(record["rank_head"], record["rank_tail"])
+            return (rank if chance is None else -chance, rank)
+
+        kept = [x for x in found if with_known or not x["known"]]
+        return sorted(kept, key=order)
+
     def _unknown_name(self, triple: tuple[str, str, str]) -> str:
         """Return which name of a triple is unknown; empty if none is."""
         head, relation, tail = triple
@@ -969,7 +995,7 @@ class TripleScorer:
                 *map(probability, scores),
                 *ranks,
                 known,
-                DERIVED if derived else NO_PROOF,
+                self._answerer.verdict(derived),
             )
             record: Json = dict(zip(_SCORE_FIELDS, values))
             if self._with_proofs:
@@ -1083,6 +1109,29 @@ def read_open_query(dataset: Dataset, text: str) -> tuple[OpenQuery, Query]:
     return OpenQuery(predicate, side, given[0]), query
 
 
+def read_pair(dataset: Dataset, text: str) -> tuple[str, str] | None:
+    """Return head and tail of a query for the relation between two entities, `?r(h, t)`; None for another query.
+
+    Raises:
+      ValueError: a name is unknown, or there are not two entities.
+    """
+    match = re.fullmatch(r"\s*\?\w*\s*(\(.*\))\s*\.?\s*", text, re.DOTALL)
+    binary = [
+        name
+        for name, arity in zip(dataset.predicates, dataset.arities)
+        if arity == TAIL
+    ]
+    if match is None or not binary:
+        return None
+    query = read_query(dataset, format_name(binary[0]) + match[1])
+    if query.variables or query.dataset is not dataset:
+        raise ValueError(
+            f"query {shorten(text)}: expected two entities of the data, as in ?r(h, t)"
+        )
+    _, head, tail = query.atom.tolist()[: TAIL + 1]
+    return dataset.entities[head - 1], dataset.entities[tail - 1]
+
+
 def format_query(dataset: Dataset, query: OpenQuery) -> str:
     """Format a query with a variable, which is no entity's name, for the argument asked for."""
     variable = free_variable(dataset)
@@ -1132,22 +1181,24 @@ def most_probable_proof(
     atom: Tensor,
     program: Program | None = None,
     explanation: Explanation | None = None,
+    side: int = TAIL,
 ) -> Proof | None:
     """Return the proof of a ground atom that a run finds most probable; None if it finds none.
 
-    A run that learns from questions takes the rule with the largest share, as an answer about the tail.
+    A run that learns from questions takes the rule with the largest share in the answer on a side.
 
     Args:
       atom: [W].
       program: what `explain.build_program` returns; None builds it for this call.
-      explanation: of the atom as an answer about the tail, if it is there already.
+      explanation: of the atom as an answer on the side, if it is there already.
+      side: of the question that the atom answers.
     """
     program = program or explain.build_program(run.task)
     if run.questions is None:
         return explain.most_probable_proof(
             run.task, run.cfg, run.state.best_params, atom, program=program
         )
-    explanation = explanation or explain_answer(run, atom, TAIL)
+    explanation = explanation or explain_answer(run, atom, side)
     if explanation is None:
         return None
     best = explanation.rules[0]

@@ -70,7 +70,7 @@ def test_a_candidate_has_the_score_that_evaluate_writes(
         ]
         assert own["quantised_score"] == record["quantised_score"]
         assert own["log_score"] == record["log_score"]
-        assert (own["verdict"] == "proved") == record["answer_provable"]
+        assert (own["verdict"] == "derived") == record["answer_provable"]
         assert own["known"]
         assert [a["entity"] for a in only_new["answers"]] == [
             a["entity"] for a in others
@@ -231,7 +231,7 @@ def test_unproved_answers_are_marked_in_every_output(runs, monkeypatch, capsys):
         (found,) = predicted(monkeypatch, capsys, *asked)["queries"]
         verdicts = [answer["verdict"] for answer in found["answers"]]
         n = without["n_new"]
-        assert verdicts == ["proved"] * n + ["no proof"] * found["n_unproved"]
+        assert verdicts == ["derived"] * n + ["no proof"] * found["n_unproved"]
         assert 0 < found["n_unproved"] == 14 - n - without["n_known"]
     assert all("prior" in answer for answer in found["answers"][n:])
     rows = csv_rows(monkeypatch, capsys, *asked)
@@ -458,3 +458,28 @@ def test_answers_and_facts_are_written_as_parquet(monkeypatch, tmp_path):
         assert all(type(rank) is int for rank, _, _ in rows)
         assert all(0 < score <= 1 for _, score, _ in rows)
     assert funcppo(monkeypatch, *words, *query) == 0  # again
+
+
+def test_the_relations_of_a_pair_are_ranked_by_probability(
+    graph, runs, monkeypatch, capsys
+):
+    run = runs / "questions"
+    args = [run, "?r(e1, e2)", "--known"]
+    capsys.readouterr()
+    assert funcppo(monkeypatch, "predict", *args, "--json", "-") == 0
+    found = json.loads(capsys.readouterr().out)["answers"]
+    chances = [record["probability"] for record in found]
+    assert chances == sorted(chances, reverse=True)
+    assert {record["relation"] for record in found} == {*"pqrs"}
+    known = {r["relation"] for r in found if r["known"]}
+    lines = "".join(
+        (graph / f"{x}.txt").read_text() for x in ("train", "valid", "test")
+    )
+    assert known == {r for r in "pqrs" if f"e1\t{r}\te2\n" in lines}
+    rows = csv_rows(monkeypatch, capsys, run, "?(e1, e2)", "--k", 2)
+    new = [r["relation"] for r in found if not r["known"]]
+    assert [row["relation"] for row in rows] == new[:2]
+    assert funcppo(monkeypatch, "predict", *args) == 0
+    assert f"?r(e1, e2): {len(found)} of 4 relations" in capsys.readouterr().out
+    for query in ("?r(e1, X)", "?r(e1, nobody)", "?r(e1)"):
+        assert refused(monkeypatch, capsys, run, query)

@@ -185,8 +185,8 @@ def test_each_answer_has_a_name_a_verdict_and_a_proof(answerer):
     assert (found.n_new, found.n_known, found.n_entities) == (1, 1, 5)
     by_name = {answer.entity: answer for answer in found.answers}
     assert {name: (a.known, a.verdict) for name, a in by_name.items()} == {
-        "b": (True, "proved"),
-        "c": (False, "proved"),
+        "b": (True, "derived"),
+        "c": (False, "derived"),
     }
     for name, answer in by_name.items():
         lines = answer.explanation.to_lines()
@@ -201,7 +201,7 @@ def test_a_fact_without_other_facts_is_not_derivable(answerer):
     (found,) = answerer.answer([query], with_known=True, with_explanations=True)
     (answer,) = found.answers
     assert (answer.entity, answer.known) == ("d", True)
-    assert (answer.verdict, answer.score) == ("not derivable", 0.0)
+    assert (answer.verdict, answer.score) == ("no proof", 0.0)
     assert answer.log_score is None and answer.explanation is None
 
 

@@ -282,3 +282,24 @@ def test_names_of_all_kinds_are_kept(folders, tmp_path):
     read, _ = read_graph(tmp_path)
     assert read.entities == dataset.entities
     assert read.fingerprint == dataset.fingerprint
+
+
+def test_a_proof_is_by_the_rule_that_says_most_for_what_is_asked(folders):
+    """Its p is the share of that rule in the answer on the side that is asked for."""
+    run = open_run(folders / "questions")
+    answerer = Answerer(run_subject(run, run.score))
+    dataset, n_other = run.task.dataset, 0
+    r = dataset.predicates.index("r") + 1
+    for h in range(1, 10):
+        for t in range(1, 10):
+            atom = torch.tensor([r, h, t])
+            found = [answerer.explain(atom, side) for side in (HEAD, TAIL)]
+            for why in found:
+                if why.evidence is None:
+                    continue
+                root, first = why.proof.nodes[0], why.evidence.rules[0]
+                assert root.rule == first.rule
+                assert root.probability == pytest.approx(first.share)
+            shares = [x.evidence and x.evidence.rules[0].share for x in found]
+            n_other += shares[0] != shares[1]
+    assert n_other > 10  # the sides differ

@@ -325,7 +325,7 @@ def test_a_proof_holds_and_its_score_is_that_of_the_ranking(explorer):
         query = AnswersQuery(relation=INVERSE, **fixed, k=3, known=True)
         found = explorer.answers(query)
         assert found.side == side
-        proved = [a for a in found.answers if a.verdict == "proved"]
+        proved = [a for a in found.answers if a.verdict == "derived"]
         assert proved
         for answer in proved:
             atom = {"head": answer.head, "tail": answer.tail}
