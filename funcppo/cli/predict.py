@@ -466,7 +466,7 @@ class Predict(ScoreOptions):
             "trained": subject.policy_run is not None,
             "height": subject.task.max_height,
             "notes": [
-                *subject.task.notes,
+                *answerer.dataset.notes,
                 *subject.notes,
                 *_replay_notes(answerer),
             ],

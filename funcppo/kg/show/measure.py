@@ -60,7 +60,7 @@ from funcppo.kg.ranking.ranking import (
 from funcppo.kg.ranking.scoring import SearchReplay
 from funcppo.kg.run import held_out
 from funcppo.kg.run.fit import QuestionSetup
-from funcppo.kg.run.run import Run, read_graph
+from funcppo.kg.run.run import Run, present_graph
 from funcppo.kg.run.subject import describe_default_score, run_subject
 from funcppo.kg.scores import learned
 from funcppo.kg.search.task import PhaseCallback, ProverTask, ignore_phase
@@ -328,7 +328,7 @@ def check_same_data(folders: Sequence[Path]) -> None:
     Raises:
       ValueError: two are not, or a folder holds no run.
     """
-    loaded = [read_graph(folder)[0] for folder in folders]
+    loaded = [present_graph(folder).dataset for folder in folders]
     first = loaded[0]
     for folder, dataset in zip(folders[1:], loaded[1:]):
         if fingerprint(dataset) != fingerprint(first):
