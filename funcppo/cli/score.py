@@ -93,7 +93,7 @@ class Score(ScoreOptions):
             ("--out", self.out if is_file else None),
             ("--json", self.json),
         ]
-        check_outputs(outputs, inputs)
+        check_outputs(outputs, inputs, can_be_parquet=True)
         rows, has_labels = self._read()
         with lock_output(self.out if is_file else None):
             set_target_threads(self.target, self.threads)
