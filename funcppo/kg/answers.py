@@ -801,47 +801,23 @@ def score_triples(
 ) -> ScoredTriples:
     """Score and rank ground binary triples on both sides; a known fact is scored without itself among the facts."""
     subject = answerer.subject
-    task, sides = subject.task, (HEAD, TAIL)
-    protocol = ranking.RankingProtocol(sides=sides)
-    found = ranking.rank_split(task, atoms, subject.score, protocol)
+    protocol = ranking.RankingProtocol(sides=(HEAD, TAIL))
+    found = ranking.rank_split(subject.task, atoms, subject.score, protocol)
     n = len(atoms)
 
-    score = found.answer_score.clone()
     listed = found.listed_score.double() * rank_metrics.SCORE_GRID_STEP
     is_other = ~found.is_answer & (found.listed_score > rank_metrics.ZERO_SCORE)
-    better, equal = found.counts.n_better, found.counts.n_equal
-    is_derived = found.answer_provable
     table = torch.from_numpy(np.ascontiguousarray(atoms)).long()
-    is_fact = kbase.contains(
-        task.kb, task.sizes, table.to(task.kb.facts.device)
-    ).to(score.device)
-    if is_fact.any():
-        facts = table.to(score.device)[is_fact]
-        rows = is_fact.nonzero().squeeze(1)
-        for i, side in enumerate(sides):
-            own = rank_metrics.quantise(answerer.log_odds(facts, side))
-            score = score.index_put((rows + i * n,), own)
-            proved = answerer.is_derivable(facts, side)
-            is_derived = is_derived.index_put((rows + i * n,), proved)
-        other = is_other & is_fact.repeat(2)[found.listed_row]
-        row, value = found.listed_row[other], found.listed_score[other]
-        better, equal = (
-            torch.where(
-                is_fact.repeat(2),
-                torch.bincount(row[compared], minlength=2 * n),
-                before,
-            )
-            for compared, before in (
-                (value > score[row], better),
-                (value == score[row], equal),
-            )
-        )
+    table = table.to(found.answer_score.device)
+    score, is_derived, better, equal = _without_own_facts(
+        answerer, table, found
+    )
     log_share = _log_shares(score, listed[is_other], found.listed_row[is_other])
 
     def by_side(column: Tensor) -> np.ndarray:
         return column.view(2, n).T.numpy(force=True)
 
-    known = kbase.contains_triple(answerer.known, table.to(score.device), TAIL)
+    known = kbase.contains_triple(answerer.known, table, TAIL)
     return ScoredTriples(
         atoms=atoms,
         score=by_side(score),
@@ -850,6 +826,40 @@ def score_triples(
         is_derived=by_side(is_derived).any(1),
         is_known=known.numpy(force=True),
     )
+
+
+def _without_own_facts(
+    answerer: Answerer, atoms: I64[Tensor, "n W"], found: ranking.Ranking
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return scores, derivability and numbers of better and equal candidates of ranked triples, heads first.
+
+    A known fact is scored without itself; only candidates that rules derive are compared with it.
+    """
+    score, is_derived = found.answer_score, found.answer_provable
+    better, equal = found.counts.n_better, found.counts.n_equal
+    task, n = answerer.subject.task, len(atoms)
+    is_fact = kbase.contains(
+        task.kb, task.sizes, atoms.to(task.kb.facts.device)
+    ).to(atoms.device)
+    if not is_fact.any():
+        return score, is_derived, better, equal
+    facts, rows = atoms[is_fact], is_fact.nonzero().squeeze(1)
+    for i, side in enumerate((HEAD, TAIL)):
+        own = rank_metrics.quantise(answerer.log_odds(facts, side))
+        score = score.index_put((rows + i * n,), own)
+        proved = answerer.is_derivable(facts, side)
+        is_derived = is_derived.index_put((rows + i * n,), proved)
+    is_fact = is_fact.repeat(2)
+    other = ~found.is_answer & is_fact[found.listed_row]
+    row, value = found.listed_row[other], found.listed_score[other]
+    better, equal = (
+        torch.where(is_fact, torch.bincount(row[which], minlength=2 * n), old)
+        for which, old in (
+            (value > score[row], better),
+            (value == score[row], equal),
+        )
+    )
+    return score, is_derived, better, equal
 
 
 def _log_shares(
@@ -1129,7 +1139,7 @@ def read_pair(dataset: Dataset, text: str) -> tuple[str, str] | None:
             f"query {shorten(text)}: expected two entities of the data, as in ?r(h, t)"
         )
     _, head, tail = query.atom.tolist()[: TAIL + 1]
-    return dataset.entities[head - 1], dataset.entities[tail - 1]
+    return dataset.entities[int(head) - 1], dataset.entities[int(tail) - 1]
 
 
 def format_query(dataset: Dataset, query: OpenQuery) -> str:
