@@ -823,7 +823,7 @@ def score_triples(
         score=by_side(score),
         log_share=by_side(log_share),
         rank=by_side(1.0 + better.double() + equal.double() / 2),
-        is_derived=by_side(is_derived).any(1),
+        is_derived=is_derived.view(2, n).any(0).numpy(force=True),
         is_known=known.numpy(force=True),
     )
 

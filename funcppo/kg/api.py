@@ -481,11 +481,11 @@ class Knowledge:
             raise ValueError(f"query {query!r}: expected two arguments")
         return self._answerer.explain(atom, HEAD if side == "head" else TAIL)
 
-    @checks_arguments
     @cached_property
     def _scorer(self) -> TripleScorer:
         return TripleScorer(self._answerer)
 
+    @checks_arguments
     def score_triples(self, triples: object) -> list[Json]:
         """Score given triples: the probability that each is true, its scores and ranks on both sides, and a verdict.
 
@@ -502,6 +502,7 @@ class Knowledge:
         """
         return self._scorer.score(to_triples(triples))
 
+    @checks_arguments
     def evaluate(self, split: str = "test") -> Evaluation:
         """Rank a split against all entities, filtered and on both sides; return the metrics of `funcppo evaluate`.
 
