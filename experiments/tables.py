@@ -182,13 +182,17 @@ def published_text(name: str) -> str:
 
 
 def policy_values(runs: list[Row], ending: str, metric: str) -> list[float]:
-    """Return a metric of the scores of the policy before or after training."""
-    return [
-        scores[metric]
-        for run in runs
-        for score, scores in run["results"]["test"].items()
-        if score.endswith(f", {ending}")
-    ]
+    """Return a metric of the scores of the policy before or after training: of the last row, if that is of a stage."""
+    values = []
+    for run in runs:
+        rows = run["results"]["test"]
+        last = [*rows][-1] if ending == "trained" else ""
+        values += [
+            scores[metric]
+            for name, scores in rows.items()
+            if name.endswith(f", {ending}") or name == last
+        ]
+    return values
 
 
 def trained_text(runs: list[Row], metric: str = "mrr") -> str:
@@ -345,12 +349,15 @@ def fifty_graphs_cells(runs: Sequence[Row]) -> list[str]:
     untrained, trained = [], []
     for run in runs:
         scores = run.get("mrr") or {}
-        fitted = (", trained", ", listwise fit")
+        fitted = (", trained", ", listwise fit", "fit")
         if scores:
-            untrained.append(
-                max(scores[x] for x in scores if not x.endswith(fitted))
-            )
-        trained += [scores[x] for x in scores if x.endswith(", trained")]
+            by_rules = [
+                scores[x]
+                for x in scores
+                if not x.endswith(fitted) and not x.startswith("+")
+            ]
+            untrained.append(max(by_rules))
+            trained.append([*scores.values()][-1])
     return [
         str(len(runs)),
         f"{max(run['seconds'] for run in runs):.0f}",

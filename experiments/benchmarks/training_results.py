@@ -61,30 +61,28 @@ DEFAULTS = {
 NETWORK = "--set questions.bellman_ford=True --set bellman_ford.batch_size=64"
 EMBEDDING = (
     "--set questions.embedding=True --set embedding.rank=256 "
-    "--set embedding.batch_size=2048 --set embedding.seconds=600"
+    "--set embedding.batch_size=2048"
 )
 WN18RR_RULES = (
     "--constants --max-length 5 --set votes_per_fact=5 --min-support 2 "
     "--min-confidence 0.001 --seconds 900"
 )
 WN18RR = (
-    "--set questions.seconds=120 --set listwise.max_steps=4000 "
     "--set questions.max_firings=260000000 --set questions.degrees=True "
-    "--set listwise.n_epochs=5 --set listwise.max_gradients=2e9 "
+    "--set listwise.n_epochs=5 "
     "--set listwise.penalty.rule_weight=1e-5 --set listwise.penalty.degree_weight=1e-3 "
-    "--set n_validation_queries=3034 --steps 20480 --set prover.max_height=1 "
+    "--set n_validation_queries=3034 --set prover.max_height=1 "
     "--set prover.smoothing=5 --set prover.object_identity=False --seconds 3600"
 )
 WN18RR_EMBEDDING = f"{WN18RR} {EMBEDDING} --set embedding.penalty=0.1"
 FB_RULES = "--constants --seconds 300"
 FB_EMBEDDING = (
-    "--set questions.seconds=200 --set listwise.max_steps=8000 "
     "--set questions.max_firings=500000000 --seconds 3600 "
     "--set questions.degrees=False --set listwise.n_epochs=3 "
-    "--set listwise.max_gradients=1e11 --set listwise.penalty.rule_weight=1e-5 "
+    "--set listwise.penalty.rule_weight=1e-5 "
     f"--set listwise.penalty.link_weight=1e-5 {EMBEDDING} "
     "--set embedding.n_epochs=40 --set embedding.penalty=0.05 "
-    "--set n_validation_queries=17535 --steps 4096 --set prover.max_height=1 "
+    "--set n_validation_queries=17535 --set prover.max_height=1 "
     "--set prover.smoothing=None --set prover.object_identity=False "
     "--set rule_score=noisy-or@2"
 )
@@ -95,7 +93,7 @@ FB_NETWORK = (
 NO_LINKS = "--set questions.links=off"
 TUNED = {
     "kinships+network": Options(
-        "--set questions.bellman_ford=auto --seconds 3600 --set bellman_ford.seconds=3000",
+        "--seconds 3600",
         "--set votes_per_fact=1",
     ),
     "wn18rr": Options(WN18RR, WN18RR_RULES),
@@ -105,7 +103,7 @@ TUNED = {
         WN18RR_RULES,
     ),
     "fb15k-237": Options(
-        "--set questions.seconds=60 --set listwise.max_steps=1000 --set questions.max_firings=80000000 --seconds 3600",
+        "--set questions.max_firings=80000000 --seconds 3600",
         FB_RULES,
     ),
     "fb15k-237+embeddings": Options(FB_EMBEDDING, FB_RULES),

@@ -263,7 +263,7 @@ def _compare_evidence(
         return
     left_out = run.run_config.questions.left_out
     assert left_out != "auto", "a stored run has what it chose"
-    kinds = weighed_kinds(run.questions.policy.aggregation)
+    kinds = weighed_kinds(run.questions.weighed)
     explain = partial(explain_answer, run)
     yield check.compare_evidence(explain, left_out, kinds, ranked, seconds)
 

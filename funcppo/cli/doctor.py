@@ -179,14 +179,18 @@ def _prepare_run(folder: Path) -> PreparedStep:
     """Prepare the training step of a run of `funcppo train`, from its checkpoint."""
     from funcppo.kg.config import read_config
     from funcppo.kg.run import train
-    from funcppo.kg.run.run import open_run, with_training_data
+    from funcppo.kg.run.run import open_run
 
     config = read_config(folder)
     set_threads(config.threads)
     select_device(config.device)
     # Code for another precision is other code.
     train.set_matmul_precision(config)
-    run = with_training_data(open_run(folder, config.device))
+    run = open_run(folder, config.device)
+    if run.learner is None:
+        raise ValueError(
+            f"{folder}: expected a run with a training step, got one that learnt from questions"
+        )
     return train.prepare_train_step(run)
 
 

@@ -88,12 +88,13 @@ _MINING = MiningConfig()
 
 @dataclass(frozen=True, kw_only=True)
 class Train:
-    """Train a prover on a knowledge graph with PPO and write the run to a folder.
+    """Learn to rank the missing links of a knowledge graph, and write the run to a folder.
 
-    RUN receives config.json, metrics.jsonl (one line per update), checkpoint.npz and results.json. Ctrl-C or
+    RUN receives config.json, checkpoint.npz and results.json, and metrics.jsonl (one line per update of PPO). Ctrl-C or
     SIGTERM saves a checkpoint after the current update, a second one ends at once; --resume continues bit for bit.
 
-    Exit status: 0 trained, 2 bad input, 130 interrupted by Ctrl-C, 143 by SIGTERM.
+    Exit status: 0 trained, 2 bad input, 3 test was not ranked by what was learnt, 130 interrupted by Ctrl-C, 143 by
+    SIGTERM.
     """
 
     EXAMPLES: ClassVar[tuple[str, ...]] = (
@@ -171,12 +172,22 @@ class Train:
         Returns:
           The exit status.
         """
-        settings = self.settings
-        if not settings.dataset:
+        if not self.settings.dataset:
             raise ValueError(
                 "DATASET: expected a data set, got none (see --help)"
             )
         set_caches(self.cache_dir)
+        return self._with_device().run_on_device()
+
+    def _with_device(self) -> Train:
+        """Return the program with a device in place of auto."""
+        from funcppo.kg.run.budget import with_device
+
+        return dataclasses.replace(self, settings=with_device(self.settings))
+
+    def run_on_device(self) -> int:
+        """Train on a device that is chosen; return the exit status."""
+        settings = self.settings
         processes = distributed.current_processes()
         if processes is not None and not processes.is_main:
             with (
@@ -217,7 +228,6 @@ class Train:
     def _run(self, exporter: Exporter | None) -> int:
         """Train in a folder that no other process writes to; return the exit status."""
         from funcppo.kg.run.budget import RunTime
-        from funcppo.kg.run.run import with_training_data
 
         start = time.perf_counter()
         run_time = RunTime(self.settings.seconds, device=self.settings.device)
@@ -226,20 +236,20 @@ class Train:
         set_threads(self.settings.threads)
         run = self._open_run(screen, run_time)
         _show_run(screen, run)
-        with WorkDisplay("listing questions", console) as status:
-            run = with_training_data(run, status.update)
-
-        run, record, interrupted_by = self._train(
-            run, screen, exporter, run_time
-        )
-        if interrupted_by is not None:
-            self._print_interrupted(console)
-            return interrupted_by
+        learnt = {}
+        if run.questions is None:
+            run, record, interrupted_by = self._train(
+                run, screen, exporter, run_time
+            )
+            learnt = {"strategy": dataclasses.asdict(record)}
+            if interrupted_by is not None:
+                self._print_interrupted(console)
+                return interrupted_by
         run, results = self._rank(
             run, time.perf_counter() - start, console, run_time
         )
         results |= {
-            "strategy": dataclasses.asdict(record),
+            **learnt,
             "graphs": self.cuda_graphs,
             "total_seconds": time.perf_counter() - start,
         }
@@ -247,7 +257,12 @@ class Train:
         write_json(self.json, results)
         _show_results(screen, run, results)
         screen.print(f"done in {results['total_seconds']:.0f} s: {self.out}")
-        return 0
+        if _is_whole(run, results):
+            return 0
+        screen.console.print(
+            "test is ranked by rules alone: no time was left for what was learnt (--seconds)"
+        )
+        return 3
 
     def _rank(
         self, run: Run, seconds: float, console: Console, run_time: RunTime
@@ -265,12 +280,12 @@ class Train:
 
     def _open_run(self, screen: Screen, run_time: RunTime) -> Run:
         """Open the run, new or at its checkpoint; from then on all processes may read its files."""
-        from funcppo.kg.run import train
+        from funcppo.kg.run import choices, train
 
         settings = self.settings
         seconds = self.mining_seconds
         if settings.seconds is not None:
-            seconds = min(seconds, run_time.MINING * settings.seconds)
+            seconds = min(seconds, choices.MINING_SHARE * settings.seconds)
         has_run = self.resume and _has_run_to_resume(settings.dataset, self.out)
         config = dataclasses.replace(
             settings,
@@ -283,8 +298,8 @@ class Train:
             raise ValueError(
                 f"{self.out}: holds a run already: expected --resume, --overwrite or another folder"
             )
-        else:
-            take_folder(self.out, self.log, self.overwrite)
+        elif not self.overwrite:
+            take_folder(self.out, self.log)
         select_device(config.device)
         with WorkDisplay("reading data", screen.console) as status:
             run_time.on_phase = tell_others(status.update)
@@ -304,9 +319,9 @@ class Train:
                         [Note("detail", f"mining rules: {line}")]
                     ),
                 )
-        processes = distributed.current_processes()
-        if processes is not None:
-            processes.share("run", True)
+        if self.overwrite and not has_run:  # once the new run is written
+            take_folder(self.out, self.log, overwrite=True)
+        _let_others_open()
         return run
 
     def _train(
@@ -326,7 +341,7 @@ class Train:
         from funcppo.runtime.monitor import Monitor
 
         is_bounded = self.settings.steps is None
-        deadline = run_time.until(run_time.PPO) if is_bounded else NO_DEADLINE
+        deadline = run_time.part() if is_bounded else NO_DEADLINE
         with Monitor() as monitor:
             captured, record, peers = self._prepare(
                 run, monitor, screen, deadline
@@ -361,11 +376,11 @@ class Train:
                     ):
                         status.update(
                             "training",
-                            int(run.state.train_state.update),
-                            run.cfg.ppo.n_updates,
+                            run.update,
+                            run.n_updates,
                             note=_describe_update(run, numbers),
                         )
-        run_time.end_phase("training", is_set=not is_bounded)
+        run_time.end_phase("training")
         # An interrupt may have left out the last validation.
         is_whole = deadline.is_over or run.is_finished
         if interrupt.requested or not is_whole:
@@ -416,17 +431,16 @@ class Train:
     def _assist(self, processes: Processes, exporter: Exporter | None) -> None:
         """Make updates of this process's share of a run that rank 0 trains, and record them in the metrics."""
         from funcppo.kg.run import train
-        from funcppo.kg.run.run import resume_run, with_training_data
+        from funcppo.kg.run.run import resume_run
         from funcppo.runtime.monitor import Monitor
 
         # Rank 0 has written the run, with the settings that it chose and the state to go on from.
         processes.share("run")
         config = read_config(self.out)
-        set_threads(config.threads)
-        select_device(config.device)
-        train.set_matmul_precision(config)
+        _set_up_machine(config)
         run = resume_run(config, self.out)
-        run = with_training_data(run, for_validation=False)
+        if run.questions is not None:  # rank 0 alone learns from them
+            return
         peers = train.connect(processes, run)
         with defer_interrupt(), Monitor() as monitor:
             captured, record = train.prepare_train_step(run, peers=peers)
@@ -500,6 +514,22 @@ def _has_run_to_resume(dataset: str, out: Path) -> bool:
     return is_stored
 
 
+def _let_others_open() -> None:
+    """Tell the other processes, if there are some, that the run may be opened."""
+    processes = distributed.current_processes()
+    if processes is not None:
+        processes.share("run", True)
+
+
+def _set_up_machine(config: RunConfig) -> None:
+    """Set threads, device and precision to those of a run."""
+    from funcppo.kg.run import train
+
+    set_threads(config.threads)
+    select_device(config.device)
+    train.set_matmul_precision(config)
+
+
 def _absolute_or_name(name: str) -> str:
     """Return the absolute path of an existing file or folder; else the name, which is that of an embedded data set."""
     path = Path(name)
@@ -559,6 +589,7 @@ def _watched(
     is_first = True
     for run, numbers in updates:
         state = run.state.train_state
+        assert state is not None, "the run learns from proofs"
         if is_first:
             monitor.end_warmup()
             monitor.watch_addresses(state)
@@ -610,6 +641,14 @@ def _describe_count(value: object) -> str:
 # -- what is printed
 
 
+def _is_whole(run: Run, results: JsonObject) -> bool:
+    """Return whether test, if there is one, is ranked by rules and by what was learnt."""
+    from funcppo.kg.run import held_out
+
+    rows = {*held_out.policies(run), results["rule_score"]}
+    return not len(run.task.dataset.test) or rows <= set(results["test"])
+
+
 def _show_run(screen: Screen, run: Run) -> None:
     """Print what the run trains on."""
     dataset = run.task.dataset
@@ -626,14 +665,13 @@ def _show_run(screen: Screen, run: Run) -> None:
 def _show_results(screen: Screen, run: Run, results: JsonObject) -> None:
     """Print the table of test metrics, what was left out, and what ranks answers."""
     from funcppo.kg.ranking import scoring
-    from funcppo.kg.run import train
 
     notes = results["notes"]
     screen.show_cut(notes)
     screen.add(notes, "rules")
     if results["test"]:
         title = _table_title(run, results)
-        row = train.default_row(run)
+        row = results["answering_row"]
         table = metrics_table(title, results["test"], row)
         print_table(screen.console, table)
     replay = scoring.graph_fallback_notes(run.search_step)
@@ -664,13 +702,10 @@ def _closing_notes(run: Run, results: JsonObject) -> list[str]:
         notes.append(
             f"false-negative rate of provable negatives: {rate:.1%} (true in valid or test)"
         )
-    if int(run.state.best_update) == 0:
-        start = "the untrained policy"
-        if run.questions:
-            start = "the weights that it started from"
+    if run.questions is None and int(run.state.best_update) == 0:
         notes.append(
-            f"no update of PPO ranked valid better than {start}, whose parameters are kept"
-            if int(run.state.train_state.update)
-            else f"no update of PPO was made: 'trained' is {start}"
+            "no update of PPO ranked valid better than the untrained policy beyond chance: its parameters are kept"
+            if run.update
+            else "no update of PPO was made: 'trained' is the untrained policy"
         )
     return notes

@@ -17,7 +17,7 @@ from funcppo.core import files
 from funcppo.core.settings import (
     CONFIG_FILE,
     METRICS_FILE,
-    DeviceName,
+    DeviceChoice,
     NonNegativeFloat,
     NonNegativeInt,
     PositiveFloat,
@@ -34,13 +34,9 @@ from funcppo.core.settings import (
 from funcppo.kg.graph.triples import DEFAULT_CONFIG, DataConfig
 
 # Bounds that are not set, in a run of the default time; `kg.run.budget` has those of longer runs.
-LISTING_SECONDS = 60.0
 MAX_FIRINGS = 10_000_000
 MAX_VALID_FIRINGS = 4_000_000
-MAX_LISTWISE_STEPS = 600
-EMBEDDING_SECONDS = 60.0
 N_NETWORK_STEPS = 1000
-NETWORK_SECONDS = 600.0
 # Questions of a gradient step of the listwise fit; where there are few, 256 of these make too few steps.
 BATCH_SIZE, SMALL_BATCH_SIZE, FEW_QUESTIONS = 256, 128, 12_800
 
@@ -53,18 +49,19 @@ class QuestionConfig:
     """Weigh the facts that link a candidate to the question's entity. Some benchmarks never link a pair twice, which
     these facts give away. Default: on."""
     degrees: bool | Literal["auto"] = "auto"
-    """Weigh the degrees of a candidate in every relation. auto: if that ranks the valid split better."""
+    """Weigh the degrees of a candidate in every relation. auto: if that ranks the valid split better by more than two
+    standard errors."""
     embedding: bool | Literal["auto"] = "auto"
     """Weigh a prior of each candidate by link embeddings (--embedding.*), which proves nothing. auto: if that ranks the
     valid split better by more than two standard errors, and there is time to train them."""
-    bellman_ford: bool | Literal["auto"] | None = None
+    bellman_ford: bool | Literal["auto"] = "auto"
     """Weigh a prior of each candidate by a Bellman-Ford network over the known facts (--bellman-ford.*), which proves
-    nothing. auto: if that ranks the valid split better by more than two standard errors, and there is time to train it.
-    Default: auto if --seconds is more than 300, otherwise False, because it may take as long as all else together."""
+    nothing. auto: if that ranks the valid split better by more than two standard errors, and there is time to train
+    it."""
     odds_power: PositiveFloat | Literal["auto"] = "auto"
     """Weight of the log-odds of a rule's confidence that training starts with. With 1 the odds of the rules that derive
-    a candidate are added; the larger it is, the less other rules add to the best one. auto: of 1, 2 and 3 the one that
-    ranks the valid split best; 1 without that split."""
+    a candidate are added; the larger it is, the less other rules add to the best one. auto: 1, or the next of 2 and 3
+    that ranks the valid split better by more than two standard errors."""
     no_proof: float | Literal["auto"] | None = "auto"
     """Log-odds in place of the rules of an entity that none derives: all other evidence then ranks it, without a proof.
     None: such entities rank last, in no order. auto: what ranks the valid split best, None without a gain of more than
@@ -73,11 +70,8 @@ class QuestionConfig:
     """What is unknown while a training question is answered. fact: its own fact; pair: all facts between its two
     entities; auto: pair if no pair of the valid split is linked by a known fact, otherwise fact."""
     max_questions: Size | None = None
-    """Number of questions to learn from, drawn from those of all known facts. Default: as many as questions.seconds
+    """Number of questions to learn from, drawn from those of all known facts. Default: as many as the time of the run
     and questions.max_firings allow."""
-    seconds: PositiveFloat | None = None
-    """Time to collect evidence in, in seconds, if questions.max_questions is not given. Default: a fifth of the time
-    of the run (--seconds), at least 60."""
     max_firings: Size | None = None
     """Number of firings (a candidate and a rule that derives it) to hold, about 40 bytes each. Four links count as
     one. Default: 10 million, and as many more for each 300 seconds that --seconds adds."""
@@ -117,24 +111,17 @@ class Penalty:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ListwiseConfig:
-    """Settings of the listwise fit that PPO starts from."""
+    """Settings of the listwise fit."""
 
     n_epochs: Size = 8
-    """Number of passes over the questions; the epoch that ranks the valid split best is kept."""
-    max_steps: Size | None = None
-    """Maximum number of gradient steps in all; epochs beyond are left out, but not the first one. Default: 600, and as
-    many more for each 300 seconds that --seconds adds."""
-    max_gradients: PositiveFloat | None = None
-    """Maximum number of gradients of firings and links, over the fits with and without degrees; epochs beyond are left
-    out, but not the first one. Default: 1e8 on a CPU and 1.6e9 on a GPU, and as many more for each 300 seconds that
-    --seconds adds."""
+    """Number of passes over the questions, where the time of the run suffices."""
     batch_size: Size | None = None
     """Number of questions of a gradient step. Default: 256, or 128 where there are fewer than 12,800."""
     max_batch_firings: Size = 4_000_000
-    """Maximum number of firings whose gradients are computed at once, about 300 bytes each: a larger batch, and a
-    larger minibatch of PPO, is computed in parts. `funcppo train` lowers it where its memory is small (--memory)."""
+    """Maximum number of firings whose gradients are computed at once, about 300 bytes each: a larger batch is computed
+    in parts. `funcppo train` lowers it where its memory is small (--memory)."""
     learning_rate: NonNegativeFloat = 0.02
-    """Initial learning rate of Adam, which falls to 0 along a line; with 0 PPO starts from the rule confidences."""
+    """Initial learning rate of Adam, which falls to 0 along a line; 0 fits nothing."""
     penalty: Penalty = field(default_factory=Penalty)
     """Gaussian priors of the weights of evidence."""
 
@@ -160,10 +147,7 @@ class EmbeddingConfig:
     """Parts of the facts. The prior of a training question is that of embeddings which have not seen the part that its
     fact is in; one model more sees all facts."""
     n_epochs: Size = 30
-    """Passes over the facts."""
-    seconds: PositiveFloat | None = None
-    """Seconds that training may take, by a count of its work: epochs beyond are left out, and all of it where too few
-    are left. Default: a fifth of the time of the run (--seconds), at least 60."""
+    """Passes over the facts, where the time of the run suffices."""
     batch_size: Size = 512
     """Questions of a gradient step."""
     learning_rate: PositiveFloat = 0.03
@@ -185,11 +169,8 @@ class BellmanFordConfig:
     n_layers: Size = 4
     """Number of facts of the longest path that it sees."""
     n_steps: Size | None = None
-    """Gradient steps of a network. Default: 1,000, and as many more for each 300 seconds that --seconds adds."""
-    seconds: PositiveFloat | None = None
-    """Seconds that training and the priors of all questions may take, by a count of the work: steps beyond are left
-    out, and all of it where too few are left. questions.bellman_ford=on makes all steps. Default: twice the time
-    of the run (--seconds), at least 600."""
+    """Gradient steps of a network, where the time of the run suffices. Default: 1,000, and as many more for each 300
+    seconds that --seconds adds."""
     batch_size: Size = 32
     """Questions of a gradient step."""
     learning_rate: PositiveFloat = 5e-3
@@ -212,8 +193,8 @@ class ProverTaskConfig:
     """Settings of the proof search and of the prover network."""
 
     max_height: Size | None = None
-    """Maximum height of a proof: rule applications on one branch. Default: the one of 1, 2, 3 that ranks the valid
-    split best."""
+    """Maximum height of a proof: rule applications on one branch. Default: 1, or the next greater one by which rules
+    rank the valid split better; heights are tried while that, or the share of valid that rules derive, grows."""
 
     max_depth: Size = 20
     """Maximum number of resolution steps in one search; beyond it the search counts as not proved."""
@@ -347,7 +328,7 @@ _DEFAULT_PPO = PPOConfig(
     n_minibatches=4,
     learning_rate=1e-3,
     learning_rate_schedule=Schedule(kind="linear"),
-    # The entropy is relative to the prior, so this weight limits how far PPO moves the confidences or the listwise fit.
+    # The entropy is relative to the prior, so this weight limits how far PPO moves the confidences.
     entropy_coef=0.3,
     # Rewards are of order 1 and the entropy weight is in their unit, so advantages are not normalised.
     advantage_ddof=None,
@@ -371,20 +352,20 @@ class RunConfig:
     """How files of triples are read and split."""
 
     steps: PositiveInt | None = None
-    """Total number of environment steps, over all environments; rounded up to whole rollouts. Default: 120,000, or
-    fewer where a run that learns from questions would take much longer than a minute for them. With --resume a larger
-    number extends the run: its schedules and validations then span the new total."""
+    """Total number of environment steps of a run that learns from proofs, over all environments; rounded up to whole
+    rollouts. Default: 120,000. With --resume a larger number extends the run: its schedules and validations then span
+    the new total."""
 
     seconds: PositiveFloat | None = 300.0
-    """Time limit of the whole run in seconds, from reading the data to the ranking of test; None for no limit. It is
-    divided over the phases: what does not fit is sampled or left out, and a note counts it. What a setting of its own
-    bounds (steps, questions.max_questions, listwise.max_gradients) is done whole and does not count."""
+    """Time limit of the whole run in seconds, from reading the data to the ranking of test; None for no limit. Rules
+    rank test before anything is learnt, and what gains most a second is learnt first: what does not fit is sampled or
+    left out, and a note counts it. What a setting of its own bounds (steps, questions.max_questions) is done whole."""
 
     seed: Seed = 0
     """Random seed of the initial weights, the training queries and the actions."""
 
-    device: DeviceName = "cpu"
-    """Device to train on: cpu, cuda, or cuda:N for GPU number N."""
+    device: DeviceChoice = "auto"
+    """Device to train on: cpu, cuda, cuda:N for GPU number N, or auto: a GPU where there is one."""
 
     threads: PositiveInt = 1
     """Number of CPU threads of an operation, which the last bits of results depend on. The tensors of a small graph
@@ -400,20 +381,21 @@ class RunConfig:
     """Precision of matrix products: highest (float32), high (TF32) or bfloat16."""
 
     learner: Literal["auto", "questions", "proofs"] = "auto"
-    """What PPO learns from: questions (which candidate that the rules derive is the answer, by the evidence for and
-    against each), proofs (which rules and facts prove an atom), or auto (questions at height 1, otherwise proofs)."""
+    """What a run learns from: questions (which candidate that the rules derive is the answer, by the evidence for and
+    against each), proofs (which rules and facts prove an atom, by PPO), or auto (questions at height 1, otherwise
+    proofs)."""
 
     score: Literal["auto", "success", "best-proof"] = "auto"
-    """How the policy scores a candidate: success, best-proof, or auto (the better of the two on the valid split)."""
+    """How a policy scores a candidate: success, best-proof, or auto: best-proof, unless the other ranks the valid split
+    better by more than two standard errors."""
 
     rule_score: str = "auto"
-    """Score by rule confidences that the policy is compared with, as --score of `funcppo evaluate`, or auto (the one
-    that ranks the valid split best)."""
+    """Score by rule confidences that what is learnt is compared with: max-confidence, noisy-or, noisy-or@P, or auto:
+    noisy-or@3, unless others rank the valid split better by more than two standard errors."""
 
     n_validations: PositiveInt = 12
-    """Number of evaluations on the valid split during training; the best parameters are kept. Where a run learns from
-    questions and valid has fewer than 500 triples, the last ones are, unless they rank valid worse than those before
-    the first update by more than two standard errors."""
+    """Number of evaluations on the valid split while a run learns from proofs; later parameters are kept where they
+    rank it better by more than two standard errors."""
 
     n_validation_queries: PositiveInt | None = None
     """Number of valid queries ranked at each validation, a random sample; None: all of valid where the run learns from
@@ -436,7 +418,7 @@ class RunConfig:
     """Settings of a Bellman-Ford network, another prior of these candidates."""
 
     listwise: ListwiseConfig = _DEFAULT_LISTWISE
-    """Settings of the listwise fit that PPO starts from, of a run that learns from questions."""
+    """Settings of the listwise fit, of a run that learns from questions."""
 
     prover: ProverTaskConfig = _DEFAULT_PROVER
     """Settings of the proof search and of the prover network."""

@@ -152,7 +152,7 @@ def test_the_settings_import_no_torch():
     ("config", "field"),
     [
         (lambda: QuestionConfig(n_best=0), "n_best"),
-        (lambda: QuestionConfig(seconds=0.0), "seconds"),
+        (lambda: QuestionConfig(odds_power=0.0), "odds_power"),
         (lambda: ListwiseConfig(learning_rate=-1.0), "learning_rate"),
         (lambda: Penalty(rule_weight=-1.0), "rule_weight"),
     ],

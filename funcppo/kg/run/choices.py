@@ -1,8 +1,9 @@
-"""Choices that valid makes in a new run: one loop over stages, each of which may replace a simpler way by a better one.
+"""Choices that valid makes in a run: stages, each of which may replace what is best so far, by one rule, in one loop.
 
-`choose` runs the stages and writes a row for each; `start_run` has all of a run in their order: the settings by which
-rule confidences rank valid best (`choose_settings`), the height by the untrained policy, and for a run that learns from
-questions what its score weighs beside the rules (`_QuestionStages`). Every stage says by which `Accept` it is judged.
+A candidate replaces what is kept only if it ranks valid better by more than two standard errors of the paired
+difference (`is_better`). `choose` runs one stage and writes its row; `choose_in_time` runs stages by the gain that they
+promise a second, each within its part of the time that the ranking of test leaves. `start_run` has all of a run: the
+settings of its rules (`choose_settings`), the ranking of test by them, and what is learnt from questions (`_Learner`).
 """
 
 from __future__ import annotations
@@ -13,30 +14,22 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import product
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from funcppo.core.host import NO_DEADLINE, Deadline, map_in_threads
+from funcppo.core.types import F64
 from funcppo.kg.config import (
-    EMBEDDING_SECONDS,
     N_NETWORK_STEPS,
-    NETWORK_SECONDS,
-    ListwiseConfig,
     Note,
     ProverTaskConfig,
     RunConfig,
-    batch_size,
 )
 from funcppo.kg.graph.dataset import Dataset
-from funcppo.kg.logic import (
-    derive,
-    fixpoint,
-    joins,
-    resolve,
-)
+from funcppo.kg.logic import derive, fixpoint, joins, resolve
 from funcppo.kg.logic import kb as kbase
 from funcppo.kg.logic.derive import RulePlan, plan_rules
 from funcppo.kg.logic.fixpoint import (
@@ -48,42 +41,39 @@ from funcppo.kg.logic.fixpoint import (
 from funcppo.kg.logic.joins import RowBudget, RowBudgetExceeded
 from funcppo.kg.logic.kb import HEAD, TAIL, KnowledgeBase
 from funcppo.kg.mining import MAX_TINY_FACTS, ROWS_PER_SECOND, MiningConfig
-from funcppo.kg.ranking import rank_metrics, ranking
+from funcppo.kg.ranking import ranking
 from funcppo.kg.ranking.ranking import (
     ListedQueries,
     RankingProtocol,
     check_queries,
+    ranked_sides,
 )
 from funcppo.kg.run import budget, fit, held_out, rule_files
 from funcppo.kg.run.budget import Choice, RunTime
-from funcppo.kg.run.fit import Quality, QuestionSetup, ValidEvidence
+from funcppo.kg.run.fit import QuestionSetup
 from funcppo.kg.run.run import (
     DEFAULT_STEPS,
     MAX_VALIDATION_SUCCESSORS,
     MIN_VALIDATION_QUERIES,
+    NO_PROOF_ROW,
     PROOF_SCORES,
     Run,
-    at_start,
     build_run,
     count_search_successors,
-    has_few_valid,
-    ppo_config,
+    fitted_state,
+    validation_queries,
     with_valid_evidence,
 )
-from funcppo.kg.scores import evidence, learned, path_network
-from funcppo.kg.scores.learned import QuestionParams
-from funcppo.kg.scores.score import (
-    OTHER_FACTS,
-    Candidates,
-    names_to_try,
-    parse,
-)
-from funcppo.kg.search.beam import SchedulerState, SearchConfig
+from funcppo.kg.scores import evidence, learned, link_embedding
+from funcppo.kg.scores.learned import Params
+from funcppo.kg.scores.score import OTHER_FACTS, Candidates, names_to_try, parse
+from funcppo.kg.search.beam import ScoreName
 from funcppo.kg.search.task import (
     MAX_DERIVATIONS_PER_ATOM,
     as_counts,
     entity_pool,
     held_out_triples,
+    with_other_facts,
     with_rule_counts,
 )
 
@@ -91,142 +81,209 @@ T = TypeVar("T")
 
 # rows of joins that the combinations of one height and object identity may make
 MAX_TRIAL_ROWS = 100_000_000
-# A greater height is tried only if its searches for all of valid, by every score, compute at most this many successors,
-# empty places of the tables included; and if there are more test queries, if these do. A successor takes 15 to 40
-# microseconds on one CPU thread, and a run ranks valid some 15 times.
-MAX_TRIAL_SUCCESSORS = 400_000
+DEFAULT_SCORE = "noisy-or@3"  # unless others rank valid better
+HEIGHTS = range(
+    1, 9
+)  # to try, until neither the ranks nor what is derived grows
+N_ERRORS = 2.0  # of the gain by which a candidate replaces what is kept
+# Shares of the time that is left when each begins, at most: mining, the settings of rules, what they derive, the
+# evidence of valid, and the ranking of test by rules.
+MINING_SHARE, SETTINGS_SHARE, DERIVING_SHARE = 0.4, 0.25, 0.2
+VALID_SHARE, TEST_SHARE = 0.12, 0.12
+# of the time of a stage that needs them, for listing its questions
+LISTING_SHARE = 0.5
+# with fewer passes over the facts or steps there is little to gain
+MIN_EMBEDDING_EPOCHS, MIN_NETWORK_STEPS = 8, 200
+# Linked candidates are compared where as many ranks tell: of fewer the answers may happen to be unlinked.
+MIN_LINKED_RANKS = 100
+# How much stronger the priors of weights are in a fit that is held near its start.
+HELD_FACTOR = 256.0
 
 
 # -- the loop
 
 
 class Candidate(NamedTuple, Generic[T]):
-    """Way that a stage may take, with how well it ranks valid."""
+    """Way that a stage may take, with how it ranks valid."""
 
     label: str
     value: T
-    quality: Quality | None  # on valid; None without valid
+    # of each query and side of valid; None without valid
+    ranks: F64[Tensor, "Q"] | None
 
-
-class Accept(NamedTuple):
-    """Gain on valid by which the best of the later ways replaces the first way."""
-
-    min_gain: float | None = 0.0  # more than this in the metric; None: any
-    n_errors: float = 0.0  # more than so many standard errors, queries paired
-    # Of all that are worse than the best by no more than `min_gain`, the first one is taken.
-    takes_simplest: bool = False
-
-    def pick(self, tried: Sequence[Candidate[T]]) -> Candidate[T]:
-        """Return the way to take by its quality on valid; the last way if a quality is unknown."""
-        qualities = [one.quality for one in tried]
-        if None in qualities or len(tried) == 1:
-            return tried[-1]
-        metrics = [quality.metric for quality in qualities if quality]
-        best = max(range(1, len(tried)), key=metrics.__getitem__)
-        if self.takes_simplest:
-            bound = max(metrics) - (self.min_gain or 0.0)
-            return next(
-                one for one, m in zip(tried, metrics, strict=True) if m >= bound
-            )
-        if self.min_gain is not None:
-            best *= metrics[best] > metrics[0] + self.min_gain
-        if self.n_errors and best:
-            gain, error = paired_gain(tried[best], tried[0]) or (0.0, 0.0)
-            best *= gain > self.n_errors * error
-        return tried[best]
-
-
-LARGEST = Accept()
-ABOVE_MIN_GAIN = Accept(min_gain=0.0005)
-SIMPLEST_OF_BEST = Accept(min_gain=0.0005, takes_simplest=True)
-# The best of some sixteen epochs gains a standard error or more by chance alone.
-BEYOND_CHANCE = Accept(min_gain=None, n_errors=2.0)
-BEST_BEYOND_CHANCE = Accept(n_errors=2.0)
-ALWAYS = Accept(min_gain=-math.inf)
+    @property
+    def mrr(self) -> float:
+        """Return the mean reciprocal rank on valid; NaN without valid."""
+        return math.nan if self.ranks is None else float(self.ranks.mean())
 
 
 class Stage(NamedTuple, Generic[T]):
-    """Stage of a choice: alternatives to a simpler way of a run, and the gain on valid by which one is accepted."""
+    """Stage of a run: candidates for what is best so far, and what they promise.
+
+    Functions get the best way so far.
+    """
 
     name: str
-    simpler: str  # the label of the way so far
-    candidates: Callable[[Candidate[T]], Iterable[Candidate[T]]]
-    accept: Accept
-    is_set: bool = False  # its time does not count
-
-
-def choose(
-    stages: Iterable[Stage[T]],
-    best: Candidate[T],
-    run_time: RunTime,
-    *,
-    stops_at_loss: bool = False,
-) -> Candidate[T]:
-    """Run stages one after the other, each from the best way so far; return the best way.
-
-    Args:
-      run_time: gets the time of each stage and a row for what valid decided.
-      stops_at_loss: a stage is not begun after one whose simpler way was kept.
-    """
-    for stage in stages:
-        began = run_time.phase_start
-        tried = [best._replace(label=stage.simpler), *stage.candidates(best)]
-        best = stage.accept.pick(tried)
-        run_time.end_phase(stage.name, is_set=stage.is_set)
-        if len(tried) > 1 and None not in (one.quality for one in tried):
-            seconds = run_time.phase_start - began
-            run_time.choices.append(_make_row(stage, tried, best, seconds))
-        if stops_at_loss and best is tried[0]:
-            break
-    return best
-
-
-def _make_row(
-    stage: Stage[T],
-    tried: Sequence[Candidate[T]],
-    chosen: Candidate[T],
-    seconds: float,
-) -> Choice:
-    """Build the row of the table of choices for a stage."""
-    metrics = {one.label: one.quality.metric for one in tried if one.quality}
-    shown = chosen
-    if chosen is tried[0]:
-        shown = max(tried[1:], key=lambda one: metrics[one.label])
-    paired = paired_gain(shown, tried[0])
-    return Choice(
-        stage=stage.name,
-        chosen=chosen.label,
-        is_kept=chosen is not tried[0],
-        seconds=seconds,
-        valid_before=metrics[tried[0].label],
-        valid_after=metrics[chosen.label],
-        standard_error=paired and paired[1],
-        tried=metrics,
-    )
+    # yields them, the simplest first, until the deadline
+    candidates: Callable[[Candidate[T], Deadline], Iterable[Candidate[T]]]
+    # the share of 1 - MRR that it gained elsewhere, see `GAINS`
+    gain: float = 0.0
+    # stages of one family gain alike
+    family: str = ""
+    # the least seconds that gain anything, and the seconds of all of it
+    seconds: Callable[[], tuple[float, float]] = lambda: (0.0, 0.0)
+    # why it cannot be begun yet; empty if it can
+    obstacle: Callable[[Candidate[T]], str] = lambda _: ""
+    # the user has set it: its first candidate is taken whatever valid says, and no time ends it
+    is_set: bool = False
 
 
 def paired_gain(
-    one: Candidate[T], other: Candidate[T]
-) -> tuple[float, float] | None:
-    """Return the mean gain of `one` over `other` in reciprocal rank and its standard error; None for unknown ranks."""
-    ranks = [
-        candidate.quality and candidate.quality.reciprocal_rank
-        for candidate in (one, other)
-    ]
-    if ranks[0] is None or ranks[1] is None or len(ranks[0]) != len(ranks[1]):
-        return None
-    gain = ranks[0] - ranks[1]
+    one: F64[Tensor, "Q"], other: F64[Tensor, "Q"]
+) -> tuple[float, float]:
+    """Return the mean gain of some reciprocal ranks over others and its standard error, queries paired."""
+    gain = (one - other).double()
     return float(gain.mean()), float(gain.std() / len(gain) ** 0.5)
+
+
+def is_better(
+    one: F64[Tensor, "Q"] | None, kept: F64[Tensor, "Q"] | None
+) -> bool:
+    """Return whether some ranks of valid are better than those that are kept, beyond chance; not without valid.
+
+    The gain is more than two standard errors of the paired difference. Ranks of other queries are not compared.
+    """
+    if one is None or kept is None or not len(kept) or len(one) != len(kept):
+        return False
+    gain, error = paired_gain(one, kept)
+    return gain > N_ERRORS * error
+
+
+def choose(
+    stage: Stage[T],
+    best: Candidate[T],
+    run_time: RunTime,
+    deadline: Deadline = NO_DEADLINE,
+    planned_seconds: float | None = None,
+) -> Candidate[T]:
+    """Run a stage from the best way so far; return the best way then.
+
+    Args:
+      run_time: gets the time of the stage and a row for what valid decided.
+      deadline: when its candidates end.
+      planned_seconds: for its row.
+    """
+    tried = [best]
+    kept = best
+    for one in stage.candidates(best, deadline):
+        tried.append(one)
+        is_forced = stage.is_set or best.ranks is None
+        if (is_forced and kept is best) or is_better(one.ranks, kept.ranks):
+            kept = one
+
+    seconds = run_time.end_phase(stage.name)
+    if len(tried) == 1:
+        return best
+    shown = kept
+    if kept is best:
+        shown = max(tried[1:], key=lambda one: one.mrr)
+    error = None
+    if best.ranks is not None and shown.ranks is not None:
+        error = paired_gain(shown.ranks, best.ranks)[1]
+    run_time.choices.append(
+        Choice(
+            stage=stage.name,
+            chosen=kept.label,
+            is_kept=kept is not best,
+            seconds=seconds,
+            planned_seconds=planned_seconds,
+            valid_before=None if best.ranks is None else best.mrr,
+            valid_after=None if kept.ranks is None else kept.mrr,
+            standard_error=error,
+            tried={
+                one.label: one.mrr for one in tried if one.ranks is not None
+            },
+        )
+    )
+    return kept
+
+
+def choose_in_time(
+    stages: Sequence[Stage[T]], best: Candidate[T], run_time: RunTime
+) -> Candidate[T]:
+    """Run stages in the order of the gain that they promise a second; return the best way then.
+
+    A stage has the part of the time left that is its part of the gain that all waiting ones promise, or all that these
+    leave. What a stage
+    promises is its usual share of 1 - MRR, averaged with what stages of its family gained in this run. One whose least
+    work does not fit is not begun, and its row says so.
+    """
+    waiting = list(stages)
+    seen: dict[str, list[float]] = {}
+
+    while open_ := [stage for stage in waiting if not stage.obstacle(best)]:
+        promised = {one.name: _promised(one, best, seen) for one in open_}
+        planned = {one.name: one.seconds() for one in open_}
+        rates = [
+            (one.is_set, promised[one.name] / max(planned[one.name][1], 0.1))
+            for one in open_
+        ]
+        stage = open_[rates.index(max(rates))]
+        waiting.remove(stage)
+        least, wanted = planned[stage.name]
+        left = run_time.part().seconds_left
+        if not stage.is_set and (least > left or not left):
+            reason = (
+                f"it takes at least {least:.0f} s, and {left:.0f} s are left"
+            )
+            run_time.choices.append(
+                Choice(stage.name, planned_seconds=wanted, reason=reason)
+            )
+            continue
+
+        deadline = NO_DEADLINE
+        if not stage.is_set:
+            share = promised[stage.name] / (sum(promised.values()) or 1.0)
+            others = sum(most for _, most in planned.values()) - wanted
+            most = max(least, share * left, left - others)
+            deadline = run_time.part().at_most(most)
+        before = best
+        best = choose(stage, before, run_time, deadline, wanted)
+        seen.setdefault(stage.family, []).append(_gained(before, best))
+    run_time.choices += [
+        Choice(stage.name, reason=stage.obstacle(best)) for stage in waiting
+    ]
+    return best
+
+
+def _promised(
+    stage: Stage[T], best: Candidate[T], seen: Mapping[str, list[float]]
+) -> float:
+    """Return the gain in MRR that a stage promises, by what stages of its family gained in this run."""
+    shares = [stage.gain, *seen.get(stage.family, ())]
+    left = 1.0 if best.ranks is None else 1.0 - best.mrr
+    return sum(shares) / len(shares) * left
+
+
+def _gained(before: Candidate[T], after: Candidate[T]) -> float:
+    """Return the share of 1 - MRR on valid that a stage has gained."""
+    if after is before or after.ranks is None:
+        return 0.0
+    return (after.mrr - before.mrr) / max(1.0 - before.mrr, 1e-9)
 
 
 def describe_choice(choice: Choice) -> str:
     """Format a row of the table of choices as one line."""
+    if choice.reason:
+        return f"{choice.stage}: not begun: {choice.reason}"
     others = {
         label: metric
         for label, metric in choice.tried.items()
         if label != choice.chosen
     }
-    line = f"{choice.stage}: {choice.chosen} chosen: valid {choice.valid_after:.4f}"
+    line = f"{choice.stage}: {choice.chosen} chosen"
+    if choice.valid_after is not None:
+        line += f": valid {choice.valid_after:.4f}"
     if others:
         best = max(others, key=others.__getitem__)
         line += f"; {best} {others[best]:.4f}"
@@ -245,7 +302,9 @@ class Trial(NamedTuple):
     object_identity: bool
     smoothing: float | None
     score: str
-    mrr: float = math.nan  # on the sampled queries, ties in random order
+    # on the sampled valid queries and sides, ties in random order; None: not tried
+    ranks: F64[Tensor, "Q"] | None = None
+    is_derived: float = 0.0  # share of the answers that the rules derive
     atoms_per_query: float = 0.0  # distinct candidates that were scored
 
     @property
@@ -269,9 +328,10 @@ class Settings(NamedTuple):
     """Settings of a data set that rank its valid split best by rule confidences."""
 
     best: Trial
-    # the best of each height that was tried, ascending
+    # those that were kept at a height below it, and the best, ascending
     by_height: tuple[Trial, ...]
-    trials: tuple[Trial, ...]  # what was compared
+    # the first of a greater height at which rules derive more answers, though they rank no better; None without one
+    deeper: Trial | None = None
     # of the rules without object identity, as `Dataset.rule_counts` holds them; None if none were counted
     rule_counts: np.ndarray | None = None
     # what the rules fire from, on the host; None where height 1 was not tried
@@ -332,36 +392,24 @@ def choose_settings(
     run_time = run_time or RunTime()
     check_rankable(dataset, dataset.valid)
     values = _open_values(cfg, score)
-    is_open = any(len(of) > 1 for of in values)
-    grid, trials = None, []
-    if is_open and len(dataset.valid):
+    heights, identities, smoothings, scores = values
+    first = Trial(heights[0], identities[0], smoothings[0], scores[0])
+    start = Candidate(first.label, first, None)
+
+    grid, kept, deeper = None, [], None
+    if any(len(of) > 1 for of in values) and len(dataset.valid):
         grid = _Grid(dataset, cfg, run_time, deadline)
-        trials = grid.try_heights(*values)
-    if not trials:
-        heights, identities, smoothings, scores = values
-        middle = smoothings[len(smoothings) // 2]
-        trials = [Trial(heights[0], identities[0], middle, scores[-1])]
-    tried = [
-        Candidate(trial.label, trial, Quality(trial.mrr)) for trial in trials
-    ]
-    stage = Stage(
-        "settings of rules",
-        tried[0].label,
-        lambda _: tried[1:],
-        SIMPLEST_OF_BEST,
-    )
-    best = choose([stage], tried[0], run_time).value
-    if is_open and math.isnan(best.mrr):
-        reason = "nothing to choose by" if grid else "no valid split"
-        run_time.note(f"{reason}: {best.label}")
-    of_height = (
-        [one for one in tried if one.value.height == height]
-        for height in dict.fromkeys(trial.height for trial in trials)
-    )
+        kept = grid.choose(*values)
+        deeper = grid.deeper
+    elif any(len(of) > 1 for of in values):
+        run_time.note(f"no valid split: {first.label}")
+    if grid and not kept:
+        run_time.note(f"nothing to choose by: {first.label}")
+    kept = kept or [start]
     return Settings(
-        best,
-        tuple(SIMPLEST_OF_BEST.pick(of).value for of in of_height),
-        tuple(trial for trial in trials if not math.isnan(trial.mrr)),
+        kept[-1].value,
+        tuple(one.value for one in kept),
+        deeper,
         grid.rule_counts if grid else dataset.rule_counts,
         grid.plan if grid else None,
     )
@@ -372,15 +420,17 @@ def _open_values(
 ) -> tuple[
     Sequence[int], Sequence[bool], Sequence[float | None], Sequence[str]
 ]:
-    """Return the values to try of each setting: the one that is set, else all, the simplest first."""
+    """Return the values to try of each setting: the one that is set, else all, that of a run without valid first."""
     identity = cfg.object_identity
     if identity == "auto" and cfg.fact_selection == "policy":
         identity = False  # only the oracle knows which facts keep it
     return (
-        (1, 2, 3) if cfg.max_height is None else (cfg.max_height,),
+        HEIGHTS if cfg.max_height is None else (cfg.max_height,),
         (False, True) if identity == "auto" else (identity,),
-        (None, 5.0, 20.0) if cfg.smoothing == "auto" else (cfg.smoothing,),
-        names_to_try() if score is None else (score,),
+        (5.0, 20.0, None) if cfg.smoothing == "auto" else (cfg.smoothing,),
+        sorted(names_to_try(), key=lambda name: name != DEFAULT_SCORE)
+        if score is None
+        else (score,),
     )
 
 
@@ -393,13 +443,13 @@ def check_rankable(dataset: Dataset, split: np.ndarray) -> None:
 
 def _rank_held(
     held: _HeldCandidates, listed: ListedQueries, name: str
-) -> tuple[float, int]:
-    """Rank the listed queries by a score; return the MRR, ties in random order, and the number of scored atoms."""
+) -> tuple[F64[Tensor, "Q"], float, int]:
+    """Rank the listed queries by a score; return ranks, the share of derived answers, and the number of atoms."""
     # What the rules say chooses the settings of a score with other facts too.
     score = parse(name.removesuffix(OTHER_FACTS))
     ranked = ranking.rank_listed(listed, lambda *_: score.log_odds(held))
-    ranks = rank_metrics.expected_reciprocal_ranks(ranked.counts)
-    return float(ranks.mean()), len(ranked.scored_atom)
+    is_derived = float(ranked.answer_provable.double().mean())
+    return fit.reciprocal_ranks(ranked), is_derived, len(ranked.scored_atom)
 
 
 class _Grid:
@@ -427,6 +477,7 @@ class _Grid:
         self.run_time = run_time
         self.deadline = deadline
         self.max_atoms = cfg.max_atoms
+        self.deeper: Trial | None = None
         self.plan = None
         if cfg.max_height in (None, 1):
             self.plan = plan_rules(self.kb, self.sizes, cfg.memory_share)
@@ -442,47 +493,92 @@ class _Grid:
         held_out = torch.from_numpy(held_out_triples(dataset))
         self.known_triples = torch.cat([answering, held_out])
 
-    def try_heights(
+    def choose(
         self,
         heights: Sequence[int],
         identities: Sequence[bool],
         smoothings: Sequence[float | None],
         scores: Sequence[str],
-    ) -> list[Trial]:
-        """Try ascending heights until a height ranks worse or takes too long, which is noted; return the trials."""
+    ) -> list[Candidate[Trial]]:
+        """Return the settings that are kept at each height that is better than those below; none if none is tried.
+
+        Ascending heights are tried until some answers are derived and neither the best ranks nor the share of these
+        answers grows, or one takes too long, which is noted.
+        """
         kinds = list(product(smoothings, scores))
-        trials: list[Trial] = []
-        best_below = -1.0
+        kept: list[Candidate[Trial]] = []
+        below = (-1.0, -1.0)
         for height in heights:
             is_alone = len(heights) > 1 and height > 1 and len(identities) > 1
-            found: list[Trial] = []
-            for object_identity in (False,) if is_alone else identities:
-                tried = f"height {height}"
-                tried += " with object identity" * object_identity
-                try:
-                    found += self._try(
-                        height,
-                        object_identity,
-                        kinds,
-                        tried,
-                        is_later=bool(trials or found),
-                    )
-                except RowBudgetExceeded as error:
-                    note = f"{tried} not tried: {error}"
-                    if object_identity:
-                        self.run_time.note_cut(note)
-                        continue
-                    # Object identity projects less away, and a greater height joins more facts.
-                    self.run_time.note_cut(
-                        f"{note}; what takes longer is not tried either"
-                    )
-                    return [*trials, *found]
-            trials += found
-            best = max((trial.mrr for trial in found), default=-1.0)
-            if best < best_below:
+            trials, reason = self._try_height(
+                height, (False,) if is_alone else identities, kinds, bool(kept)
+            )
+            tried = [Candidate(one.label, one, one.ranks) for one in trials]
+            if tried:
+                kept = self._keep(kept, tried, height)
+                best, share = (
+                    max(one.mrr for one in tried),
+                    trials[0].is_derived,
+                )
+                if share and best <= below[0] and share <= below[1]:
+                    break
+                below = max(best, below[0]), max(share, below[1])
+            if reason:
+                self.run_time.note_cut(reason)
                 break
-            best_below = best
-        return trials
+        return kept
+
+    def _keep(
+        self,
+        kept: list[Candidate[Trial]],
+        tried: list[Candidate[Trial]],
+        height: int,
+    ) -> list[Candidate[Trial]]:
+        """Return the settings kept below with those of a height, if they are better."""
+        first, *others = tried
+        name = f"settings of rules at height {height}"
+        stage = Stage(name, lambda *_: others)
+        best = choose(stage, first, self.run_time)
+        if kept:
+            stage = Stage(f"height {height}", lambda *_: [best])
+            if choose(stage, kept[-1], self.run_time) is kept[-1]:
+                if best.value.is_derived > kept[-1].value.is_derived:
+                    self.deeper = self.deeper or best.value
+                return kept
+        self.deeper = None
+        return [*kept, best]
+
+    def _try_height(
+        self,
+        height: int,
+        identities: Sequence[bool],
+        kinds: Sequence[tuple[float | None, str]],
+        is_later: bool,
+    ) -> tuple[list[Trial], str]:
+        """Return the trials of a height, and why what takes longer is not tried either; empty if all was tried."""
+        found: list[Trial] = []
+        for object_identity in identities:
+            tried = (
+                f"height {height}" + " with object identity" * object_identity
+            )
+            try:
+                found += self._try(
+                    height,
+                    object_identity,
+                    kinds,
+                    tried,
+                    is_later=is_later or bool(found),
+                )
+            except RowBudgetExceeded as error:
+                note = f"{tried} not tried: {error}"
+                # Object identity projects less away, and a greater height joins more facts.
+                if not object_identity:
+                    return (
+                        found,
+                        f"{note}; what takes longer is not tried either",
+                    )
+                self.run_time.note_cut(note)
+        return found, ""
 
     def _try(
         self,
@@ -557,7 +653,9 @@ class _Grid:
             height, object_identity, rows, show
         )
 
-        def rank(kind: tuple[float | None, str]) -> tuple[float, int]:
+        def rank(
+            kind: tuple[float | None, str],
+        ) -> tuple[F64[Tensor, "Q"], float, int]:
             if deadline.is_over:
                 raise RowBudgetExceeded("more time than was left")
             kb = with_confidence(self.kb, counts, kind[0])
@@ -566,9 +664,12 @@ class _Grid:
 
         show("ranking", 0, len(kinds))
         trials: list[Trial] = []
-        for (mrr, n), kind in zip(map_in_threads(rank, kinds), kinds):
-            per_query = n / len(self.queries)
-            trials.append(Trial(height, object_identity, *kind, mrr, per_query))
+        for ranks, kind in zip(map_in_threads(rank, kinds), kinds):
+            ranked, is_derived, n_atoms = ranks
+            each = n_atoms / len(self.queries)
+            trials.append(
+                Trial(height, object_identity, *kind, ranked, is_derived, each)
+            )
             show("ranking", len(trials), len(kinds))
         return trials
 
@@ -674,29 +775,25 @@ def choose_rules(
     if len(names) == 1:
         return names[0]
 
+    # By default settings, of which no choice on valid favours one of them.
     prover = replace(prover, max_height=prover.max_height or 1)
     tried: list[Candidate[str]] = []
     for i, (name, dataset) in enumerate(datasets.items()):
         part = deadline.share(1 / (len(names) - i))
         quiet = RunTime(on_phase=run_time.on_phase)
-        settings = choose_settings(dataset, prover, None, quiet, part)
-        if not settings.trials:
+        best = choose_settings(dataset, prover, None, quiet, part).best
+        if best.ranks is None:
             run_time.note(
                 f"mining defaults of {names[0]} taken, not compared on valid: {name}: {quiet.notes[0]}"
             )
             return names[0]
-        quality = Quality(max(trial.mrr for trial in settings.trials))
-        tried.append(Candidate(name, name, quality))
+        tried.append(Candidate(name, name, best.ranks))
     first, *others = tried
-    stage = Stage("mined rules", first.label, lambda _: others, ABOVE_MIN_GAIN)
-    return choose([stage], first, run_time).value
+    stage = Stage("mined rules", lambda *_: others)
+    return choose(stage, first, run_time).value
 
 
 # -- a new run
-
-
-class _SearchTooLong(Exception):
-    """Raised where a search computes more successors than it may, or has no time left."""
 
 
 def start_run(
@@ -705,11 +802,10 @@ def start_run(
     run_time: RunTime | None = None,
     memory_limit: int | None = None,
 ) -> Run:
-    """Start a run with the settings and the score by which the untrained policy ranks valid best; return the run.
+    """Start a run: choose its settings, rank test by rules, and learn from questions; return the run.
 
-    Rule confidences choose smoothing and object identity. Of the heights that they rank, the policy chooses: a greater
-    one must rank better, and none is tried after one that does not. At height 1 a run learns from questions, above it
-    from proofs, unless the learner is set.
+    Rule confidences choose height, smoothing and object identity. At height 1 a run learns from questions, above it
+    from proofs, by PPO, unless the learner is set.
 
     Args:
       run_config: the settings; those that are open are chosen.
@@ -722,7 +818,7 @@ def start_run(
     """
     run_time = run_time or RunTime(run_config.seconds)
     run_config, notes = budget.plan_settings(
-        run_config, len(dataset.facts), memory_limit
+        budget.with_device(run_config), len(dataset.facts), memory_limit
     )
     run_time.notes += notes
     for name in ("valid", "test"):
@@ -731,25 +827,18 @@ def start_run(
         except ValueError as error:
             raise ValueError(f"{dataset.name}: {name}: {error}") from None
 
-    prover, score = run_config.prover, run_config.rule_score
-    if run_config.learner == "questions" or prover.object_identity is True:
-        prover = replace(prover, max_height=prover.max_height or 1)
-    settings = choose_settings(
-        dataset,
-        prover,
-        None if score == "auto" else score,
-        run_time,
-        run_time.until(RunTime.CHOICE),
-    )
-    if settings.rule_counts is not None:
-        dataset = replace(dataset, rule_counts=settings.rule_counts)
-    run_config = replace(run_config, rule_score=settings.best.score)
-    run = _choose_height(run_config, dataset, settings, run_time)
+    run = _build_chosen(run_config, dataset, run_time)
     if run.questions is not None:
-        run = _start_from_questions(run, run_config.learner == "auto", run_time)
-    if run.questions is None and not run_time.until(RunTime.FIT).is_over:
-        run_time.on_phase("ranking valid by rule confidences")
-        run = replace(run, rule_metric=held_out.rule_metric(run))
+        run_time.on_phase("listing evidence of valid queries")
+        seconds = run_time.part(VALID_SHARE).seconds_left
+        run = with_valid_evidence(run, seconds)
+        run_time.end_phase("evidence of valid")
+    run, by_rules = _choose_other_facts(run, run_time)
+    run = _rank_test_by_rules(run, run_time)
+    if run.questions is not None:
+        run = _Learner(run, run_time).learn(by_rules)
+    elif run.n_validation_queries:
+        run = _choose_proof_score(run, run_time)
     steps = run.run_config.steps or DEFAULT_STEPS
     return replace(
         run,
@@ -759,673 +848,727 @@ def start_run(
     )
 
 
-def _choose_height(
-    run_config: RunConfig,
-    dataset: Dataset,
-    settings: Settings,
-    run_time: RunTime,
-) -> Run:
-    """Build the run with the height at which the untrained policy ranks valid best."""
+def _choose_rule_settings(
+    run_config: RunConfig, dataset: Dataset, run_time: RunTime
+) -> Settings:
+    """Choose the settings by which rules rank valid best, of those that a run may have."""
+    prover, score = run_config.prover, run_config.rule_score
+    if run_config.learner == "questions" or prover.object_identity is True:
+        prover = replace(prover, max_height=prover.max_height or 1)
+    if (prover.max_height or 1) > 1 and prover.object_identity == "auto":
+        # A policy cannot keep it.
+        prover = replace(prover, object_identity=False)
+    settings = choose_settings(
+        dataset,
+        prover,
+        None if score == "auto" else score,
+        run_time,
+        run_time.part(SETTINGS_SHARE),
+    )
+    run_time.end_phase("settings of rules")
+    return settings
 
-    def config_of(trial: Trial) -> RunConfig:
+
+def _build_chosen(
+    run_config: RunConfig, dataset: Dataset, run_time: RunTime
+) -> Run:
+    """Build the run with the settings by which rules rank valid best; at a lower height where T_P takes too much."""
+    settings = _choose_rule_settings(run_config, dataset, run_time)
+    if settings.rule_counts is not None:
+        dataset = replace(dataset, rule_counts=settings.rule_counts)
+
+    lowest, *_ = settings.by_height
+    for trial in reversed(settings.by_height):
         learner = run_config.learner
         if learner == "auto":
             learner = "questions" if trial.height == 1 else "proofs"
-        prover = trial.apply(run_config.prover)
-        return replace(run_config, prover=prover, learner=learner)
-
-    def try_height(
-        trial: Trial, below: Candidate[Run]
-    ) -> Iterator[Candidate[Run]]:
-        try:
-            _check_search(below.value, trial)
-            run = build_run(config_of(trial), dataset, run_time.on_phase)
-            scored = _bounded_score(run, run_time)
-        except _SearchTooLong as error:
-            run_time.note_cut(
-                f"policy: height {trial.height} not tried: {error}"
-            )
-            return
-        # Its ranks are not in the order of those of the height below.
-        quality = scored.quality and Quality(scored.quality.metric)
-        yield Candidate(f"height {trial.height}", scored.value, quality)
-
-    first, *greater = settings.by_height
-    run = build_run(
-        config_of(first),
-        dataset,
-        run_time.on_phase,
-        run_time.until(RunTime.VALID),
-        settings.plan,
-    )
-    run_time.end_phase("what the rules derive")
-    best = _score_untrained(run, run_time)
-    run_time.end_phase("evidence of valid")
-    stages = [
-        Stage(
-            "height of the policy",
-            f"height {below.height}",
-            partial(try_height, trial),
-            ABOVE_MIN_GAIN,
+        config = replace(
+            run_config,
+            prover=trial.apply(run_config.prover),
+            learner=learner,
+            rule_score=trial.score,
         )
-        for below, trial in zip(settings.by_height, greater)
-    ]
-    return choose(stages, best, run_time, stops_at_loss=True).value
+        deadline = run_time.part(DERIVING_SHARE)
+        plan = settings.plan if trial.height == 1 else None
+        try:
+            run = build_run(config, dataset, run_time.on_phase, deadline, plan)
+        except ValueError as error:
+            if trial is lowest:
+                raise
+            run_time.note_cut(f"height {trial.height} not taken: {error}")
+            continue
+        run_time.end_phase("what the rules derive")
+        if run_config.learner == "auto" and settings.deeper is not None:
+            return _try_proofs(run, run_config, settings.deeper, run_time)
+        return run
+    raise AssertionError("a choice has settings for a height")
 
 
-def _check_search(below: Run, trial: Trial) -> None:
-    """Check by a rough count that the smallest validation by search at a height is within its bound.
+def _try_proofs(
+    run: Run, run_config: RunConfig, trial: Trial, run_time: RunTime
+) -> Run:
+    """Return the run that learns from proofs at a greater height, if untrained it ranks valid better than rules.
 
     Args:
-      below: the run at the height below.
-
-    Raises:
-      _SearchTooLong: it is not.
+      run: at the height by which rules rank valid best.
+      trial: of a height at which they derive more.
     """
-    task, height = below.task, trial.height
-    n_queries = min(MIN_VALIDATION_QUERIES, len(task.dataset.valid))
-    shape = resolve.make_resolve_config(task.kb, task.sizes, height)
-    n_successors = count_search_successors(shape.max_successors, height)
-    n_atoms = trial.atoms_per_query * n_queries
-    if n_atoms * n_successors > MAX_VALIDATION_SUCCESSORS:
-        raise _SearchTooLong(
-            f"a search for {n_queries} valid queries would compute over {MAX_VALIDATION_SUCCESSORS:,} successors, by a "
-            "rough count"
+    shape = resolve.make_resolve_config(
+        run.task.kb, run.task.sizes, trial.height
+    )
+    n_successors = count_search_successors(shape.max_successors, trial.height)
+    n_queries = min(MIN_VALIDATION_QUERIES, len(run.task.dataset.valid))
+    if (
+        n_queries * trial.atoms_per_query * n_successors
+        > MAX_VALIDATION_SUCCESSORS
+    ):
+        run_time.note(
+            f"proofs at height {trial.height} not tried: their search takes too long"
         )
+        return run
+    deadline = run_time.part(DERIVING_SHARE)
+    deeper_config = replace(
+        run_config,
+        prover=trial.apply(run_config.prover),
+        learner="proofs",
+        rule_score=trial.score,
+    )
 
-
-def _bounded_score(run: Run, run_time: RunTime) -> Candidate[Run]:
-    """Choose the score of the untrained run, if ranking valid by search stays within its bound.
-
-    Raises:
-      _SearchTooLong: it is not.
-    """
-    n_valid, n_test = run.n_validation_queries, len(run.task.dataset.test)
-    limit = MAX_TRIAL_SUCCESSORS * n_valid // max(n_valid, n_test)
-    deadline = run_time.until(RunTime.VALID)
-    n_successors = 0
-
-    def bounded_step(cfg: SearchConfig, *inputs: Any) -> SchedulerState:
-        nonlocal n_successors
-        n_successors += cfg.rows_per_step * cfg.resolve.max_successors
-        if n_successors > limit:
-            raise _SearchTooLong(
-                f"a search for {n_valid} valid queries computes over {limit:,} successors"
+    def rank(*_: object) -> Iterator[Candidate[Run]]:
+        report = held_out.stopping_at(deadline, run_time.on_phase)
+        show = partial(
+            report, f"ranking valid by proofs of height {trial.height}"
+        )
+        try:
+            found = held_out.rank_valid(deeper, deeper.state.start_params, show)
+        except held_out.TimeOver:
+            run_time.note_cut(
+                f"proofs at height {trial.height} not tried: there was no time for it"
             )
-        if deadline.is_over:
-            raise _SearchTooLong("there was no time left")
-        return run.search_step(cfg, *inputs)
+            return
+        label = f"proofs at height {trial.height}"
+        yield Candidate(label, deeper, fit.reciprocal_ranks(found))
 
-    scored = _score_untrained(replace(run, search_step=bounded_step), run_time)
-    scored_run = replace(scored.value, search_step=run.search_step)
-    return scored._replace(value=scored_run)
+    try:
+        deeper = build_run(
+            deeper_config, run.task.dataset, run_time.on_phase, deadline
+        )
+    except ValueError as error:
+        run_time.note_cut(f"height {trial.height} not taken: {error}")
+        return run
+    by_rules = ranking.rank_split(
+        run.task,
+        validation_queries(deeper),
+        parse(run.run_config.rule_score),
+        RankingProtocol(sides=ranked_sides(run.task)),
+    )
+    name = f"rules at height {run.task.max_height}"
+    start = Candidate(name, run, fit.reciprocal_ranks(by_rules))
+    return choose(Stage("proofs", rank), start, run_time).value
 
 
-def _score_untrained(run: Run, run_time: RunTime) -> Candidate[Run]:
-    """Return the run with the score that is set, or with the score that ranks valid best before training."""
-    if run.questions is not None:
-        return _choose_odds_power(run, run_time)
+def _count_other_facts(
+    run: Run, run_time: RunTime, _: object, deadline: Deadline
+) -> Iterator[Candidate[Run]]:
+    """Yield the run with other facts in its rule score, with its ranks of valid; nothing if counting takes too long."""
+    report = held_out.stopping_at(deadline, run_time.on_phase)
+    variant = f"{run.run_config.rule_score}{OTHER_FACTS}"
+    try:
+        report("counting other facts")
+        task = with_other_facts(run.task, report, MAX_TRIAL_ROWS)
+    except held_out.TimeOver:
+        run_time.note_cut(f"{variant}: not tried: there was no time for it")
+        return
+    except RowBudgetExceeded:
+        run_time.note_cut(
+            f"{variant}: not tried: it makes more than {MAX_TRIAL_ROWS:,} rows of joins"
+        )
+        return
+
+    valid = run.valid_evidence
+    if valid is not None:
+        of_valid = replace(valid.task, other_facts=task.other_facts)
+        valid = replace(valid, task=of_valid)
+    config = replace(run.run_config, rule_score=variant)
+    counted = replace(run, task=task, valid_evidence=valid, run_config=config)
+    by_variant = held_out.rank_valid_by_rules(counted)
+    assert by_variant is not None, "the other score ranks valid"
+    yield Candidate(variant, counted, fit.reciprocal_ranks(by_variant))
+
+
+def _choose_other_facts(
+    run: Run, run_time: RunTime
+) -> tuple[Run, F64[Tensor, "Q"] | None]:
+    """Return the run with its rule score, with other facts too where valid says so, and its ranks of valid."""
+    name = run.run_config.rule_score
+    run_time.on_phase("ranking valid by rule confidences")
+    ranked = held_out.rank_valid_by_rules(run)
+    if ranked is None:
+        return run, None
+    start = Candidate(name, run, fit.reciprocal_ranks(ranked))
+
+    best = start
+    if parse(name).takes_other_facts:
+        count = partial(_count_other_facts, run, run_time)
+        stage = Stage("other facts in the rule score", count)
+        best = choose(stage, start, run_time, run_time.part(TEST_SHARE))
+    ranked = held_out.rank_valid_by_rules(best.value)
+    assert ranked is not None, "it has ranked valid"
+    metric = held_out.metric_of(run, ranked)
+    return replace(best.value, rule_metric=metric), best.ranks
+
+
+def _rank_test_by_rules(run: Run, run_time: RunTime) -> Run:
+    """Return the run with test, or a sample of it, ranked by rules; reserve the time to rank it by what is learnt."""
+    found = held_out.TestRanking(held_out.rule_rows(run))
+    n_all = len(run.task.dataset.test)
+    if n_all:
+        limit = run_time.part(TEST_SHARE)
+        found.rank_by_rules(run, limit, run_time.on_phase)
+        run_time.end_phase("ranking of test by rules")
+        run_time.reserve(1.5 * found.seconds * n_all / found.n_queries)
+    return replace(run, ranked_test=found)
+
+
+def _choose_proof_score(run: Run, run_time: RunTime) -> Run:
+    """Return the run with the score that is set, or with the score of proofs by which its policy ranks valid best."""
     set_score = run.run_config.score
-    names = PROOF_SCORES if set_score == "auto" else (set_score,)
-    runs = [replace(run, score=name) for name in names]
-    if not run.n_validation_queries:
-        if set_score == "auto":
-            run_time.note(
-                "score of proofs: best-proof: there are no valid triples to choose by"
-            )
-            runs = [run]
-        return Candidate(runs[0].score, runs[0], None)
+    names = PROOF_SCORES[::-1] if set_score == "auto" else (set_score,)
+    deadline = run_time.part(VALID_SHARE)
 
-    first, *others = (
-        _rank_untrained(one.score, one, one.state.start_params, run_time)
-        for one in runs
-    )
-    stage = Stage("score of proofs", first.label, lambda _: others, LARGEST)
-    return choose([stage], first, run_time)
+    def rank(name: ScoreName) -> Candidate[Run]:
+        scored = replace(run, score=name)
+        report = held_out.stopping_at(deadline, run_time.on_phase)
+        show = partial(report, f"ranking valid by {name}, untrained")
+        params = run.state.start_params
+        ranked = held_out.rank_valid(scored, params, show)
+        return Candidate(name, scored, fit.reciprocal_ranks(ranked))
 
-
-def _rank_untrained(
-    label: str, run: Run, params: QuestionParams, run_time: RunTime
-) -> Candidate[Run]:
-    """Rank valid by a run before its first update; return it with its MRR."""
-    show = partial(
-        run_time.on_phase, f"ranking valid by {run.score}, untrained"
-    )
-    ranked = held_out.rank_valid(run, params, show)
-    mrr = fit.summarise(run.task, ranked)["mrr"]
-    ranks = rank_metrics.expected_reciprocal_ranks(ranked.counts)
-    return Candidate(label, run, Quality(mrr, ranks))
+    tried = [Candidate(names[0], replace(run, score=names[0]), None)]
+    try:
+        tried = [rank(names[0])]
+        seconds = run_time.seconds_in_phase
+        run_time.reserve(_seconds_of_policies(run, seconds))
+        tried += [rank(name) for name in names[1:]]
+    except held_out.TimeOver:
+        run_time.note_cut(f"score of proofs: {names[0]}: no time to choose")
+    stage = Stage("score of proofs", lambda *_: tried[1:])
+    return choose(stage, tried[0], run_time).value
 
 
-def _choose_odds_power(run: Run, run_time: RunTime) -> Candidate[Run]:
-    """Choose the power of the odds by which untrained weights rank valid best, for a run that learns from questions."""
-    deadline = run_time.until(RunTime.VALID)
-    run_time.on_phase("listing evidence of valid queries")
-    run = with_valid_evidence(run, deadline.seconds_left)
-    if run.valid_evidence is None:
-        return Candidate("without valid", run, None)
-    run = replace(run, rule_metric=held_out.rule_metric(run))
-
-    def of_power(power: float) -> Candidate[Run]:
-        config, setup = run.run_config, run.questions
-        assert setup is not None, "the run learns from questions"
-        options = replace(config.questions, odds_power=power)
-        changed = replace(
-            run,
-            questions=fit.with_weights_of(setup, odds_power=power),
-            run_config=replace(config, questions=options),
-        )
-        assert changed.questions is not None
-        params = fit.untrained_params(changed.questions)
-        return _rank_untrained(f"{power:g}", changed, params, run_time)
-
-    power = run.run_config.questions.odds_power
-    powers = (1.0, 2.0, 3.0) if power == "auto" else (power,)
-    stage = Stage(
-        "power of the odds",
-        f"{powers[0]:g}",
-        lambda _: (of_power(p) for p in powers[1:] if not deadline.is_over),
-        LARGEST,
-    )
-    return choose([stage], of_power(powers[0]), run_time)
+def _seconds_of_policies(run: Run, seconds: float) -> float:
+    """Estimate the seconds that ranking test before and after training takes, as ranking valid took some seconds."""
+    found = run.ranked_test
+    n_test = found.n_queries if found else 0
+    return 2.5 * seconds * n_test / max(run.n_validation_queries, 1)
 
 
 # -- a run that learns from questions
 
 
 class Fitted(NamedTuple):
-    """Weights of evidence with the evidence of valid that judges them."""
+    """Weights of evidence, with what they have become stage by stage."""
 
     setup: QuestionSetup
-    params: QuestionParams
-    valid: ValidEvidence | None  # None where there is no valid split
-    n_epochs: int = 0  # that there was time for
+    params: Params
+    # the name of each stage that was kept, and the weights then
+    steps: tuple[tuple[str, Params], ...] = ()
 
 
-def _start_from_questions(
-    run: Run, may_learn_from_proofs: bool, run_time: RunTime
-) -> Run:
-    """Return the run with its questions listed and the weights that PPO starts from.
-
-    Args:
-      may_learn_from_proofs: where there is no question to learn from, the run learns from proofs.
-
-    Raises:
-      ValueError: there is no question to learn from.
-    """
-    setup, config, task = run.questions, run.run_config, run.task
-    assert setup is not None, "the run learns from questions"
-    options = fit.resolve_left_out(task, config.questions)
-    try:
-        setup, n_questions, note = fit.list_questions(
-            task,
-            setup,
-            options,
-            config.seed,
-            run_time.on_phase,
-            run_time.until(RunTime.QUESTIONS),
-        )
-    except ValueError as error:
-        if not may_learn_from_proofs:
-            message = f"{task.dataset.name}: learner: {error}"
-            raise ValueError(message) from None
-        text = f"learner proofs: no question to learn from: {error}"
-        run_time.notes.append(Note("answers", text))
-        config = replace(config, learner="proofs")
-        run = build_run(config, task.dataset, run_time.on_phase)
-        return _score_untrained(run, run_time).value
-
-    is_set = options.max_questions is not None
-    run_time.end_phase("questions", is_set=is_set)
-    left_out = "without its own fact"
-    if options.left_out == "pair":
-        left_out = "without the facts that link its two entities: no pair of the valid split is linked by a known fact"
-    run_time.notes.append(note)
-    run_time.note(f"each training question is asked {left_out}")
-
-    options = replace(options, max_questions=n_questions)
-    run = replace(run, run_config=replace(config, questions=options))
-    stages = _QuestionStages(run, run_time)
-    fitted = stages.choose(fit.with_weights_of(setup, uses_bellman_ford=False))
-    return _plan_ppo(stages, fitted)
+# The share of 1 - MRR on valid that a stage gains, kept or not: means over Nations, UMLS, Kinships, Family, FB15k-237,
+# WN18RR and their inductive samples; most stages gain on one or two of them.
+GAINS = {
+    "listwise fit": 0.2,
+    "fit held near the start": 0.05,
+    "degrees": 0.02,
+    "linked candidates": 0.01,
+    "link embeddings": 0.08,
+    "path network": 0.04,
+    "answers without a proof": 0.01,
+}
 
 
-def _plan_ppo(stages: _QuestionStages, fitted: Fitted) -> Run:
-    """Return the run before its first update, with as many PPO updates as the time allows."""
-    run, run_time = stages.run, stages.run_time
-    config, policy = run.run_config, fitted.setup.policy
-    weighed = policy.aggregation
-    options = replace(
-        config.questions,
-        degrees=weighed.uses_degrees,
-        embedding=weighed.uses_embedding,
-        bellman_ford=weighed.uses_bellman_ford,
-        no_proof=weighed.no_proof,
-    )
-    ppo = budget.split_minibatches(
-        config.ppo, policy.capacity, config.listwise.max_batch_firings
-    )
-    if ppo != config.ppo:
-        run_time.note(
-            f"PPO: a minibatch is computed in {ppo.n_microbatches} parts: at once it would not fit"
-        )
-    config = replace(config, questions=options, ppo=ppo)
-
-    if config.steps is None:
-        seconds = run_time.until(RunTime.PPO).seconds_left
-        seconds -= config.n_validations * stages.metric_seconds
-        most = ppo_config(config)
-        n_updates = budget.n_updates_within(
-            most, policy, config.device, max(seconds, 0.0)
-        )
-        if n_updates < most.n_updates:
-            steps = n_updates * ppo.n_envs * ppo.n_steps
-            config = replace(config, steps=steps)
-            run_time.note_cut(
-                f"PPO makes {n_updates} of {most.n_updates} updates: more would weigh too many firings or take over "
-                f"{max(seconds, 0.0):.0f} s (--steps sets them)"
-            )
-    if has_few_valid(run.task):
-        text = (
-            f"{len(run.task.dataset.valid):,} valid triples tell small differences by chance alone: the last update of "
-            "PPO is kept unless it ranks them worse than its start by more than 2 standard errors, and rules rank "
-            "answers only if they rank them better by as much"
-        )
-        run_time.notes.append(Note("data", text))
-    run = replace(run, run_config=config, valid_evidence=fitted.valid)
-    return at_start(run, fitted.setup, fitted.params)
-
-
-class _QuestionStages:
-    """Stages that decide what a run that learns from questions weighs beside the confidences of its rules.
-
-    Attributes:
-      options: which evidence is weighed, where it is set.
-      listwise: settings of a fit.
-      metric_seconds: what the last validation took.
-    """
+class _Learner:
+    """What a run that learns from questions weighs beside the confidences of its rules: stages that valid judges."""
 
     def __init__(self, run: Run, run_time: RunTime) -> None:
         """Set the run, with its settings and the evidence of valid."""
         self.run, self.run_time = run, run_time
-        self.options = run.run_config.questions
-        self.listwise = run.run_config.listwise
-        self.metric_seconds = 0.0
+        self.options = fit.resolve_left_out(run.task, run.run_config.questions)
+        assert run.questions is not None, "the run learns from questions"
+        # with the questions once they are listed, and all priors that are trained
+        self.setup = run.questions
+        self.valid = run.valid_evidence
+        self.problem = ""  # why there are no questions
+        self.fit_seconds = 0.0  # of the last fit
+        # the best weights so far that tell all entities apart, kept or not
+        self.knowing: Candidate[Fitted] | None = None
 
-    def choose(self, setup: QuestionSetup) -> Fitted:
-        """Choose the weights that PPO starts from, for questions that are listed."""
-        options, valid = self.options, self.run.valid_evidence
-        if options.embedding is True:
-            setup, valid = self._embed(setup, valid) or (setup, valid)
-        best = self._fit_rules(setup, valid)
-        stages = self._added_weights()
+    def learn(self, by_rules: F64[Tensor, "Q"] | None) -> Run:
+        """Return the run with the weights that rank valid best.
 
-        if options.embedding == "auto":
-            stages.append(
-                Stage("link embeddings", "off", self._embeddings, BEYOND_CHANCE)
+        Args:
+          by_rules: the ranks of valid by the rule score; None without valid.
+        """
+        untrained = self._choose_power()
+        start = Candidate("rules", untrained.value, by_rules)
+        stage = Stage("sum of odds", lambda *_: [untrained])
+        best = choose(stage, start, self.run_time)
+        best = choose_in_time(self._stages(), best, self.run_time)
+        if self.options.no_proof == "auto" and self.valid is not None:
+            # After all priors, which rank what no rule derives.
+            last = Stage(
+                "answers without a proof",
+                self._rank_without_proof,
+                gain=GAINS["answers without a proof"],
+                seconds=self._cost_of_linked,
+                obstacle=self._obstacle_without_proof,
             )
-        if options.bellman_ford:
-            is_set = options.bellman_ford is True
-            stages.append(
-                Stage(
-                    "Bellman-Ford network",
-                    "off",
-                    self._network,
-                    ALWAYS if is_set else BEYOND_CHANCE,
-                    is_set,
-                )
-            )
-        if options.no_proof == "auto" and not self.run.task.is_countries:
-            name = "answers without a proof"
-            stage = Stage(name, "last", self._without_proof, BEYOND_CHANCE)
-            stages.append(stage)
-        fitted = choose(stages, best, self.run_time).value
-        network = fitted.setup.facts.network
-        if network is None:
-            return fitted
-        setup = fit.with_network(
-            fitted.setup,
-            network,
-            fit.left_out_of(options),
-            self.run.run_config.seed,
-            self.run_time.on_phase,
+            best = choose_in_time([last], best, self.run_time)
+        return self._finish(best, best.label != "rules")
+
+    def _choose_power(self) -> Candidate[Fitted]:
+        """Return the untrained weights with the power of the odds that is set or ranks valid best."""
+        power = self.options.odds_power
+        first, *others = (1.0, 2.0, 3.0) if power == "auto" else (power,)
+        if self.valid is None:
+            others = []
+
+        def of_power(power: float) -> Candidate[Fitted]:
+            setup = fit.with_weights_of(self.setup, odds_power=power)
+            params = fit.untrained_params(setup)
+            return self._candidate(f"{power:g}", Fitted(setup, params))
+
+        stage = Stage(
+            "power of the odds", lambda *_: (of_power(p) for p in others)
         )
-        is_set = options.bellman_ford is True
-        self.run_time.end_phase("Bellman-Ford network", is_set=is_set)
-        return fitted._replace(setup=setup)
+        began = time.monotonic()
+        best = choose(stage, of_power(first), self.run_time)
+        self.metric_seconds = (time.monotonic() - began) / (1 + len(others))
+        power = best.value.setup.weighed.odds_power
+        self.options = replace(self.options, odds_power=power)
+        self.setup = best.value.setup
+        return best
+
+    def _stages(self) -> list[Stage[Fitted]]:
+        """Return the stages that the settings leave open or ask for; without valid those that it need not judge."""
+        options, has_valid = self.options, self.valid is not None
+        stages = [
+            Stage(
+                "listwise fit",
+                partial(self._fit, "fit"),
+                family="fits",
+                seconds=self._cost_of_fit,
+                obstacle=lambda _: self.problem,
+            )
+        ]
+        if not self.run.run_config.listwise.learning_rate:
+            stages = []
+        if has_valid and stages:
+            stages += [
+                Stage(
+                    "fit held near the start",
+                    partial(self._fit, "fit", held=HELD_FACTOR),
+                    family="fits",
+                    seconds=self._cost_of_fit,
+                    obstacle=self._fails_at("fit", wants=False),
+                ),
+                Stage(
+                    "linked candidates",
+                    self._move_linked,
+                    family="offsets",
+                    seconds=self._cost_of_linked,
+                    obstacle=self._obstacle_of_linked,
+                ),
+            ]
+            if options.degrees == "auto":
+                fit_degrees = partial(self._fit, "+ degrees", uses_degrees=True)
+                stages.append(
+                    Stage(
+                        "degrees",
+                        fit_degrees,
+                        family="fits",
+                        seconds=self._cost_of_fit,
+                        obstacle=self._fails_at("fit"),
+                    )
+                )
+
+        priors = (
+            (options.embedding, "link embeddings", self._embed, self._cost_of_embedding),
+            (options.bellman_ford, "path network", self._train_network, self._cost_of_network),
+        )  # fmt: skip
+        for option, name, candidates, seconds in priors:
+            if option is True or (option == "auto" and has_valid):
+                stages.append(
+                    Stage(
+                        name,
+                        candidates,
+                        family="priors",
+                        seconds=seconds,
+                        obstacle=self._obstacle_of_priors,
+                        is_set=option is True,
+                    )
+                )
+        return [one._replace(gain=GAINS[one.name]) for one in stages]
+
+    def _fails_at(
+        self, row: str, wants: bool = True
+    ) -> Callable[[Candidate[Fitted]], str]:
+        """Return the obstacle of a stage that needs a row to be kept, or to be tried and not kept."""
+
+        def obstacle(best: Candidate[Fitted]) -> str:
+            is_kept = any(name == row for name, _ in best.value.steps)
+            if self.problem:
+                return self.problem
+            if not self.fit_seconds:
+                return "no fit was made"
+            return (
+                "" if is_kept == wants else f"the {row} is{' not' * wants} kept"
+            )
+
+        return obstacle
+
+    def _obstacle_of_priors(self, best: Candidate[Fitted]) -> str:
+        """Return why no prior is trained, which costs most; empty if one is."""
+        options = self.options.embedding, self.options.bellman_ford
+        is_perfect = best.ranks is not None and best.mrr == 1.0
+        return "nothing ranks valid better" * (
+            is_perfect and True not in options
+        )
+
+    def _obstacle_of_linked(self, best: Candidate[Fitted]) -> str:
+        """Return why the weights of linked candidates are not moved; empty if they are."""
+        if not self.options.links:
+            return "links are not weighed"
+        if best.ranks is None or len(best.ranks) < MIN_LINKED_RANKS:
+            return (
+                f"fewer than {MIN_LINKED_RANKS} ranks of valid tell too little"
+            )
+        return self._fails_at("fit")(best)
 
     def _candidate(
         self,
         label: str,
-        setup: QuestionSetup,
-        params: QuestionParams,
-        valid: ValidEvidence | None,
-        n_epochs: int = 0,
+        fitted: Fitted,
+        best: Candidate[Fitted] | None = None,
+        row: str = "",
     ) -> Candidate[Fitted]:
-        """Return weights with how well they rank valid, and time the ranking."""
-        began = time.monotonic()
-        quality = valid and valid.quality(setup, params)
-        self.metric_seconds = time.monotonic() - began
-        return Candidate(label, Fitted(setup, params, valid, n_epochs), quality)
+        """Return weights with their ranks of valid.
 
-    def _fit_rules(
-        self, setup: QuestionSetup, valid: ValidEvidence | None
-    ) -> Candidate[Fitted]:
-        """Fit the weights, with degrees where these are set or where valid says so."""
-        degrees = (False, True)
-        if self.options.degrees != "auto":
-            degrees = (self.options.degrees,)
-        return self._fit(setup, valid, degrees)
+        Args:
+          best: the way before; its steps come before this one.
+          row: the name of the step.
+        """
+        setup, params, _ = fitted
+        ranks = None
+        if self.valid is not None:
+            ranked = self.valid.rank_by_weights(setup, params)
+            ranks = fit.reciprocal_ranks(ranked)
+        if best is not None:
+            steps = (*best.value.steps, (row, params))
+            fitted = fitted._replace(steps=steps)
+        found = Candidate(label, fitted, ranks)
+        before = -1.0 if self.knowing is None else self.knowing.mrr
+        if learned.knows_all(params) and found.mrr > before:
+            self.knowing = found
+        return found
+
+    # -- fits
+
+    def _list(self, deadline: Deadline) -> bool:
+        """List the training questions unless they are; return whether there are some."""
+        if self.setup.world is not None or self.problem:
+            return not self.problem
+        task, config = self.run.task, self.run.run_config
+        part = deadline.share(LISTING_SHARE)
+        most = None
+        if self.valid is not None and not math.isinf(part.at):
+            # A chunk of them is not interrupted.
+            seconds = self.run_time.phases["evidence of valid"]
+            each = seconds / max(self.valid.n_questions, 1)
+            most = max(64, int(part.seconds_left / max(each, 1e-6)))
+        try:
+            self.setup, _, note = fit.list_questions(
+                task,
+                self.setup,
+                self.options,
+                config.seed,
+                self.run_time.on_phase,
+                part,
+                most,
+            )
+        except ValueError as error:
+            self.problem = f"no question to learn from: {error}"
+            self.run_time.notes.append(Note("answers", self.problem))
+            return False
+        self.run_time.notes.append(note)
+        left_out = "without its own fact"
+        if self.options.left_out == "pair":
+            left_out = "without the facts that link its two entities: no known fact links a pair of the valid split"
+        self.run_time.note(f"each training question is asked {left_out}")
+        return True
+
+    def _cost_of_fit(self) -> tuple[float, float]:
+        """Estimate the seconds of a fit: as the last one, or by what ranking valid took."""
+        if self.fit_seconds:
+            return 0.6 * self.fit_seconds, self.fit_seconds
+        seconds = self.run_time.phases.get("evidence of valid", 1.0)
+        n_valid = self.valid.n_questions if self.valid else 1000
+        n_facts = len(evidence.binary_facts(self.run.task.kb))
+        n_asked = self.options.max_questions or 2 * n_facts
+        return 0.0, 2 * seconds * n_asked / max(n_valid, 1)
+
+    def _cost_of_linked(self) -> tuple[float, float]:
+        """Estimate the seconds of ranking valid with three amounts."""
+        return 3 * self.metric_seconds, 3 * self.metric_seconds
+
+    def _refit(
+        self,
+        best: Candidate[Fitted],
+        deadline: Deadline,
+        held: float = 1.0,
+        **weighs: bool,
+    ) -> Fitted:
+        """Fit the weights of what is weighed, and of more; the weight of a path network stays.
+
+        Args:
+          held: how much stronger the priors of weights are.
+          weighs: changed settings of what is weighed.
+        """
+        kept, config = best.value.setup.weighed, self.run.run_config
+        weighed = replace(kept, uses_bellman_ford=False, **weighs)
+        setup = replace(self.setup, weighed=weighed)
+        penalty = config.listwise.penalty
+        penalty = replace(
+            penalty,
+            rule_weight=held * penalty.rule_weight,
+            link_weight=held * penalty.link_weight,
+            degree_weight=held * penalty.degree_weight,
+            feature_deviation=penalty.feature_deviation / held**0.5,
+        )
+
+        began = time.monotonic()
+        params = fit.fit_weights(
+            setup,
+            replace(config.listwise, penalty=penalty),
+            config.seed,
+            self.run_time.on_phase,
+            deadline,
+        )
+        self.fit_seconds = max(time.monotonic() - began, 1e-3)
+        if kept.uses_bellman_ford:
+            setup = fit.with_weights_of(setup, uses_bellman_ford=True)
+            weight = best.value.params.network_prior_weight
+            params = params._replace(network_prior_weight=weight)
+        return Fitted(setup, params)
 
     def _fit(
         self,
-        setup: QuestionSetup,
-        valid: ValidEvidence | None,
-        degrees: Sequence[bool],
-    ) -> Candidate[Fitted]:
-        """Return the fit that ranks valid best within the time; the untrained weights if its gain may be chance.
-
-        Args:
-          degrees: whether to weigh degrees, each value to try.
-        """
-        cfg, run_time = self.listwise, self.run_time
-        setup = fit.with_weights_of(setup, uses_degrees=degrees[0])
-        start = self._candidate(
-            "untrained", setup, fit.untrained_params(setup), valid
-        )
-        is_embedded = setup.policy.aggregation.uses_embedding
-        is_set = cfg.max_gradients is not None
-        until = RunTime.EMBEDDING if is_embedded else RunTime.FIT
-        deadline = run_time.until(until, is_set=is_set)
-        n_epochs, degrees, notes = budget.plan_fit(
-            cfg,
-            setup.policy,
-            fit.question_world(setup),
-            degrees,
-            deadline.seconds_left,
-            self.metric_seconds,
-            budget.time_factor(self.run.run_config.seconds),
-        )
-        run_time.notes += notes
-
-        cfg = replace(cfg, n_epochs=n_epochs)
-        start = start._replace(value=start.value._replace(n_epochs=n_epochs))
-        stage = Stage(
-            "listwise fit",
-            "untrained",
-            partial(self._epochs, degrees, cfg, deadline),
-            BEST_BEYOND_CHANCE,
-            is_set,
-        )
-        return choose([stage], start, run_time)
-
-    def _epochs(
-        self,
-        degrees: Sequence[bool],
-        cfg: ListwiseConfig,
-        deadline: Deadline,
-        start: Candidate[Fitted],
-    ) -> Iterator[Candidate[Fitted]]:
-        """Yield the weights after each epoch of fits with and without degrees; without valid, of the first fit only."""
-        run_time, setup = self.run_time, start.value.setup
-
-        n_fits = len(degrees) if start.quality else 1
-        for i, uses_degrees in enumerate(degrees[:n_fits]):
-            part = deadline.share(1 / (n_fits - i))
-            setup = fit.with_weights_of(setup, uses_degrees=uses_degrees)
-            kind = _describe_evidence(setup)
-            for epoch, params in enumerate(
-                self._iter_epochs(setup, cfg, part), 1
-            ):
-                yield self._candidate(
-                    f"epoch {epoch}{kind}",
-                    setup,
-                    params,
-                    start.value.valid,
-                    cfg.n_epochs,
-                )
-                run_time.on_phase(
-                    f"listwise fit{kind}", epoch, cfg.n_epochs, part
-                )
-        if deadline.is_over:
-            run_time.note_cut(
-                "listwise fit: it was ended by the time of the run"
-            )
-
-    def _iter_epochs(
-        self, setup: QuestionSetup, cfg: ListwiseConfig, deadline: Deadline
-    ) -> Iterator[QuestionParams]:
-        """Yield the weights after each epoch of a fit that starts from untrained weights."""
-        if not cfg.learning_rate:
-            return
-        first = None
-        if cfg.n_epochs > 1:
-            n_asked = 2 * len(fit.training_facts(self.run.task))
-            size = batch_size(cfg, n_asked)
-            first = (size, self.options.max_size_quantile)
-        yield from fit.iter_epochs(
-            setup.policy,
-            fit.question_world(setup),
-            fit.untrained_params(setup),
-            cfg,
-            self.run.run_config.seed,
-            deadline,
-            first,
-        )
-
-    def _added_weights(self) -> list[Stage[Fitted]]:
-        """Return the stages that add one amount to a weight of all labels; none if PPO starts from rule confidences.
-
-        A fit gives link embeddings too little: those of a training question have not seen a part of the facts, and
-        those of other questions have seen all. And each label has a weight of its own for being linked at all, which
-        its few questions hardly move from 0; all labels together have a valid split to tell it by.
-        """
-        if not self.listwise.learning_rate:
-            return []
-        is_few = has_few_valid(self.run.task)
-        accept = BEST_BEYOND_CHANCE if is_few else LARGEST
-        accept = accept._replace(min_gain=ABOVE_MIN_GAIN.min_gain)
-        return [
-            Stage(
-                f"added to {what}",
-                "0",
-                partial(self._add, name, amounts),
-                accept,
-            )
-            for what, name, amounts in (
-                ("link embeddings", "prior_weight", (0.5, 1.0, 2.0)),
-                ("linked candidates", "linked_weight", (-1.0, -2.0, -4.0)),
-            )
-        ]
-
-    def _add(
-        self,
-        name: str,
-        amounts: Sequence[float],
+        row: str,
         best: Candidate[Fitted],
+        deadline: Deadline,
+        held: float = 1.0,
+        **weighs: bool,
     ) -> Iterator[Candidate[Fitted]]:
-        """Yield the weights with each amount added to the field `name`."""
-        fitted, quality = best.value, best.quality
-        if quality is None or quality.reciprocal_rank is None:
-            return
-        score = fitted.params.score
-        # The untrained weights have none for link embeddings.
-        is_weighed = bool(score.prior_weight.any())
-        if name == "linked_weight":
-            # Of fewer queries the answers may happen to be unlinked, and others be lost at the last places.
-            is_enough = len(quality.reciprocal_rank) >= 100
-            is_weighed = is_enough and self.options.links
-        for amount in amounts if is_weighed else ():
-            changed = score._replace(**{name: getattr(score, name) + amount})
-            yield self._candidate(
-                f"{amount:g}",
-                fitted.setup,
-                fitted.params._replace(score=changed),
-                fitted.valid,
-                fitted.n_epochs,
-            )
+        """Yield the fit of what is weighed so far, and of more."""
+        if self._list(deadline):
+            fitted = self._refit(best, deadline, held, **weighs)
+            yield self._candidate(row, fitted, best, row)
 
-    def _embeddings(
-        self, best: Candidate[Fitted]
+    def _move_linked(
+        self, best: Candidate[Fitted], deadline: Deadline
     ) -> Iterator[Candidate[Fitted]]:
-        """Yield the fit with link embeddings; nothing without a valid split or without time to train them."""
-        setup, _, valid, _ = best.value
-        embedded = self._embed(setup, valid) if valid else None
-        if embedded is None:
-            return
-        degrees = (setup.policy.aggregation.uses_degrees,)
-        fitted = self._fit(*embedded, degrees)
-        fitted = choose(self._added_weights(), fitted, self.run_time)
-        yield fitted._replace(label="on")
+        """Yield the weights with an amount taken from the weight of being linked at all, of all labels alike.
+
+        Each label has a weight of its own, which its few questions hardly move from 0; all labels together have a valid
+        split to tell it by.
+        """
+        fitted = best.value
+        weight = fitted.params.linked_weight
+        for amount in (-1.0, -2.0, -4.0):
+            params = fitted.params._replace(linked_weight=weight + amount)
+            changed = fitted._replace(params=params)
+            yield self._candidate(f"{amount:g}", changed, best, "+ linked")
+
+    # -- priors
+
+    def _cost_of_embedding(self) -> tuple[float, float]:
+        """Estimate the least and the most seconds of link embeddings with the fit after them."""
+        config = self.run.run_config
+        each = budget.embedding_seconds(
+            self.run.task, config.embedding, config.device
+        )
+        n_epochs = config.embedding.n_epochs
+        least = min(MIN_EMBEDDING_EPOCHS, n_epochs) * each
+        fit_least, fit_most = self._cost_of_fit()
+        return least + fit_least, n_epochs * each + fit_most
 
     def _embed(
-        self, setup: QuestionSetup, valid: ValidEvidence | None
-    ) -> tuple[QuestionSetup, ValidEvidence | None] | None:
-        """Add priors by link embeddings to the evidence of questions and valid; None without time to train them."""
-        config, run_time = self.run.run_config, self.run_time
-        cfg = config.embedding
-        is_set = self.options.embedding is True
-        deadline = run_time.until(RunTime.EMBEDDING, is_set=is_set)
-        if not is_set:
-            most = min(deadline.seconds_left, cfg.seconds or EMBEDDING_SECONDS)
-            n_epochs = budget.plan_embedding(
-                self.run.task, cfg, config.device, most
-            )
-            if not n_epochs:
-                run_time.note_cut(
-                    f"link embeddings are not tried: training them would take over {most:.0f} s "
-                    "(questions.embedding=on trains them)"
-                )
-                return None
-            if n_epochs < cfg.n_epochs:
-                run_time.note_cut(
-                    f"link embeddings: {n_epochs} of {cfg.n_epochs} epochs, all that there is time for"
-                )
-            cfg = replace(cfg, n_epochs=n_epochs)
+        self, best: Candidate[Fitted], deadline: Deadline
+    ) -> Iterator[Candidate[Fitted]]:
+        """Yield fits with link embeddings, an amount added to their weights.
 
-        left_out = fit.left_out_of(self.options)
+        A fit gives link embeddings too little: those of a training question have not seen a part of the facts, and
+        those of other questions have seen all.
+        """
+        if not self._list(deadline):
+            return
+        config, left_out = self.run.run_config, fit.left_out_of(self.options)
+        _, of_fit = self._cost_of_fit()
+        left = deadline.seconds_left
         trained = fit.train_embedding(
             self.run.task,
-            cfg,
+            config.embedding,
             left_out,
             config.seed,
-            run_time.on_phase,
-            deadline,
+            self.run_time.on_phase,
+            deadline.at_most(max(left - of_fit, 0.5 * left)),
         )
-        run_time.end_phase("link embeddings", is_set=is_set)
-        valid = valid and valid.change(
-            lambda part: evidence.with_embedding_scores(part, trained, "fact")
-        )
-        return fit.with_embedding(setup, trained, left_out), valid
+        self.setup = fit.with_embedding(self.setup, trained, left_out)
+        if self.valid is not None:
+            self.valid = self.valid.change(
+                lambda part: evidence.with_embedding_scores(
+                    part, trained, "fact"
+                )
+            )
 
-    def _without_proof(
-        self, best: Candidate[Fitted]
+        fitted = self._refit(best, deadline, uses_embedding=True)
+        weight = fitted.params.prior_weight
+        for amount in (0.0, 1.0, 0.5, 2.0) if self.valid else (0.0,):
+            params = fitted.params._replace(prior_weight=weight + amount)
+            changed = fitted._replace(params=params)
+            yield self._candidate(
+                f"on, {amount:g} added", changed, best, "+ embeddings"
+            )
+
+    def _cost_of_network(self) -> tuple[float, float]:
+        """Estimate the least and the most seconds of a path network with the priors of valid and test."""
+        config, task = self.run.run_config, self.run.task
+        cfg = config.bellman_ford
+        of_step, of_priors = budget.network_seconds(task, cfg, config.device)
+        n_ranked = self.run.ranked_test.n_queries if self.run.ranked_test else 0
+        n_ranked = 2 * n_ranked + (self.valid.n_questions if self.valid else 0)
+        n_steps = cfg.n_steps or N_NETWORK_STEPS
+        least = min(MIN_NETWORK_STEPS, n_steps)
+        priors = n_ranked * of_priors
+        return least * of_step + priors, n_steps * of_step + priors
+
+    def _train_network(
+        self, best: Candidate[Fitted], deadline: Deadline
     ) -> Iterator[Candidate[Fitted]]:
-        """Yield the weights with entities that no rule derives among the others; nothing if untrained."""
-        setup, params, valid, _ = best.value
-        if valid is None or not learned.knows_all(params.score):
-            return
-        # From below all that rules derive to among them.
-        for log_odds in (-20.0, -14.0, -10.0, -7.0):
-            changed = fit.with_weights_of(setup, no_proof=log_odds)
-            yield self._candidate(f"{log_odds:g}", changed, params, valid)
-
-    def _network(self, best: Candidate[Fitted]) -> Iterator[Candidate[Fitted]]:
-        """Yield the fit with a Bellman-Ford network, whose one weight for all labels ranks valid best.
+        """Yield the weights with a path network, by one weight for all labels.
 
         Training questions cannot tell the weight: the network has learnt from their facts, and rules were elected and
         other weights fitted by them. A fit trusts the one or the others more than new questions do.
         """
-        setup, params, valid, _ = best.value
-        starts_at_rules = not self.listwise.learning_rate
-        is_set = self.options.bellman_ford is True
-        if not is_set and (valid is None or starts_at_rules):
-            return
-        params_of_network = self._train_network(setup, valid)
-        if params_of_network is None:
-            return
-        network = fit.make_network(self.run.task, params_of_network)
-        valid = valid and valid.change(
-            lambda part: evidence.with_path_scores(part, network, "fact")
+        task, config = self.run.task, self.run.run_config
+        _, most = self._cost_of_network()
+        of_step, _ = budget.network_seconds(
+            task, config.bellman_ford, config.device
         )
-        facts = setup.facts._replace(network=network)
-        setup = fit.with_weights_of(
-            replace(setup, facts=facts), uses_bellman_ford=True
-        )
-        # PPO starts from the rule confidences, or from half a weight where there is no valid split.
-        weights = (0.25, 0.5, 1.0, 2.0) if valid else (0.5,)
-        first, *others = (
-            self._candidate(
-                f"{weight:g}",
-                setup,
-                params._replace(
-                    score=params.score._replace(
-                        network_prior_weight=torch.full_like(
-                            params.score.linked_weight, weight
-                        )
-                    )
-                ),
-                valid,
-            )
-            for weight in ((0.0,) if starts_at_rules else weights)
-        )
-        stage = Stage(
-            "weight of the network", first.label, lambda _: others, LARGEST
-        )
-        chosen = choose([stage], first, self.run_time)
-        yield chosen._replace(label="on")
-
-    def _train_network(
-        self, setup: QuestionSetup, valid: ValidEvidence | None
-    ) -> path_network.Params | None:
-        """Train a Bellman-Ford network; None if there is no time for it and for the priors of all questions."""
-        config, run_time = self.run.run_config, self.run_time
-        cfg, is_set = config.bellman_ford, self.options.bellman_ford is True
-        n_questions = len(fit.question_world(setup).question)
-        n_asked = min(n_questions, fit.MAX_NETWORK_QUESTIONS)
-        n_priors = n_asked + (valid.n_questions if valid else 0)
-        deadline = run_time.until(RunTime.EMBEDDING, is_set=is_set)
-        seconds = math.inf
-        if not is_set:
-            most = cfg.seconds or NETWORK_SECONDS
-            seconds = min(deadline.seconds_left, most)
-        n_steps, planned = budget.plan_bellman_ford(
-            self.run.task, cfg, n_priors, config.device, seconds
-        )
-        if not n_steps:
-            run_time.note_cut(
-                f"a Bellman-Ford network is not tried: it and the priors of {n_priors:,} questions would take over "
-                f"{seconds:.0f} s (questions.bellman_ford=on trains it)"
-            )
-            return None
-
-        run_time.on_phase(f"Bellman-Ford network, about {planned:.0f} s")
-        params, reason = fit.train_bellman_ford(
-            self.run.task,
-            replace(cfg, n_steps=n_steps),
+        n_steps = config.bellman_ford.n_steps or N_NETWORK_STEPS
+        of_priors = (most - n_steps * of_step) / most
+        trained, reason = fit.train_network(
+            task,
+            config.bellman_ford,
             fit.left_out_of(self.options),
             config.seed,
-            run_time.on_phase,
-            deadline,
-        )
-        run_time.end_phase("Bellman-Ford network", is_set=is_set)
-        note = (
-            f"Bellman-Ford network: {n_steps:,} of {cfg.n_steps or N_NETWORK_STEPS:,} steps and the priors of "
-            f"{n_priors:,} questions, planned to take {planned:.0f} s"
+            self.run_time.on_phase,
+            deadline.share(1.0 - of_priors),
         )
         if reason:
-            note += f"; its steps replay no CUDA graph: {reason}"
-        run_time.note(note)
-        if n_asked < n_questions:
-            run_time.note(
-                f"PPO asks {n_asked:,} of {n_questions:,} questions beside the network, drawn at random"
+            self.run_time.note(f"path network: no CUDA graph: {reason}")
+        network = fit.make_network(task, trained)
+        facts = self.setup.facts._replace(network=network)
+        self.setup = replace(self.setup, facts=facts)
+        if self.valid is not None:
+            began = time.monotonic()
+            self.valid = self.valid.change(
+                lambda part: evidence.with_path_scores(part, network, "fact")
             )
-        return params
+            self._reserve_priors(time.monotonic() - began)
 
+        weighed = replace(best.value.setup.weighed, uses_bellman_ford=True)
+        setup = replace(self.setup, weighed=weighed)
+        params = fit.widened(setup, best.value.params)
+        for weight in (1.0, 0.5, 2.0, 0.25) if self.valid else (0.5,):
+            of_all = torch.full_like(params.linked_weight, weight)
+            changed = params._replace(network_prior_weight=of_all)
+            yield self._candidate(
+                f"on, weight {weight:g}",
+                Fitted(setup, changed),
+                best,
+                "+ path network",
+            )
 
-def _describe_evidence(setup: QuestionSetup) -> str:
-    """Describe the evidence that a fit weighs beside the rules, for its progress line; empty for the rules alone."""
-    weighed = setup.policy.aggregation
-    parts = ["degrees"] * weighed.uses_degrees
-    parts += ["link embeddings"] * weighed.uses_embedding
-    return f" with {' and '.join(parts)}" if parts else ""
+    def _obstacle_without_proof(self, best: Candidate[Fitted]) -> str:
+        """Return why entities that no rule derives are not ranked among the others; empty if they are."""
+        if self.run.task.is_countries:
+            return "the rules derive what is ranked"
+        is_known = self._knowing(best) is not None
+        return "" if is_known else "the weights do not tell them apart"
+
+    def _knowing(self, best: Candidate[Fitted]) -> Fitted | None:
+        """Return the best weights that tell entities apart which no rule derives, kept or not."""
+        if learned.knows_all(best.value.params):
+            return best.value
+        return None if self.knowing is None else self.knowing.value
+
+    def _rank_without_proof(
+        self, best: Candidate[Fitted], deadline: Deadline
+    ) -> Iterator[Candidate[Fitted]]:
+        """Yield the weights with entities that no rule derives from below all others to among them."""
+        fitted = self._knowing(best)
+        assert fitted is not None, "there is no obstacle"
+        for log_odds in (-20.0, -14.0, -10.0, -7.0):
+            setup = fit.with_weights_of(fitted.setup, no_proof=log_odds)
+            changed = fitted._replace(setup=setup)
+            yield self._candidate(f"{log_odds:g}", changed, best, NO_PROOF_ROW)
+
+    def _reserve_priors(self, seconds: float) -> None:
+        """Reserve the time that the priors of test take, as those of valid took some seconds."""
+        valid, found = self.valid, self.run.ranked_test
+        if valid is not None and found is not None:
+            per_query = seconds / max(len(valid.queries), 1)
+            self.run_time.reserve(per_query * found.n_queries)
+
+    # -- the end
+
+    def _finish(self, best: Candidate[Fitted], is_better: bool) -> Run:
+        """Return the run with the best weights."""
+        setup, _, steps = best.value
+        weighed, task = setup.weighed, self.run.task
+        facts = self.setup.facts
+        if not weighed.uses_embedding:
+            device = facts.degree.device
+            none = link_embedding.without_models(device)
+            facts = facts._replace(embedding=none)
+        if not weighed.uses_bellman_ford:
+            facts = facts._replace(network=None)
+        setup = replace(self.setup, facts=facts, weighed=weighed, world=None)
+        options = replace(
+            self.options,
+            degrees=weighed.uses_degrees,
+            embedding=weighed.uses_embedding,
+            bellman_ford=weighed.uses_bellman_ford,
+            no_proof=weighed.no_proof,
+        )
+        config = replace(self.run.run_config, questions=options)
+
+        state = fitted_state(task, setup, config, [one for _, one in steps])
+        metric = -1.0
+        if self.valid is not None:
+            ranked = self.valid.rank_by_weights(setup, state.best_params)
+            metric = held_out.metric_of(self.run, ranked)
+        state = state._replace(
+            best_valid_metric=torch.full_like(state.best_valid_metric, metric)
+        )
+        return replace(
+            self.run,
+            run_config=config,
+            questions=setup,
+            valid_evidence=self.valid,
+            state=state,
+            step_names=tuple(name for name, _ in steps),
+            is_learnt_better=is_better,
+        )

@@ -1,12 +1,13 @@
-"""Learning the score of candidates from questions: their evidence, the listwise fit that PPO starts from, and priors.
+"""Learning the score of candidates from questions: their evidence, the listwise fit, and what gives them priors.
 
-`list_questions` lists the evidence of training questions within bounds, `iter_epochs` fits weights of it, and
-`train_embedding` and `train_bellman_ford` train what gives candidates a prior. `ValidEvidence` tells how well weights
-rank. `kg.run.choices` decides which of it a run has.
+`list_questions` lists the evidence of training questions, `fit_weights` fits weights of it, and `train_embedding` and
+`train_network` train what gives candidates a prior; each ends in time, its learning rate at 0 then. `SplitEvidence`
+ranks queries by any weights. `kg.run.choices` decides which of it a run has.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -18,14 +19,12 @@ from torch import Tensor
 from torch.func import grad
 
 from funcppo import optim
-from funcppo.config import AdamConfig, Config, PPOConfig
+from funcppo.config import AdamConfig
 from funcppo.core import random, tree
-from funcppo.core.files import Json
 from funcppo.core.host import NO_DEADLINE, Deadline
 from funcppo.core.settings import is_cuda
 from funcppo.core.types import F64, I64
 from funcppo.kg.config import (
-    LISTING_SECONDS,
     MAX_FIRINGS,
     N_NETWORK_STEPS,
     BellmanFordConfig,
@@ -54,10 +53,8 @@ from funcppo.kg.scores.evidence import Evidence, EvidenceConfig, FactIndex
 from funcppo.kg.scores.learned import (
     AggregationConfig,
     AggregationWorld,
-    Capacity,
     LearnedScore,
-    PolicyConfig,
-    QuestionParams,
+    Params,
     QuestionWorld,
     Weights,
 )
@@ -73,8 +70,8 @@ from funcppo.optim import AdamState
 from funcppo.runtime import memory
 from funcppo.runtime.capture import GraphedStep
 
-# questions that PPO asks beside a network, at most: each needs a pass through it
-MAX_NETWORK_QUESTIONS = 16_384
+# steps of a GPU that may be under way when the time ends
+MAX_QUEUED_STEPS = 16
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,30 +82,41 @@ class QuestionSetup:
     """Index of the facts."""
     aggregation: AggregationWorld
     """What the score reads beside evidence."""
-    policy: PolicyConfig
-    """Which evidence is weighed; its capacity is that of the questions, where there are some."""
+    weighed: AggregationConfig
+    """Which evidence is weighed."""
     world: QuestionWorld | None = None
     """The questions to learn from; None before they are listed."""
 
 
-class Quality(NamedTuple):
-    """Metric on valid, and the reciprocal ranks behind it."""
-
-    metric: float  # larger is better
-    # of each query and side; None where they are not known
-    reciprocal_rank: F64[Tensor, "Q"] | None = None
-
-
 class FitState(NamedTuple):
-    """Weights, moments of Adam and number of steps in the middle of a listwise fit."""
+    """Weights and moments of Adam in the middle of a listwise fit."""
 
-    params: QuestionParams
-    adam: AdamState[QuestionParams]
-    n_steps: int  # so far
+    params: Params
+    adam: AdamState[Params]
+
+
+class Progress:
+    """How far a training is, by its steps or by its time, whichever has less left."""
+
+    def __init__(self, n_steps: int, deadline: Deadline, device: str) -> None:
+        """Start the time."""
+        self.n_steps, self._deadline = n_steps, deadline
+        self._seconds = deadline.seconds_left
+        self._device = device if is_cuda(device) else ""
+
+    def left(self, step: int) -> float:
+        """Return the share that is left before a step, from 1 to 0; a GPU makes the steps before it first."""
+        if self._device and step % MAX_QUEUED_STEPS == 0:
+            torch.cuda.synchronize(self._device)
+        by_steps = 1.0 - step / self.n_steps
+        if math.isinf(self._seconds):
+            return by_steps
+        by_time = self._deadline.seconds_left / max(self._seconds, 1e-9)
+        return max(0.0, min(by_steps, by_time))
 
 
 def set_up(task: ProverTask, cfg: QuestionConfig) -> QuestionSetup:
-    """Index the facts of a task of height 1, and set up the policy that weighs their evidence.
+    """Index the facts of a task of height 1, and set up what weighs their evidence.
 
     Args:
       cfg: degrees and priors that are left open are not weighed, and odds start with power 1.
@@ -120,7 +128,6 @@ def set_up(task: ProverTask, cfg: QuestionConfig) -> QuestionSetup:
         plan=task.answers_plan,
     )
     world = learned.make_world(task.kb, task.sizes, facts)
-
     weighed = AggregationConfig(
         sizes=task.sizes,
         n_shapes=learned.n_shapes(world),
@@ -131,41 +138,36 @@ def set_up(task: ProverTask, cfg: QuestionConfig) -> QuestionSetup:
         odds_power=1.0 if cfg.odds_power == "auto" else cfg.odds_power,
         no_proof=None if cfg.no_proof == "auto" else cfg.no_proof,
     )
-    return QuestionSetup(
-        facts=facts,
-        aggregation=world,
-        policy=PolicyConfig(aggregation=weighed, capacity=Capacity(1, 1, 1)),
-    )
+    return QuestionSetup(facts=facts, aggregation=world, weighed=weighed)
 
 
-def question_world(setup: QuestionSetup) -> QuestionWorld:
-    """Return the listed questions, or a stand-in with which the training state has the same shapes."""
-    if setup.world is not None:
-        return setup.world
-    device = setup.facts.degree.device
-    blank = learned.blank_world(setup.aggregation)
-    return tree.map(lambda x: x.to(device), blank)
-
-
-def untrained_params(setup: QuestionSetup) -> QuestionParams:
+def untrained_params(setup: QuestionSetup) -> Params:
     """Return the weights that add up the odds of rule confidences, each to the power in the settings."""
-    return learned.init_params(
-        setup.policy, random.key(0, setup.facts.degree.device)
+    key = random.key(0, setup.facts.degree.device)
+    return learned.init(setup.weighed, key)
+
+
+def widened(setup: QuestionSetup, params: Params) -> Params:
+    """Return weights in the shapes of the setup; evidence that they do not weigh has weights of 0."""
+    return Params(
+        *(
+            old if old.shape == new.shape else torch.zeros_like(new)
+            for old, new in zip(params, untrained_params(setup), strict=True)
+        )
     )
 
 
 def with_weights_of(
-    setup: QuestionSetup, **settings: bool | float
+    setup: QuestionSetup, **settings: bool | float | None
 ) -> QuestionSetup:
-    """Return the setup with changed aggregation settings of its policy, such as uses_degrees or odds_power."""
-    weighed = replace(setup.policy.aggregation, **settings)
-    return replace(setup, policy=replace(setup.policy, aggregation=weighed))
+    """Return the setup with changed aggregation settings, such as uses_degrees or odds_power."""
+    return replace(setup, weighed=replace(setup.weighed, **settings))
 
 
 def make_weights(
     task: ProverTask,
     setup: QuestionSetup,
-    params: QuestionParams,
+    params: Params,
     left_out: LeftOut = "fact",
 ) -> Weights:
     """Return the weights of the score together with the tensors that it reads beside evidence.
@@ -176,29 +178,20 @@ def make_weights(
     device = setup.facts.degree.device
     return Weights(
         facts=setup.facts,
-        cfg=setup.policy.aggregation,
+        cfg=setup.weighed,
         world=setup.aggregation,
-        params=tree.map(lambda x: x.to(device), params.score),
+        params=tree.map(lambda x: x.to(device), params),
         left_out=left_out,
         smoothing=float(task.cfg.smoothing or 0.0),
     )
 
 
-def question_learner(policy: PolicyConfig, ppo: PPOConfig) -> Config:
-    """Return the configuration of PPO on questions."""
-    return Config(
-        ppo=ppo,
-        env=learned.environment(policy.capacity),
-        agent=learned.agent(policy),
-    )
-
-
-# -- evidence of valid
+# -- evidence of queries
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ValidEvidence:
-    """Evidence of the queries that every validation ranks, collected once."""
+class SplitEvidence:
+    """Evidence of queries of a split, collected once and ranked by any number of scores."""
 
     task: ProverTask
     """The task with all answers of the queries."""
@@ -212,13 +205,19 @@ class ValidEvidence:
     @property
     def n_questions(self) -> int:
         """Return the number of distinct questions."""
-        return sum(
-            len(part.evidence.label)
-            for parts in self.parts.values()
-            for part in parts
-        )
+        return sum(len(part.label) for part in self._evidence())
 
-    def change(self, change: Callable[[Evidence], Evidence]) -> ValidEvidence:
+    @property
+    def n_firings(self) -> int:
+        """Return the number of firings, a candidate and a rule that derives it."""
+        return sum(len(part.rule) for part in self._evidence())
+
+    def _evidence(self) -> Iterator[Evidence]:
+        """Yield the evidence of all parts."""
+        for parts in self.parts.values():
+            yield from (part.evidence for part in parts)
+
+    def change(self, change: Callable[[Evidence], Evidence]) -> SplitEvidence:
         """Return the evidence with a change applied to every part."""
         parts = {
             side: [
@@ -235,22 +234,16 @@ class ValidEvidence:
         )
         return ranking.rank_listed(self.listed, score_atoms, score)
 
-    def rank_by_weights(
-        self, setup: QuestionSetup, params: QuestionParams
-    ) -> Ranking:
+    def rank_by_weights(self, setup: QuestionSetup, params: Params) -> Ranking:
         """Rank the queries by the learned score with given weights."""
         weights = make_weights(self.task, setup, params)
         return self.rank(LearnedScore("evidence", weights))
 
-    def quality(self, setup: QuestionSetup, params: QuestionParams) -> Quality:
-        """Rank the queries by given weights; return the metric and the reciprocal ranks."""
-        return quality_of(self.task, self.rank_by_weights(setup, params))
 
-
-def collect_valid_evidence(
+def collect_evidence(
     task: ProverTask, facts: FactIndex, queries: np.ndarray
-) -> ValidEvidence:
-    """Collect the evidence of the queries of a validation."""
+) -> SplitEvidence:
+    """Collect the evidence of queries of a split."""
     sides = ranking.ranked_sides(task)
     atoms = torch.from_numpy(np.ascontiguousarray(queries))
     parts = {
@@ -266,22 +259,28 @@ def collect_valid_evidence(
     task = with_answers(task, atoms, sides, torch.cat(derived))
     protocol = RankingProtocol(sides=sides)
     listed = ranking.list_split(task, queries, protocol, by_side=True)
-    return ValidEvidence(task=task, queries=queries, parts=parts, listed=listed)
+    return SplitEvidence(task=task, queries=queries, parts=parts, listed=listed)
 
 
-def summarise(task: ProverTask, ranked: Ranking) -> Json:
-    """Return the metrics of a ranking, with "auc_pr" for Countries."""
-    return ranking.summarise_ranking(
-        ranked, list(task.dataset.predicates), with_auc=task.is_countries
-    )
+def with_priors(
+    collected: SplitEvidence, setup: QuestionSetup
+) -> SplitEvidence:
+    """Return the evidence with the priors of candidates that the setup weighs."""
+    facts = setup.facts
+
+    def add(part: Evidence) -> Evidence:
+        if setup.weighed.uses_embedding:
+            part = evidence.with_embedding_scores(part, facts.embedding, "fact")
+        if setup.weighed.uses_bellman_ford:
+            part = evidence.with_path_scores(part, facts.network, "fact")
+        return part
+
+    return collected.change(add)
 
 
-def quality_of(task: ProverTask, ranked: Ranking) -> Quality:
-    """Return the metric of a ranking by which a run chooses, with its reciprocal ranks."""
-    return Quality(
-        summarise(task, ranked)[ranking.selection_metric(task)],
-        rank_metrics.expected_reciprocal_ranks(ranked.counts),
-    )
+def reciprocal_ranks(ranked: Ranking) -> F64[Tensor, "Q"]:
+    """Return the expected reciprocal rank of each query and side."""
+    return rank_metrics.expected_reciprocal_ranks(ranked.counts).cpu()
 
 
 # -- training questions
@@ -324,6 +323,7 @@ def list_questions(
     seed: int,
     on_phase: PhaseCallback = ignore_phase,
     deadline: Deadline = NO_DEADLINE,
+    most: int | None = None,
 ) -> tuple[QuestionSetup, int, Note]:
     """List the evidence of training questions about a sample of the facts; each question leaves its own fact out.
 
@@ -334,7 +334,8 @@ def list_questions(
       cfg: the bounds of the list.
       seed: of what is drawn.
       on_phase: receives the number of questions that are listed, and of all.
-      deadline: ends the list as the seconds of `cfg` do, unless the number of questions is set.
+      deadline: ends the list after a chunk, unless the number of questions is set.
+      most: questions that there is time for; None for no such number.
 
     Returns:
       The setup with the questions whose answer is derived without its own fact; the number of those that were asked;
@@ -344,6 +345,8 @@ def list_questions(
       ValueError: the rules derive no known fact from the others.
     """
     asked, n_all = _draw_questions(task, cfg, seed)
+    if cfg.max_questions is None and most is not None:
+        asked = select_questions(asked, slice(most))
     facts = setup.facts._replace(network=None)
     work = GroundingWork(leaves_out=True)
     settings = EvidenceConfig(
@@ -376,15 +379,8 @@ def list_questions(
         "were left out"
     )
 
-    world = QuestionWorld(
-        setup.aggregation, listed, rows, torch.zeros_like(listed.base_score)
-    )
-    if setup.facts.network is not None:
-        world = _with_network_priors(
-            world, setup.facts.network, left_out_of(cfg), seed, on_phase
-        )
-    policy = replace(setup.policy, capacity=learned.capacity(listed, rows))
-    setup = replace(setup, world=world, policy=policy)
+    world = QuestionWorld(setup.aggregation, listed, rows)
+    setup = replace(setup, world=world)
     return (
         setup,
         len(listed.label),
@@ -430,10 +426,10 @@ def _list_within_bounds(
     """
     listed: list[Evidence] = []
     n_questions, n_firings = 0, 0
-    seconds = min(cfg.seconds or LISTING_SECONDS, deadline.seconds_left)
+    seconds = deadline.seconds_left
     max_firings = cfg.max_firings or MAX_FIRINGS
     if cfg.max_questions is None:
-        work.deadline = deadline.at_most(seconds)
+        work.deadline = deadline
     text = "listing evidence of training questions"
     on_phase(text, 0, n_all, work.deadline)
 
@@ -470,73 +466,49 @@ def derived_questions(listed: Evidence) -> I64[Tensor, "n"]:
     return (listed.answer >= 0).nonzero().squeeze(1)
 
 
-def with_prior_score(
-    setup: QuestionSetup, params: QuestionParams
-) -> QuestionSetup:
-    """Return the setup with the scores by given weights as the policy that PPO starts from."""
-    world = question_world(setup)
-    scores = [world.prior_score[:0]]
-    for start in range(0, len(world.evidence.label), 1024):
-        part = evidence.slice_questions(world.evidence, start, start + 1024)
-        scores.append(
-            learned.score(
-                setup.policy.aggregation,
-                world.aggregation,
-                params.score,
-                learned.whole(part),
-            )
-        )
-    return replace(setup, world=world._replace(prior_score=torch.cat(scores)))
-
-
 # -- the listwise fit
 
 
-def iter_epochs(
-    policy: PolicyConfig,
-    world: QuestionWorld,
-    params: QuestionParams,
+def fit_weights(
+    setup: QuestionSetup,
     cfg: ListwiseConfig,
     seed: int,
+    on_phase: PhaseCallback = ignore_phase,
     deadline: Deadline = NO_DEADLINE,
-    first: tuple[int, float] | None = None,
-) -> Iterator[QuestionParams]:
-    """Yield the weights after each epoch of gradient steps down the listwise loss.
+) -> Params:
+    """Fit the weights of evidence by gradient steps down the listwise loss; return them.
 
     Args:
+      setup: with listed questions.
       seed: of the order of the questions.
-      deadline: ends the epoch in progress, the last one then.
-      first: number of questions of a step, and `max_size_quantile`, of an epoch in the order of the list at the full
-        learning rate, which takes the place of the first one if there is a batch of questions; None for an epoch as
-        the later ones.
+      deadline: ends the fit after a step.
     """
+    assert setup.world is not None, "the questions are listed"
+    weighed, world = setup.weighed, setup.world
+    params = untrained_params(setup)
+    state = FitState(params, optim.init(params))
+    device = world.question.device
     size = batch_size(cfg, len(world.question))
     n_batches = max(1, len(world.question) // size)
-    epochs = range(cfg.n_epochs)
-    fit = FitState(params, optim.init(params), 0)
-    if first is not None:
-        fit = _fit_in_listed_order(policy, world, fit, cfg, *first, deadline)
-    if fit.n_steps:
-        epochs = epochs[1:]
-        yield fit.params
-        if deadline.is_over:
-            return
+    progress = Progress(cfg.n_epochs * n_batches, deadline, str(device))
 
-    n_steps = fit.n_steps + len(epochs) * n_batches
-    for epoch in epochs:
-        key = random.fold_in(random.key(seed, world.question.device), epoch)
+    step = 0
+    for epoch in range(cfg.n_epochs):
+        key = random.fold_in(random.key(seed, device), epoch)
         for question in _batches(world, key, size):
-            rate = cfg.learning_rate * (1.0 - fit.n_steps / n_steps)
-            fit = take_step(policy, world, fit, cfg, question, rate)
+            rate = cfg.learning_rate * progress.left(step)
+            state = take_step(weighed, world, state, cfg, question, rate)
+            step += 1
+            if step % 16 == 0:
+                text = "listwise fit"
+                on_phase(text, step, progress.n_steps, deadline)
             if deadline.is_over:
-                break
-        yield fit.params
-        if deadline.is_over:
-            return
+                return state.params
+    return state.params
 
 
 def take_step(
-    policy: PolicyConfig,
+    weighed: AggregationConfig,
     world: QuestionWorld,
     fit: FitState,
     cfg: ListwiseConfig,
@@ -544,98 +516,34 @@ def take_step(
     rate: float,
 ) -> FitState:
     """Take one step of Adam on a batch of questions."""
-    gradient = batch_gradient(policy, world, fit.params, cfg, question)
-    params, adam = optim.update(
-        AdamConfig(), gradient, fit.adam, fit.params, rate
+    gradient = batch_gradient(weighed, world, fit.params, cfg, question)
+    return FitState(
+        *optim.update(AdamConfig(), gradient, fit.adam, fit.params, rate)
     )
-    return FitState(params, adam, fit.n_steps + 1)
 
 
 def batch_gradient(
-    policy: PolicyConfig,
+    weighed: AggregationConfig,
     world: QuestionWorld,
-    params: QuestionParams,
+    params: Params,
     cfg: ListwiseConfig,
     question: I64[Tensor, "B"],
-) -> QuestionParams:
+) -> Params:
     """Compute the gradient of the listwise loss of a batch of questions, in parts if they do not fit together."""
     size = learned.capacity(world.evidence, question)
     n_together = max(1, cfg.max_batch_firings // budget.batch_firings(1, size))
-    gradient_of = partial(
-        grad(learned.listwise_loss, argnums=3),
-        replace(policy, capacity=size),
-        world,
-        cfg.penalty,
-        params,
-    )
-    if n_together >= len(question):
-        return gradient_of(question)
+    gradient_of = grad(partial(learned.listwise_loss, size=size), argnums=3)
 
     total = tree.zeros_like(params)
     for part in question.split(n_together):
+        gradient = gradient_of(weighed, world, cfg.penalty, params, part)
         share = len(part) / len(question)
         total = tree.map(
             lambda a, b: a + share * b,  # noqa: B023
             total,
-            gradient_of(part),
+            gradient,
         )
     return total
-
-
-def _fit_in_listed_order(
-    policy: PolicyConfig,
-    world: QuestionWorld,
-    fit: FitState,
-    cfg: ListwiseConfig,
-    size: int,
-    quantile: float,
-    deadline: Deadline,
-) -> FitState:
-    """Fit one epoch over the questions in the order of their list, at the full learning rate.
-
-    The first gradient step is on one batch, the others are on groups of four. An incomplete last batch is part of the
-    last group; fewer questions than a batch make no step.
-
-    Args:
-      size: of a batch.
-      quantile: of the firings of a group, beyond which its questions are left out.
-      deadline: ends the epoch after a group.
-    """
-    row = derived_questions(world.evidence)
-    n_done, start = 0, 0
-    while len(row) - n_done >= size:
-        # The last group has fewer batches.
-        most = 4 if n_done else 1
-        n_batches = min(most, (len(row) - n_done) // size)
-        is_last = n_done > 0 and n_batches < most
-        n_done = len(row) if is_last else n_done + n_batches * size
-        stop = int(row[n_done - 1]) + 1
-        group = evidence.slice_questions(world.evidence, start, stop)
-        rows, _ = fitting_questions(group, quantile)
-        group_world = world._replace(
-            evidence=group,
-            question=rows,
-            prior_score=torch.zeros_like(group.base_score),
-        )
-        # The prior of the weights counts once for all questions so far, not once for each group.
-        deviation = cfg.penalty.feature_deviation * (n_done / len(rows)) ** 0.5
-        penalty = replace(cfg.penalty, feature_deviation=deviation)
-
-        _, n_firings, _ = learned.question_sizes(group, rows)
-        by_size = rows[torch.argsort(n_firings, stable=True)]
-        for question in by_size.tensor_split(n_batches):
-            fit = take_step(
-                policy,
-                group_world,
-                fit,
-                replace(cfg, penalty=penalty),
-                question,
-                cfg.learning_rate,
-            )
-        start = stop
-        if deadline.is_over:
-            break
-    return fit
 
 
 def _batches(
@@ -687,7 +595,7 @@ def train_embedding(
     Args:
       left_out: what a training question leaves out, which its model must not have seen.
       seed: of the initial vectors and of the order of the questions.
-      deadline: ends the training after the epoch in progress.
+      deadline: ends the training after a step.
     """
     asked = evidence.training_questions(training_facts(task))
     label = evidence.make_label(asked.predicate, asked.side)
@@ -700,22 +608,21 @@ def train_embedding(
         cfg, task.sizes.n_constants, n_labels, init_key
     )
     state = link_embedding.TrainState(params, optim.init(params))
-    step_fn = link_embedding.train_step
-    if is_cuda(str(device)):
-        step_fn = GraphedStep(step_fn)
+    eager = link_embedding.train_step
+    step_fn = GraphedStep(eager) if is_cuda(str(device)) else eager
 
     n_links = len(links.label)
     size = min(cfg.batch_size, n_links)
-    n_steps = cfg.n_epochs * (n_links // size)
+    progress = Progress(cfg.n_epochs * (n_links // size), deadline, str(device))
     batches = _shuffled_batches(key, n_links, size, cfg.n_epochs)
-    for step, (epoch, rows) in enumerate(batches):
-        if step and step % (n_links // size) == 0 and deadline.is_over:
-            break
-        on_phase("training link embeddings", epoch, cfg.n_epochs)
-        rate = cfg.learning_rate * (1.0 - step / n_steps)
+    for step, rows in enumerate(batches):
+        on_phase("training link embeddings", step, progress.n_steps, deadline)
+        rate = cfg.learning_rate * progress.left(step)
         state = step_fn(
             cfg, links, rows, torch.full((), rate, device=device), state
         )
+        if deadline.is_over:
+            break
     params = tree.map(torch.clone, state.params)
     if isinstance(step_fn, GraphedStep):
         step_fn.release()
@@ -724,12 +631,11 @@ def train_embedding(
 
 def _shuffled_batches(
     key: I64[Tensor, "2"], n_rows: int, size: int, n_epochs: int
-) -> Iterator[tuple[int, I64[Tensor, "n"]]]:
-    """Yield the epoch and the rows of each batch: passes in random order, without incomplete batches."""
+) -> Iterator[I64[Tensor, "n"]]:
+    """Yield the rows of each batch: passes in random order, without incomplete batches."""
     for epoch in range(n_epochs):
         order = random.permutation(random.fold_in(key, epoch), n_rows)
-        for rows in order[: n_rows // size * size].split(size):
-            yield epoch, rows
+        yield from order[: n_rows // size * size].split(size)
 
 
 # -- priors by a Bellman-Ford network
@@ -741,58 +647,14 @@ def make_network(task: ProverTask, params: path_network.Params) -> PathNetwork:
     return path_network.make_network(params, facts, task.sizes.n_constants)
 
 
-def with_network(
-    setup: QuestionSetup,
-    network: PathNetwork,
-    left_out: LeftOut,
-    seed: int,
-    on_phase: PhaseCallback = ignore_phase,
-) -> QuestionSetup:
-    """Return the setup with priors by a Bellman-Ford network in its evidence, which the policy weighs.
-
-    Args:
-      left_out: what a training question leaves out.
-      seed: of the questions that are asked of many.
-    """
-    world = setup.world
-    if world is not None:
-        world = _with_network_priors(world, network, left_out, seed, on_phase)
+def with_network(setup: QuestionSetup, network: PathNetwork) -> QuestionSetup:
+    """Return the setup with priors by a path network, which the score weighs."""
     facts = setup.facts._replace(network=network)
-    setup = replace(setup, facts=facts, world=world)
+    setup = replace(setup, facts=facts)
     return with_weights_of(setup, uses_bellman_ford=True)
 
 
-def _with_network_priors(
-    world: QuestionWorld,
-    network: PathNetwork,
-    left_out: LeftOut,
-    seed: int,
-    on_phase: PhaseCallback,
-) -> QuestionWorld:
-    """Return the world with at most `MAX_NETWORK_QUESTIONS` questions, drawn at random, and with their priors."""
-    key = random.key(seed, world.question.device)
-    order = random.permutation(key, len(world.question))
-    drawn = order[:MAX_NETWORK_QUESTIONS].sort().values
-    world = world._replace(question=world.question[drawn])
-
-    listed = world.evidence
-    is_asked = torch.zeros_like(listed.label, dtype=torch.bool)
-    is_asked = is_asked.index_fill(0, world.question, True)
-    n_questions = len(listed.label)
-    priors = [listed.path_score[:0]]
-    for start in range(0, n_questions, 256):
-        on_phase("priors by the Bellman-Ford network", start, n_questions)
-        stop = min(start + 256, n_questions)
-        part = evidence.slice_questions(listed, start, stop)
-        part = evidence.with_path_scores(
-            part, network, left_out, is_asked[start:stop]
-        )
-        priors.append(part.path_score)
-    listed = listed._replace(path_score=torch.cat(priors))
-    return world._replace(evidence=listed)
-
-
-def train_bellman_ford(
+def train_network(
     task: ProverTask,
     cfg: BellmanFordConfig,
     left_out: LeftOut,
@@ -821,30 +683,33 @@ def train_bellman_ford(
     most = _max_step_bytes(device) * task.cfg.memory_share
     most /= path_network.bytes_per_question(sizes, graph)
     sizes = replace(sizes, n_at_once=max(1, int(most)))
-    step_fn = path_network.train_step
-    if is_cuda(device):
-        step_fn = GraphedStep(step_fn)
+    step = path_network.train_step
+    step_fn = GraphedStep(step) if is_cuda(device) else step
 
     n_steps, host_key = cfg.n_steps or N_NETWORK_STEPS, key.cpu()
+    progress = Progress(n_steps, deadline, device)
     batches = _edge_batches(
         key,
         path_network.edges_of(sizes, graph, training_facts(task)),
         cfg.batch_size,
         n_steps,
     )
-    for step, edge in enumerate(batches, 1):
+    for i, edge in enumerate(batches, 1):
         # On the host: a key takes a hundred operations.
-        drop_key = random.fold_in(random.fold_in(host_key, step), 1)
-        rate = cfg.learning_rate * (1.0 - (step - 1) / n_steps)
+        drop_key = random.fold_in(random.fold_in(host_key, i), 1)
         state = step_fn(
             sizes,
             graph,
             edge,
             drop_key.to(device),
-            torch.full((), rate, device=device),
+            torch.full(
+                (),
+                cfg.learning_rate * progress.left(i - 1),
+                device=device,
+            ),
             state,
         )
-        on_phase("training a Bellman-Ford network", step, n_steps, deadline)
+        on_phase("training a Bellman-Ford network", i, n_steps, deadline)
         if deadline.is_over:
             break
     params, reason = tree.map(torch.clone, state.params), ""
@@ -884,10 +749,12 @@ def _edge_batches(
 
 def blank_priors(
     task: ProverTask, weighed: AggregationConfig, run_config: RunConfig
-) -> tuple[link_embedding.Params | None, path_network.Params | None]:
-    """Return zeros in the shapes of the trained link embeddings and network; None for a prior that is not weighed."""
-    key = random.key(0, run_config.device)
-    embedding, network = None, None
+) -> tuple[link_embedding.Params, path_network.Params]:
+    """Return zeros in the shapes of the trained link embeddings and network; no model where it is not weighed."""
+    device = run_config.device
+    key = random.key(0, device)
+    embedding = link_embedding.without_models(torch.device(device))
+    network = path_network.without_network(torch.device(device))
     if weighed.uses_embedding:
         n_labels = evidence.n_labels(task.sizes)
         vectors = link_embedding.init(

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -17,8 +17,9 @@ from funcppo.core.files import Json
 from funcppo.core.host import NO_DEADLINE, Deadline
 from funcppo.core.settings import is_cuda
 from funcppo.core.types import F64
+from funcppo.kg.config import MAX_VALID_FIRINGS
 from funcppo.kg.logic import kb as kbase
-from funcppo.kg.ranking import evaluate, rank_metrics, ranking, scoring
+from funcppo.kg.ranking import evaluate, rank_metrics, ranking
 from funcppo.kg.ranking.evaluate import Bins
 from funcppo.kg.ranking.ranking import (
     RankedRows,
@@ -33,17 +34,18 @@ from funcppo.kg.ranking.scoring import (
     needs_search,
     search_config,
 )
-from funcppo.kg.run import budget, fit
+from funcppo.kg.run import fit
+from funcppo.kg.run.fit import SplitEvidence
 from funcppo.kg.run.run import (
     BEAM_WIDTH,
     EVIDENCE_SCORE,
+    NO_PROOF_ROW,
     Run,
     RunScore,
     validation_queries,
 )
 from funcppo.kg.scores.learned import LearnedScore
-from funcppo.kg.scores.score import Score, parse
-from funcppo.kg.search import task as prover_task
+from funcppo.kg.scores.score import OTHER_FACTS, Score, parse
 from funcppo.kg.search.beam import (
     ProgressCallback,
     ScoreName,
@@ -51,13 +53,12 @@ from funcppo.kg.search.beam import (
     ignore_progress,
     slots_for_rows,
 )
-from funcppo.kg.search.task import PhaseCallback, ProverTask, ignore_phase
+from funcppo.kg.search.task import PhaseCallback, ignore_phase
 
 # The policy before training, after it, and with the temperature that valid has chosen.
 UNTRAINED, TRAINED, TEMPERED = "untrained", "trained", "trained_at_temperature"
-# Where T_P is not held: queries whose answers tell how many queries are ranked together, and answers of these.
-FIRST_CHUNK_QUERIES = 64
-MAX_CHUNK_ANSWERS = 4_000_000
+# queries that are ranked together first; the time that they take tells how many more there is time for
+FIRST_ROUND = 16
 
 
 class TimeOver(Exception):
@@ -96,15 +97,31 @@ def stopping_at(
 
 
 def policies(run: Run) -> Json:
-    """Return the parameters to evaluate a run with, by name: untrained, after the listwise fit if any, trained."""
-    start, best = run.state.start_params, run.state.best_params
-    if run.questions is None:
-        return {f"{run.score}, untrained": start, f"{run.score}, trained": best}
-    return {
-        "evidence, untrained": fit.untrained_params(run.questions),
-        "evidence, listwise fit": start,
-        "evidence, trained": best,
-    }
+    """Return the parameters to evaluate a run with, by name: untrained, then after each stage or training."""
+    state, untrained = run.state, f"{run.score}, untrained"
+    learnt = {f"{run.score}, trained": state.best_params}
+    if run.questions is not None:
+        learnt = dict(zip(run.step_names, state.steps, strict=True))
+    return {untrained: state.start_params, **learnt}
+
+
+def answering_row(run: Run) -> str:
+    """Return the name of the score that ranks answers, of those by rules and by `policies`."""
+    if run.default_score == run.score:
+        return list(policies(run))[-1]
+    return run.default_score
+
+
+def rule_rows(run: Run) -> tuple[str, ...]:
+    """Return the names of the scores by rules in the table of results, that of the run last."""
+    name = run.run_config.rule_score
+    return (
+        f"exists@{run.task.max_height}",
+        "max-confidence",
+        "noisy-or",
+        name.removesuffix(OTHER_FACTS),
+        name,
+    )
 
 
 def trained_scores(run: Run) -> dict[str, Score]:
@@ -187,8 +204,8 @@ def rank_valid(
     )
 
 
-def rule_metric(run: Run, name: str | None = None) -> float | None:
-    """Return a rule score's metric on the queries of a validation; None without these queries or without T_P.
+def rank_valid_by_rules(run: Run, name: str | None = None) -> Ranking | None:
+    """Rank the queries of a validation by a rule score; None without these queries or without T_P.
 
     In a run that learns from questions a query that is a fact may be derived from itself, as in the evidence that the
     policy weighs.
@@ -199,16 +216,23 @@ def rule_metric(run: Run, name: str | None = None) -> float | None:
     score = parse(name or run.run_config.rule_score)
     task, valid = run.task, run.valid_evidence
     if valid is not None:
-        ranked = valid.rank(score)
-    elif run.questions is not None or not task.least_model.complete:
+        return valid.rank(score)
+    queries = validation_queries(run)
+    is_held = run.questions is None and task.least_model.complete
+    if not is_held or not len(queries):
         return None
-    else:
-        queries = validation_queries(run)
-        if not len(queries):
-            return None
-        protocol = RankingProtocol(sides=ranked_sides(task))
-        ranked = ranking.rank_split(task, queries, score, protocol)
-    return fit.summarise(task, ranked)[selection_metric(task)]
+    protocol = RankingProtocol(sides=ranked_sides(task))
+    return ranking.rank_split(task, queries, score, protocol)
+
+
+def metric_of(run: Run, ranked: Ranking) -> float:
+    """Return the metric of a ranking by which results are told: MRR, or AUC-PR for Countries."""
+    metrics = ranking.summarise_ranking(
+        ranked,
+        list(run.task.dataset.predicates),
+        with_auc=run.task.is_countries,
+    )
+    return metrics[selection_metric(run.task)]
 
 
 # -- any split
@@ -217,204 +241,299 @@ def rule_metric(run: Run, name: str | None = None) -> float | None:
 def iter_rankings(
     run: Run,
     split: np.ndarray,
-    protocol: RankingProtocol,
     rule_scores: Sequence[str],
     on_phase: PhaseCallback = ignore_phase,
 ) -> Iterator[tuple[str, Ranking]]:
     """Yield each score's name and its ranking of a split: rule scores first, then those by `policies`.
 
-    A ranking is of the whole split, or where answers are derived by query of a part of it: the same parts for all
-    scores, in the same order.
+    Where evidence is collected a ranking is of a part of the split: the same parts for all scores, in the same order.
 
     Args:
       rule_scores: names of scores that need no training.
 
     Raises:
       ValueError: a query cannot be ranked (see `ranking.check_split`).
+    """
+    protocol = RankingProtocol(sides=ranked_sides(run.task))
+    ranking.check_split(run.task, split, protocol)
+    scores = {**dict.fromkeys(rule_scores), **policies(run)}
+    for queries, collected in _iter_collected(run, split, on_phase):
+        for name, params in scores.items():
+            report = partial(on_phase, f"ranking by {name}")
+            yield name, _rank(run, queries, collected, name, params, report)
+
+
+def _iter_collected(
+    run: Run, split: np.ndarray, on_phase: PhaseCallback
+) -> Iterator[tuple[np.ndarray, SplitEvidence | None]]:
+    """Yield parts of a split with their evidence; the whole one without evidence of a run that searches proofs."""
+    if run.questions is None:
+        yield split, None
+        return
+    split = split[np.lexsort((split[:, 1], split[:, 0]))]
+    start, size = 0, FIRST_ROUND
+    while start < len(split):
+        on_phase("collecting evidence", start, len(split))
+        queries = split[start : start + size]
+        found = fit.collect_evidence(run.task, run.questions.facts, queries)
+        yield queries, found
+        start += len(queries)
+        size = max(1, min(8 * size, _count_to_hold(run, found)))
+
+
+def _count_to_hold(run: Run, collected: SplitEvidence) -> int:
+    """Return how many queries' evidence is held at once, by that of some."""
+    most = run.run_config.questions.max_valid_firings or MAX_VALID_FIRINGS
+    most *= run.task.cfg.memory_share
+    n_each = max(collected.n_firings, 1) / len(collected.queries)
+    return int(most / n_each)
+
+
+def _rank(
+    run: Run,
+    queries: np.ndarray,
+    collected: SplitEvidence | None,
+    name: str,
+    params: Any,
+    on_progress: ProgressCallback = ignore_progress,
+) -> Ranking:
+    """Rank queries by a score.
+
+    Args:
+      collected: their evidence; None where a run searches proofs.
+      name: of the score.
+      params: of a policy; None for a rule score.
     """
     task = run.task
-    ranking.check_split(task, split, protocol)
-    atoms = torch.from_numpy(split).long().to(task.kb.facts.device)
-    # A query that is a fact must not be derived from itself, as it is where evidence is collected.
-    has_facts = bool(kbase.contains(task.kb, task.sizes, atoms).any())
-    if run.questions is not None and not has_facts:
-        yield from _rank_by_evidence(
-            run, split, protocol, rule_scores, on_phase
-        )
-        return
-
-    for name in rule_scores:
-        on_phase(f"ranking by {name}")
-        yield name, ranking.rank_split(task, split, parse(name), protocol)
-    if run.questions is not None:
-        yield from _rank_by_evidence(run, split, protocol, (), on_phase)
-        return
-    for name, params in policies(run).items():
-        on_progress = partial(on_phase, f"ranking by {name}")
-        policy = policy_score(run, params, run.score, on_progress)
-        yield name, ranking.rank_split(task, split, policy, protocol)
+    protocol = RankingProtocol(sides=ranked_sides(task))
+    if params is None:
+        score = parse(name)
+        atoms = torch.from_numpy(queries).long().to(task.kb.facts.device)
+        # A query that is a fact must not be derived from itself, as it is where evidence is collected.
+        has_facts = bool(kbase.contains(task.kb, task.sizes, atoms).any())
+        if collected is not None and not has_facts:
+            return collected.rank(score)
+    elif collected is not None:
+        assert run.questions is not None, "evidence is collected"
+        on_progress(0, len(queries))
+        setup = run.questions
+        if NO_PROOF_ROW in run.step_names and name != NO_PROOF_ROW:
+            setup = fit.with_weights_of(setup, no_proof=None)
+        return collected.rank_by_weights(setup, params)
+    else:
+        score = policy_score(run, params, run.score, on_progress)
+    return ranking.rank_split(task, queries, score, protocol)
 
 
-def _rank_by_evidence(
-    run: Run,
-    split: np.ndarray,
-    protocol: RankingProtocol,
-    rule_scores: Sequence[str],
-    on_phase: PhaseCallback,
-) -> Iterator[tuple[str, Ranking]]:
-    """Yield the rankings of a split by rule scores and by weights of evidence, which is collected once for all.
+@dataclass(kw_only=True, slots=True)
+class _Round:
+    """Queries of test that are ranked together."""
 
-    Where answers are derived by query, a ranking is of a part of the split."""
-    task, setup = run.task, run.questions
-    assert setup is not None, "the run learns from questions"
-    scores: list[Score] = [parse(name) for name in rule_scores]
-    scores += [
-        LearnedScore(name, fit.make_weights(task, setup, params))
-        for name, params in policies(run).items()
-    ]
-
-    parts = [(task, split)]
-    if task.answers_plan is not None:
-        parts = _iter_answered(task, split, protocol)
-    for answered, queries in parts:
-        rankings = ranking.rank_by_questions(
-            answered,
-            queries,
-            setup.facts,
-            scores,
-            protocol,
-            partial(on_phase, "ranking by evidence"),
-        )
-        for score, ranked in zip(scores, rankings, strict=True):
-            yield score.name, ranked
+    queries: np.ndarray
+    evidence: SplitEvidence | None
+    """None where a run searches proofs."""
+    parts: dict[str, _RankedPart] = field(default_factory=dict)
+    """By the name of the score."""
 
 
-def _iter_answered(
-    task: ProverTask, split: np.ndarray, protocol: RankingProtocol
-) -> Iterator[tuple[ProverTask, np.ndarray]]:
-    """Yield queries of a split in parts, each with the task that holds all their answers; a bound limits a part."""
-    split = split[np.lexsort((split[:, 1], split[:, 0]))]
-    start, size = 0, FIRST_CHUNK_QUERIES
-    while start < len(split):
-        queries = split[start : start + size]
-        answered = prover_task.with_answers(
-            task, torch.from_numpy(queries), protocol.sides
-        )
-        yield answered, queries
-        start += size
-        n_derived = int((answered.least_model.height > 0).sum())
-        most = int(size * task.cfg.memory_share * MAX_CHUNK_ANSWERS)
-        size = max(1, most // max(n_derived, 1))
+class TestRanking:
+    """Ranking of test in rounds of random queries: by rules before anything is learnt, then by what is learnt too.
 
-
-def metrics_within(
-    run: Run,
-    split: np.ndarray,
-    protocol: RankingProtocol,
-    rule_scores: Sequence[str],
-    deadline: Deadline = NO_DEADLINE,
-    on_phase: PhaseCallback = ignore_phase,
-    temperature: float | None = None,
-) -> tuple[dict[str, Json], int, dict[str, Bins]]:
-    """Rank as many queries of a split as the time allows, by rule scores and by `policies`.
-
-    Where a ranking of the first queries says that all fit, they are ranked together. Otherwise rounds of random queries
-    are ranked, each planned by the time of the one before; a round that does not end in time is dropped.
-
-    Args:
-      rule_scores: names of scores that need no training.
-      temperature: for the probabilities of the trained policy, which are counted without and with it; None for none.
-
-    Returns:
-      The metrics by the name of the score, those of a sample with intervals; the number of queries; and the candidates
-      by their probability (see `policy_bins`).
-
-    Raises:
-      ValueError: a query cannot be ranked (see `ranking.check_split`).
+    Attributes:
+      seconds: that the rounds took by rules.
     """
-    order = np.random.default_rng(0).permutation(len(split))
-    order = order[: _count_queries(run, split)]
-    size = _first_round(run, split[order], protocol, deadline)
-    parts: dict[str, list[_RankedPart]] = {}
-    start = 0
-    while size > 0 and start < len(order):
-        began = time.monotonic()
-        queries = split[np.sort(order[start : start + size])]
-        try:
-            found = _rank_parts(
-                run,
-                queries,
-                protocol,
-                rule_scores,
-                stopping_at(deadline, on_phase),
-                temperature,
-            )
-        except TimeOver:
-            break
-        for name, of_name in found.items():
-            parts.setdefault(name, []).extend(of_name)
-        start += len(queries)
-        each = (time.monotonic() - began) / len(queries)
-        n_left = len(order) - start
+
+    __test__ = False  # no class of tests
+
+    def __init__(self, rule_scores: Sequence[str]) -> None:
+        """Start without a round.
+
+        Args:
+          rule_scores: names of scores that need no training.
+        """
+        self.rule_scores = tuple(dict.fromkeys(rule_scores))
+        self.seconds = 0.0
+        self._rounds: list[_Round] = []
+
+    @property
+    def n_queries(self) -> int:
+        """Return the number of queries that are ranked."""
+        return sum(len(one.queries) for one in self._rounds)
+
+    def rank_by_rules(
+        self,
+        run: Run,
+        deadline: Deadline,
+        on_phase: PhaseCallback = ignore_phase,
+    ) -> None:
+        """Rank as many queries by rules as there is time for; the first ones are ranked whatever the time."""
+        for one in self._iter_rounds(run, deadline, on_phase):
+            self._rounds.append(one)
+
+    def rank_by_all(
+        self,
+        run: Run,
+        deadline: Deadline,
+        on_phase: PhaseCallback = ignore_phase,
+        temperature: float | None = None,
+    ) -> None:
+        """Rank what rules have ranked by `policies` too, and more queries by both while there is time.
+
+        Where evidence is held, the first round is ranked whatever the time.
+
+        Args:
+          temperature: for the probabilities of the trained policy, which are counted without and with it; None for
+            none.
+        """
+        if not self._rounds:
+            self.rank_by_rules(run, deadline.share(0.2), on_phase)
+        ranked, self._rounds = self._rounds, []
+        with suppress(TimeOver):
+            for one in ranked:
+                is_free = not self._rounds and one.evidence is not None
+                limit = NO_DEADLINE if is_free else deadline
+                self._learnt(
+                    run, one, stopping_at(limit, on_phase), temperature
+                )
+                self._rounds.append(one)
+            for one in self._iter_rounds(run, deadline, on_phase):
+                report = stopping_at(deadline, on_phase)
+                self._learnt(run, one, report, temperature)
+                self._rounds.append(one)
+        if not self._rounds:
+            self._rounds = ranked
+
+    def _iter_rounds(
+        self, run: Run, deadline: Deadline, on_phase: PhaseCallback
+    ) -> Iterator[_Round]:
+        """Yield more rounds, ranked by rules, each as large as the time of the others says that there is time for."""
+        test = run.task.dataset.test
+        order = random_rows(len(test), len(test))
+        # The area under the curve of Countries is that of one ranking.
+        size = len(test) if run.task.is_countries else FIRST_ROUND
+        start = self.n_queries
+        if self._rounds:
+            size = self._count_next(run, len(order) - start, deadline)
+        while size > 0 and start < len(order):
+            queries = test[np.sort(order[start : start + size])]
+            limit = deadline if self._rounds else NO_DEADLINE
+            began = time.monotonic()
+            try:
+                one = self._by_rules(run, queries, stopping_at(limit, on_phase))
+            except TimeOver:
+                return
+            self.seconds += time.monotonic() - began
+            yield one
+            start += len(queries)
+            size = self._count_next(run, len(order) - start, deadline)
+
+    def _count_next(self, run: Run, n_left: int, deadline: Deadline) -> int:
+        """Return how many queries to rank next, by the seconds of each so far and by what is held."""
+        each = self.seconds / self.n_queries
         # Without a deadline the seconds left are infinite.
         n_fitting = int(min(deadline.seconds_left / max(each, 1e-9), n_left))
+        last = self._rounds[-1]
         is_last = n_fitting == n_left
-        size = n_fitting if is_last else min(n_fitting // 2, 8 * size)
-
-    bins: dict[str, list[Bins]] = {}
-    for part in (part for of_name in parts.values() for part in of_name):
-        for state, counted in part.bins.items():
-            bins.setdefault(state, []).append(counted)
-    return (
-        {
-            name: _summarise_sample(run, of_name, len(split))
-            for name, of_name in parts.items()
-        },
-        start,
-        {state: evaluate.add_bins(of) for state, of in bins.items()},
-    )
-
-
-def _first_round(
-    run: Run, queries: np.ndarray, protocol: RankingProtocol, deadline: Deadline
-) -> int:
-    """Return the number of queries to rank first: all if a ranking of 16 says that all fit in time, else 16."""
-    if math.isinf(deadline.at) or not len(queries):
-        return len(queries)
-    start, size = time.monotonic(), min(16, len(queries))
-    try:
-        _rank_parts(run, queries[:size], protocol, (), stopping_at(deadline))
-    except TimeOver:
+        size = n_fitting
+        if not is_last:
+            size = min(n_fitting // 2, 8 * len(last.queries))
+        if last.evidence is not None:
+            size = min(size, max(1, _count_to_hold(run, last.evidence)))
         return size
-    seconds = time.monotonic() - start
-    fits = seconds * len(queries) / size <= deadline.seconds_left
-    return len(queries) if fits else size
+
+    def _by_rules(
+        self, run: Run, queries: np.ndarray, report: PhaseCallback
+    ) -> _Round:
+        """Rank queries by rules.
+
+        Raises:
+          TimeOver: the report says so.
+        """
+        one = _Round(queries=queries, evidence=None)
+        report("ranking test by rules", self.n_queries)
+        if run.questions is not None:
+            facts = run.questions.facts
+            one.evidence = fit.collect_evidence(run.task, facts, queries)
+        for name in self.rule_scores:
+            report(f"ranking test by {name}")
+            ranked = _rank(run, queries, one.evidence, name, None)
+            one.parts[name] = _rank_part(run, name, ranked, None)
+        if self._rounds and not self._holds(run, one):
+            one.evidence = None
+        return one
+
+    def _holds(self, run: Run, one: _Round) -> bool:
+        """Return whether the evidence of another round is held, beside that of the rounds so far."""
+        held = [r.evidence for r in self._rounds if r.evidence is not None]
+        if one.evidence is None or not held:
+            return False
+        n_held = sum(len(part.queries) for part in (*held, one.evidence))
+        return n_held <= _count_to_hold(run, one.evidence)
+
+    def _learnt(
+        self,
+        run: Run,
+        one: _Round,
+        report: PhaseCallback,
+        temperature: float | None,
+    ) -> None:
+        """Rank the queries of a round by `policies`.
+
+        Raises:
+          TimeOver: the report says so.
+        """
+        began = time.monotonic()
+        evidence, setup = one.evidence, run.questions
+        if setup is not None:
+            report("ranking test by what is learnt", self.n_queries)
+            if evidence is None:
+                evidence = fit.collect_evidence(
+                    run.task, setup.facts, one.queries
+                )
+            else:
+                evidence = fit.with_priors(evidence, setup)
+        for name, params in policies(run).items():
+            on_progress = partial(report, f"ranking test by {name}")
+            ranked = _rank(
+                run, one.queries, evidence, name, params, on_progress
+            )
+            one.parts[name] = _rank_part(run, name, ranked, temperature)
+        self.seconds += time.monotonic() - began
+
+    def metrics(self, run: Run) -> dict[str, Json]:
+        """Return the metrics by the name of the score, those of a sample with intervals."""
+        names = self._rounds[0].parts if self._rounds else ()
+        n_all = len(run.task.dataset.test)
+        return {
+            name: _summarise_sample(
+                run, [one.parts[name] for one in self._rounds], n_all
+            )
+            for name in names
+        }
+
+    def bins(self) -> dict[str, Bins]:
+        """Return the candidates by their probability, see `policy_bins`."""
+        bins: dict[str, list[Bins]] = {}
+        for one in self._rounds:
+            for part in one.parts.values():
+                for state, counted in part.bins.items():
+                    bins.setdefault(state, []).append(counted)
+        return {state: evaluate.add_bins(of) for state, of in bins.items()}
 
 
-def _rank_parts(
-    run: Run,
-    split: np.ndarray,
-    protocol: RankingProtocol,
-    rule_scores: Sequence[str],
-    on_phase: PhaseCallback,
-    temperature: float | None = None,
-) -> dict[str, list[_RankedPart]]:
-    """Rank a split by all scores; return the ranked parts by the name of the score."""
-    parts: dict[str, list[_RankedPart]] = {}
-    for name, ranked in iter_rankings(
-        run, split, protocol, rule_scores, on_phase
-    ):
-        of_rows = rank_metrics.expected_reciprocal_ranks(ranked.counts)
-        total = of_rows.new_zeros(len(ranked.queries))
-        total = total.index_add(0, ranked.query_row, of_rows)
-        part = _RankedPart(
-            ranking.ranked_rows(ranked),
-            total / len(protocol.sides),
-            ranking.auc_pr(ranked) if run.task.is_countries else None,
-            policy_bins(run, name, ranked, temperature),
-        )
-        parts.setdefault(name, []).append(part)
-    return parts
+def _rank_part(
+    run: Run, name: str, ranked: Ranking, temperature: float | None
+) -> _RankedPart:
+    """Return what is kept of the ranking of a part of a split by a score."""
+    of_rows = rank_metrics.expected_reciprocal_ranks(ranked.counts)
+    total = of_rows.new_zeros(len(ranked.queries))
+    total = total.index_add(0, ranked.query_row, of_rows)
+    return _RankedPart(
+        ranking.ranked_rows(ranked),
+        total / len(ranked_sides(run.task)),
+        ranking.auc_pr(ranked) if run.task.is_countries else None,
+        policy_bins(run, name, ranked, temperature),
+    )
 
 
 def _summarise_sample(
@@ -441,30 +560,6 @@ def summarise_parts(
     return metrics if auc is None else metrics | {"auc_pr": auc}
 
 
-def test_rows(run: Run) -> np.ndarray:
-    """Return the rows of test that the end of a run ranks if its time allows: all, or a random sample."""
-    test = run.task.dataset.test
-    if not len(test):
-        return np.arange(0)
-    return np.sort(random_rows(len(test), _count_queries(run, test)))
-
-
-def _count_queries(run: Run, split: np.ndarray) -> int:
-    """Return how many queries the end of a run ranks: all, or as many as it has time to weigh the evidence of."""
-    if run.questions is None:
-        return len(split)
-    factor = budget.work_factor(run.task.kb.facts.device.type)
-    return scoring.count_queries_within(
-        run.task,
-        run.questions.facts,
-        split[random_rows(len(split), len(split))],
-        ranked_sides(run.task),
-        # some two minutes each, a chunk of questions at a time
-        max_firings=factor * 100_000_000,
-        max_rows=factor * 400_000_000,
-    ).n_queries
-
-
 # -- calibration
 
 
@@ -479,14 +574,15 @@ def policy_bins(
     """
     among = run.score == EVIDENCE_SCORE
     count = partial(evaluate.bin_ranking, ranked, among_candidates=among)
-    first, *_, last = policies(run)
+    first, last = (list(policies(run))[i] for i in (0, -1))
+    bins: dict[str, Bins] = {}
     if name == first:
-        return {UNTRAINED: count()}
-    if name != last:
-        return {}
-    if temperature is None:
-        return {TRAINED: count()}
-    return {TRAINED: count(), TEMPERED: count(temperature=temperature)}
+        bins[UNTRAINED] = count()
+    if name == last:
+        bins[TRAINED] = count()
+        if temperature is not None:
+            bins[TEMPERED] = count(temperature=temperature)
+    return bins
 
 
 def calibrate(
@@ -497,7 +593,8 @@ def calibrate(
     The temperature is None without queries or without time."""
     if not len(validation_queries(run)):
         return None, {}
-    (first, start), *_, (last, best) = policies(run).items()
+    found = list(policies(run).items())
+    (first, start), (last, best) = found[0], found[-1]
     report = partial(stopping_at(deadline, on_phase), "calibrating on valid")
     try:
         untrained = rank_valid(run, start, report)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -21,7 +22,7 @@ from funcppo.config import Config, PPOConfig
 from funcppo.core import files, random, tree
 from funcppo.core.files import shorten
 from funcppo.core.host import NO_DEADLINE, Deadline
-from funcppo.core.types import F32, I64, Bool
+from funcppo.core.types import F32, F64, I64, Bool
 from funcppo.kg.config import (
     CHECKPOINT_FILE,
     GRAPH_FILE,
@@ -49,15 +50,17 @@ from funcppo.kg.ranking.ranking import (
 )
 from funcppo.kg.run import fit
 from funcppo.kg.run.budget import Choice
-from funcppo.kg.run.fit import QuestionSetup, ValidEvidence
+from funcppo.kg.run.fit import QuestionSetup, SplitEvidence
 from funcppo.kg.scores import learned, link_embedding, path_network
-from funcppo.kg.scores.learned import QuestionParams
+from funcppo.kg.scores.learned import Params
 from funcppo.kg.scores.score import parse
 from funcppo.kg.search import task as prover_task
 from funcppo.kg.search.beam import ScoreName, SearchStep
 from funcppo.kg.search.task import PhaseCallback, ProverTask, ignore_phase
 from funcppo.train_step import TrainState
 
+# the row of the results table in which entities that no rule derives are ranked among the others
+NO_PROOF_ROW = "+ no proof"
 # environment steps of a run that sets none
 DEFAULT_STEPS = 120_000
 # How the policy of a run may score candidates: one that searches proofs, and one that answers questions.
@@ -67,8 +70,8 @@ RunScore = ScoreName | Literal["evidence"]
 DefaultScoreReason = Literal[
     "not-compared",
     "policy-not-validated",
-    "policy-ranks-valid-no-worse",
-    "rules-rank-valid-better",
+    "learnt-ranks-valid-better",
+    "learnt-gains-by-chance",
 ]
 # A validation by search ranks fewer queries if it would compute more successors than this, by a rough count, but not
 # fewer than the minimum.
@@ -79,13 +82,18 @@ BEAM_WIDTH = 64
 
 
 class RunState(NamedTuple):
-    """Contents of a checkpoint: the training state, and the best parameters on the valid split so far."""
+    """Contents of a checkpoint: the parameters that answer, and those before them."""
 
-    train_state: TrainState
-    start_params: Any  # the parameters before the first update
+    # of PPO; None for a run that learns from questions
+    train_state: TrainState | None
+    start_params: Any  # the parameters before anything is learnt
+    # the weights after each stage that valid kept, the last ones are the best; none of a run that learns from proofs
+    steps: tuple[Any, ...]
     best_params: Any
     # their metric on valid: MRR, or AUC-PR for Countries; -1 before any
     best_valid_metric: F32[Tensor, ""]
+    # reciprocal ranks of valid by them, of each query and side; without entries before any
+    best_ranks: F64[Tensor, "Q"]
     # number of the update that gave them; 0: the initial ones
     best_update: I64[Tensor, ""]
     # without models where candidates have no prior
@@ -104,8 +112,8 @@ class Run:
     task: ProverTask
     """The data set and what is computed from it."""
 
-    cfg: Config
-    """Algorithm, environment and network."""
+    learner: Config | None
+    """Algorithm, environment and network of PPO; None for a run that learns from questions."""
 
     score: RunScore
     """How the policy scores candidates."""
@@ -128,22 +136,45 @@ class Run:
     choices: tuple[Choice, ...] = ()
     """What valid decided before the first update, in order."""
 
+    step_names: tuple[str, ...] = ()
+    """The stages that gave the steps of the state, as the results table names them."""
+
     questions: QuestionSetup | None = None
     """The evidence that a run weighs which learns from questions; None for one that searches proofs."""
 
-    valid_evidence: ValidEvidence | None = None
+    valid_evidence: SplitEvidence | None = None
     """The evidence of the queries of a validation; None where a run searches proofs or is not trained."""
 
     rule_metric: float | None = None
-    """Metric on valid of the rule score that the policy is compared with; None where they are not compared."""
+    """Metric on valid of the rule score that what is learnt is compared with; None where they are not compared."""
 
-    rule_margin: float = 0.0
-    """What the rule score must rank valid better by to be the default: more than chance gives where valid is small."""
+    ranked_test: Any = None
+    """The `held_out.TestRanking` by rules before anything was learnt; None where the run is not trained."""
+
+    is_learnt_better: bool = True
+    """Whether what is learnt ranks valid better than the rule score beyond chance, and ranks answers."""
+
+    @property
+    def cfg(self) -> Config:
+        """Return algorithm, environment and network of PPO, of a run that learns from proofs."""
+        assert self.learner is not None, "the run learns from proofs"
+        return self.learner
+
+    @property
+    def update(self) -> int:
+        """Return the number of updates of PPO so far."""
+        state = self.state.train_state
+        return 0 if state is None else int(state.update)
+
+    @property
+    def n_updates(self) -> int:
+        """Return the number of updates of PPO of the whole run."""
+        return 0 if self.learner is None else self.learner.ppo.n_updates
 
     @property
     def validation_interval(self) -> int:
         """Return the number of updates from one validation to the next."""
-        return max(1, self.cfg.ppo.n_updates // self.run_config.n_validations)
+        return max(1, self.n_updates // self.run_config.n_validations)
 
     @property
     def stopped_early(self) -> bool:
@@ -154,25 +185,22 @@ class Run:
         if not len(self.task.dataset.valid):
             return False
         interval = self.validation_interval
-        update = int(self.state.train_state.update)
         best_update = int(self.state.best_update)
-        return update // interval - best_update // interval >= patience
+        return self.update // interval - best_update // interval >= patience
 
     @property
     def is_finished(self) -> bool:
         """Return whether the run has made its last update or was stopped early."""
-        update = int(self.state.train_state.update)
-        return update >= self.cfg.ppo.n_updates or self.stopped_early
+        return self.update >= self.n_updates or self.stopped_early
 
     @property
     def default_score(self) -> str:
         """Return the name of the score that ranks answers by default.
 
-        It is the rule score if it ranks valid better by more than the margin or the policy was not validated, else the
-        policy's."""
+        It is the rule score unless what is learnt ranks valid better beyond chance, where the two are compared."""
         if self.default_score_reason in (
             "policy-not-validated",
-            "rules-rank-valid-better",
+            "learnt-gains-by-chance",
         ):
             return self.run_config.rule_score
         return self.score
@@ -182,22 +210,12 @@ class Run:
         """Return the reason for the default score."""
         if self.rule_metric is None:
             return "not-compared"
-        policy = float(self.state.best_valid_metric)
-        if policy < 0:  # the time of the run ended before its first validation
+        # The time of the run may end before the first validation.
+        if float(self.state.best_valid_metric) < 0:
             return "policy-not-validated"
-        # The metric of the policy is rounded to float32.
-        if float(np.float32(self.rule_metric)) > policy + self.rule_margin:
-            return "rules-rank-valid-better"
-        return "policy-ranks-valid-no-worse"
-
-
-def has_few_valid(task: ProverTask) -> bool:
-    """Return whether valid is so small, below 500 triples, that only gains above two standard errors count.
-
-    False without valid, and for Countries, whose metric is no mean over queries.
-    """
-    n_triples = len(task.dataset.valid)
-    return not task.is_countries and 0 < n_triples < 500
+        if self.is_learnt_better:
+            return "learnt-ranks-valid-better"
+        return "learnt-gains-by-chance"
 
 
 # -- before the first update
@@ -246,22 +264,19 @@ def build_run(
         Note("data" if text in of_data else "cut", text) for text in task.notes
     ]
 
-    setup, embedding, network = None, None, None
+    setup, learner = None, None
     n_queries = run_config.n_validation_queries
     if asks:
         setup = fit.set_up(task, run_config.questions)
-        cfg = fit.question_learner(setup.policy, ppo_config(run_config))
-        world = fit.question_world(setup) if for_training else None
-        embedding, network = fit.blank_priors(
-            task, setup.policy.aggregation, run_config
-        )
         n_queries = min(n_queries or len(dataset.valid), len(dataset.valid))
+        state = fitted_state(task, setup, run_config)
     else:
-        cfg = proof_learner(run_config, task)
+        learner = proof_learner(run_config, task)
         world = prover_task.training_world(task) if for_training else None
+        state = _initial_state(init_train_state(run_config, learner, world))
         n_wanted = min(n_queries or 1000, len(dataset.valid))
         n_wanted *= for_training
-        n_queries = _count_validation_queries(task, cfg, n_wanted)
+        n_queries = _count_validation_queries(task, learner, n_wanted)
         if n_queries < n_wanted:
             note = (
                 f"a validation ranks {n_queries} of {len(dataset.valid)} valid queries: more would compute over "
@@ -271,15 +286,13 @@ def build_run(
     return Run(
         run_config=run_config,
         task=task,
-        cfg=cfg,
+        learner=learner,
         score="best-proof" if setup is None else EVIDENCE_SCORE,
-        state=_initial_state(
-            init_train_state(run_config, cfg, world), embedding, network
-        ),
+        state=state,
         notes=tuple(notes),
         search_step=scoring.make_search_step(run_config.device),
         n_validation_queries=n_queries,
-        pending_row={"update": 0},
+        pending_row=None if asks else {"update": 0},
         questions=setup,
     )
 
@@ -314,75 +327,59 @@ def init_train_state(
     return TrainState(params, none, none, none, key, update, none)
 
 
-def _initial_state(
-    train_state: TrainState,
-    embedding: link_embedding.Params | None,
-    network: path_network.Params | None,
-) -> RunState:
-    """Return the run's state before the first validation, with the models of priors, None for no such model."""
+def _initial_state(train_state: TrainState) -> RunState:
+    """Return the state of a run that learns from proofs before its first validation."""
     device = train_state.update.device
-    if embedding is None:
-        embedding = link_embedding.without_models(device)
-    if network is None:
-        network = path_network.without_network(device)
-    return RunState(
-        train_state=train_state,
-        start_params=train_state.params,
-        best_params=train_state.params,
-        best_valid_metric=torch.full(
-            (), -1.0, dtype=torch.float32, device=device
-        ),
+    params = train_state.params
+    return _state_of(device, train_state=train_state, start_params=params)
+
+
+def _state_of(
+    device: torch.device, start_params: Any, **values: Any
+) -> RunState:
+    """Return a state that no validation has seen, with given values."""
+    state = RunState(
+        train_state=None,
+        start_params=start_params,
+        steps=(),
+        best_params=start_params,
+        best_valid_metric=torch.full((), -1.0, device=device),
+        best_ranks=torch.zeros(0, dtype=torch.float64),
         best_update=torch.zeros((), dtype=torch.int64, device=device),
+        embedding=link_embedding.without_models(device),
+        bellman_ford=path_network.without_network(device),
+    )
+    return state._replace(**values)
+
+
+def fitted_state(
+    task: ProverTask,
+    setup: QuestionSetup,
+    run_config: RunConfig,
+    steps: Sequence[Params] = (),
+) -> RunState:
+    """Return the state of a run that learns from questions, with its weights and what gives candidates priors.
+
+    Args:
+      steps: weights after each stage that was kept, which are brought into the shapes of the setup.
+    """
+    untrained = fit.untrained_params(setup)
+    wide = tuple(fit.widened(setup, params) for params in steps)
+    embedding, network = fit.blank_priors(task, setup.weighed, run_config)
+    if setup.weighed.uses_embedding and link_embedding.n_models(
+        setup.facts.embedding
+    ):
+        embedding = setup.facts.embedding
+    if setup.facts.network is not None:
+        network = setup.facts.network.params
+    return _state_of(
+        setup.facts.degree.device,
+        untrained,
+        steps=wide,
+        best_params=wide[-1] if wide else untrained,
         embedding=embedding,
         bellman_ford=network,
     )
-
-
-def at_start(run: Run, setup: QuestionSetup, params: QuestionParams) -> Run:
-    """Return the run before its first update, starting from given weights and listed questions."""
-    run = _with_questions(run, setup, params)
-    state = init_train_state(run.run_config, run.cfg, training_world(run))
-    network = setup.facts.network
-    state = _initial_state(
-        state._replace(params=params),
-        setup.facts.embedding,
-        None if network is None else network.params,
-    )
-    return replace(run, state=state)
-
-
-def _with_questions(
-    run: Run, setup: QuestionSetup, start_params: QuestionParams
-) -> Run:
-    """Return the run prepared for PPO over questions from given starting parameters."""
-    cfg = fit.question_learner(setup.policy, ppo_config(run.run_config))
-    setup = fit.with_prior_score(setup, start_params)
-    return replace(run, questions=setup, cfg=cfg)
-
-
-def with_training_data(
-    run: Run,
-    on_phase: PhaseCallback = ignore_phase,
-    *,
-    for_validation: bool = True,
-) -> Run:
-    """Return the run with the data that an update and a validation read; questions are listed again if missing."""
-    setup, config = run.questions, run.run_config
-    if setup is None:
-        return run
-    if setup.world is None:
-        setup, *_ = fit.list_questions(
-            run.task, setup, config.questions, config.seed, on_phase
-        )
-        run = _with_questions(run, setup, run.state.start_params)
-    return with_valid_evidence(run) if for_validation else run
-
-
-def training_world(run: Run) -> Any:
-    """Return the environment's tensors, which the training step reads and never writes."""
-    if run.questions is None:
-        return prover_task.training_world(run.task)
-    return fit.question_world(run.questions)
 
 
 # -- the queries of a validation
@@ -466,7 +463,7 @@ def with_valid_evidence(run: Run, seconds: float = math.inf) -> Run:
     run = replace(
         run, run_config=config, notes=notes, n_validation_queries=n_queries
     )
-    collected = fit.collect_valid_evidence(
+    collected = fit.collect_evidence(
         run.task, setup.facts, validation_queries(run)
     )
     return replace(run, valid_evidence=collected)
@@ -824,6 +821,7 @@ def open_run(
     )
     path, damage_notes = find_checkpoint(folder)
     arrays, meta = checkpoint.read(path)
+    run = replace(run, state=_like_stored(run, meta))
     state = _move_state(run, arrays, trained, where)
     return _with_state(run, path, state, meta, damage_notes)
 
@@ -851,7 +849,8 @@ def _restore(
     path, damage_notes = find_checkpoint(folder)
     _check_unchanged(path, run_config, dataset)
     run = build_run(run_config, dataset, on_phase)
-    state, meta = checkpoint.restore(path, run.state, dataset.fingerprint)
+    like = _like_stored(run, checkpoint.read(path)[1])
+    state, meta = checkpoint.restore(path, like, dataset.fingerprint)
     return _with_state(run, path, state, meta, damage_notes)
 
 
@@ -871,7 +870,7 @@ def _with_state(
         setup = fit.with_embedding(setup, state.embedding, "fact")
     if setup is not None and path_network.is_network(state.bellman_ford):
         network = fit.make_network(run.task, state.bellman_ford)
-        setup = fit.with_network(setup, network, "fact", run.run_config.seed)
+        setup = fit.with_network(setup, network)
     # What reads a run shows the notes on its task.
     task = replace(run.task, notes=(*run.task.notes, *damage_notes))
     return replace(
@@ -883,23 +882,33 @@ def _with_state(
         notes=tuple(Note(kind, text) for kind, text in meta["notes"]),
         choices=tuple(Choice(**row) for row in meta.get("choices", ())),
         pending_row=meta["pending_row"],
+        step_names=tuple(meta["step_names"]),
         rule_metric=meta["rule_metric"],
-        rule_margin=meta["rule_margin"],
+        is_learnt_better=meta["is_learnt_better"],
     )
+
+
+def _like_stored(run: Run, meta: checkpoint.Meta) -> RunState:
+    """Return a state in the shapes of the one that is stored with some meta data."""
+    n_ranks, names = meta.get("n_ranks"), meta.get("step_names")
+    n_ranks = n_ranks if isinstance(n_ranks, int) else 0
+    names = names if isinstance(names, list) else []
+    ranks = torch.zeros(n_ranks, dtype=torch.float64)
+    steps = (run.state.start_params,) * len(names)
+    return run.state._replace(best_ranks=ranks, steps=steps)
 
 
 # What the axes of stored parameters count: labels, or as many parts of each (B), shapes of rules (S), rules (R),
 # entities (C), terms (T), predicates (P), and the fact and the rules (F).
 _AXES: Mapping[str, tuple[str, ...]] = {
-    "score.feature_weight": ("B", "S"),
-    "score.rule_weight": ("", "R"),
-    "score.own_degree_weight": ("B",),
-    "score.linked_weight": ("B",),
-    "score.link_weight": ("B", "B"),
-    "score.degree_weight": ("B", "B"),
-    "score.prior_weight": ("B",),
-    "score.network_prior_weight": ("B",),
-    "value_weight": ("B",),
+    "feature_weight": ("B", "S"),
+    "rule_weight": ("", "R"),
+    "own_degree_weight": ("B",),
+    "linked_weight": ("B",),
+    "link_weight": ("B", "B"),
+    "degree_weight": ("B", "B"),
+    "prior_weight": ("B",),
+    "network_prior_weight": ("B",),
     "embedding.entity": ("", "C"),
     "embedding.label": ("", "B"),
     "bellman_ford.asked": ("B",),
@@ -929,7 +938,7 @@ def _move_state(
             leaves.append(leaf)
             continue
         array = arrays[path]
-        name = path.removeprefix("best_params.").removeprefix("start_params.")
+        name = re.sub(r"^(best_params|start_params|steps\.\d+)\.", "", path)
         for axis, kind in enumerate(_AXES.get(name, ())):
             if kind and array.size:
                 row, size = rows[kind], leaf.shape[axis]
@@ -1011,9 +1020,12 @@ def _check_meta(
             "a number from 0 to 1 or null",
             lambda x: x is None or (isinstance(x, float) and 0 <= x <= 1),
         ),
-        "rule_margin": (
-            "a number from 0 on",
-            lambda x: isinstance(x, float) and x >= 0,
+        "is_learnt_better": ("true or false", lambda x: isinstance(x, bool)),
+        "step_names": (
+            "names of stages",
+            lambda x: (
+                isinstance(x, list) and all(isinstance(n, str) for n in x)
+            ),
         ),
         "notes": (
             "pairs of a kind and a text",
@@ -1038,7 +1050,9 @@ def save_checkpoint(run: Run, folder: Path) -> None:
         "fingerprint": run.task.dataset.fingerprint,
         "score": run.score,
         "rule_metric": run.rule_metric,
-        "rule_margin": run.rule_margin,
+        "is_learnt_better": run.is_learnt_better,
+        "step_names": run.step_names,
+        "n_ranks": len(run.state.best_ranks),
         "pending_row": run.pending_row,
         "notes": [(note.kind, note) for note in run.notes],
         "choices": [choice._asdict() for choice in run.choices],
@@ -1050,14 +1064,13 @@ def save_checkpoint(run: Run, folder: Path) -> None:
 
 def last_logged_update(run: Run) -> int:
     """Return the last update that the metrics log has a complete line for; -1 before the first validation."""
-    update = int(run.state.train_state.update)
-    return update if run.pending_row is None else update - 1
+    return run.update if run.pending_row is None else run.update - 1
 
 
 def saved_update(folder: Path) -> int:
     """Return the number of the last update that the checkpoint of a run holds."""
     path, _ = find_checkpoint(folder)
-    return int(checkpoint.read(path)[0]["train_state.update"])
+    return int(checkpoint.read(path)[0].get("train_state.update", 0))
 
 
 def find_checkpoint(folder: Path) -> tuple[Path, list[str]]:

@@ -70,9 +70,7 @@ def run_subject(
         task = scoring.with_score_counts(run.task, value, on_phase)
         return Subject(task, value, None, notes, others)
     if not run.is_finished:
-        update = int(run.state.train_state.update)
-        n_updates = run.cfg.ppo.n_updates
-        notes = [f"the run stands at update {update} of {n_updates}"]
+        notes = [f"the run stands at update {run.update} of {run.n_updates}"]
     return Subject(run.task, value, run, notes, others)
 
 
@@ -85,13 +83,13 @@ def describe_default_score(run: Run) -> str:
     rule = name, f"the rule score {name}", f"{run.rule_metric:.4f}"
     policy = (
         run.score,
-        f"the trained policy (score {run.score})",
+        f"what was learnt (score {run.score})",
         f"{best:.4f}" if is_validated else "not validated",
     )
     is_policy = run.default_score == run.score
     chosen, other = (policy, rule) if is_policy else (rule, policy)
-    is_by_chance = is_policy and run.rule_margin > 0 and run.rule_metric > best
-    chance = ", which is within two standard errors" if is_by_chance else ""
+    is_chance = run.default_score_reason == "learnt-gains-by-chance"
+    chance = ", which gains less than two standard errors" if is_chance else ""
     return (
         f"answers are ranked by {chosen[1]}, {selection_metric(run.task)} {chosen[2]} on valid, rather than by "
         f"{other[1]}, {other[2]}{chance} (--score {other[0]} takes that one)"

@@ -1,13 +1,12 @@
-"""Train a run in a folder: begin it, validate, keep the best parameters, stop, resume bit for bit, and rank test.
+"""Train a run in a folder: begin it, make its updates where it learns from proofs, stop and resume it, and rank test.
 
 `train_run` makes a run from its settings to its last update, without a terminal. What it does step by step:
 
-run = start_run(run_config, dataset)          # (choices) or open_run(folder) for one that exists (run)
-run = with_training_data(run)                 # (run)
-step, record = prepare_train_step(run)
+run = begin(run_config, folder, run_time)     # or resume(run_config, folder) for one that exists
+step, record = prepare_train_step(run)        # where the run learns from proofs
 for run, metrics in train(run, folder, step, should_stop, monitor):
     ...
-run, results = rank_results(run, training_seconds, RunTime())
+run, results = rank_results(run, training_seconds, run_time)
 """
 
 from __future__ import annotations
@@ -53,26 +52,21 @@ from funcppo.kg.config import (
 )
 from funcppo.kg.graph import loaders
 from funcppo.kg.graph.dataset import Dataset
-from funcppo.kg.logic.joins import RowBudgetExceeded
 from funcppo.kg.mining import MiningConfig
-from funcppo.kg.ranking import evaluate, ranking
+from funcppo.kg.ranking import evaluate
 from funcppo.kg.run import budget, choices, fit, held_out, rule_files
 from funcppo.kg.run.budget import Choice, RunTime
 from funcppo.kg.run.choices import (
-    ABOVE_MIN_GAIN,
-    BEYOND_CHANCE,
     Candidate,
     Stage,
     choose,
     describe_choice,
-    paired_gain,
+    is_better,
 )
-from funcppo.kg.run.fit import Quality
 from funcppo.kg.run.rule_files import RuleFile
 from funcppo.kg.run.run import (
     Run,
     RunState,
-    has_few_valid,
     init_train_state,
     last_logged_update,
     proof_learner,
@@ -80,12 +74,10 @@ from funcppo.kg.run.run import (
     resume_run,
     save_checkpoint,
     saved_update,
-    training_world,
-    with_training_data,
+    with_valid_evidence,
     write_graph,
 )
 from funcppo.kg.run.subject import describe_default_score
-from funcppo.kg.scores.score import OTHER_FACTS, parse
 from funcppo.kg.search import network
 from funcppo.kg.search import task as prover_task
 from funcppo.kg.search.beam import ProgressCallback, ignore_progress
@@ -121,13 +113,9 @@ if TYPE_CHECKING:
 def validate(
     run: Run, on_progress: ProgressCallback = ignore_progress
 ) -> tuple[Run, float | None]:
-    """Rank the valid queries, and keep the current parameters as the best if they rank better than any before.
+    """Rank the valid queries, and keep the current parameters as the best if they rank better beyond chance.
 
-    Without valid queries the current parameters are kept. Those of a policy that proves replace the untrained ones only
-    where valid gains more than chance gives: on a few queries the best of some ten validations gains a little anyway.
-    Where a run learns from questions and valid is small, the current parameters are kept unless they rank valid worse
-    than those before the first update by more than chance gives: the best of some ten validations is mostly luck, and
-    the last one has learnt most.
+    The first validation, and every one without valid queries, keeps the current parameters.
 
     Args:
       run: at the parameters to validate.
@@ -137,40 +125,32 @@ def validate(
       The run, and the metric of the current parameters on valid; None without valid queries.
     """
     state = run.state
+    assert state.train_state is not None, "the run learns from proofs"
     if not len(run.task.dataset.valid):
         return replace(
             run, state=_with_best(run, state.best_valid_metric)
         ), None
 
     began = time.monotonic()
-    quality = _quality(run, state.train_state.params, on_progress)
-    # Rounded before the comparison: an equal metric in a higher precision may be above or below the rounded best.
-    metric = torch.full_like(state.best_valid_metric, quality.metric)
+    params = state.train_state.params
+    ranked = held_out.rank_valid(run, params, on_progress)
+    ranks = fit.reciprocal_ranks(ranked)
+    metric = torch.full_like(
+        state.best_valid_metric, held_out.metric_of(run, ranked)
+    )
     is_first = float(state.best_valid_metric) < 0
-    by_errors = _chooses_by_errors(run)
-    is_better = bool(metric > state.best_valid_metric)
-    is_from_start = run.questions is None and not int(state.best_update)
-    is_kept = is_first or is_better
-    if not is_first and (by_errors or (is_better and is_from_start)):
-        start = Candidate(
-            "start", 0, _quality(run, state.start_params, on_progress)
-        )
-        current = Candidate("current", 0, quality)
-        if by_errors:
-            is_kept = BEYOND_CHANCE.pick([current, start]) is current
-        else:
-            is_kept = BEYOND_CHANCE.pick([start, current]) is current
-    if is_kept:
-        run = replace(run, state=_with_best(run, metric))
-        if by_errors:
-            run = replace(run, rule_margin=_rule_margin(run))
+    if is_first or is_better(ranks, state.best_ranks):
+        best = _with_best(run, metric)._replace(best_ranks=ranks)
+        run = replace(run, state=best)
     seconds = time.monotonic() - began
-    return _with_row(run, float(metric), seconds), float(metric)
+    row = Candidate("", 0, ranks).mrr
+    return _with_row(run, row, seconds), float(metric)
 
 
 def _with_best(run: Run, metric: Tensor) -> RunState:
     """Return the state with the current parameters as the best."""
     trained = run.state.train_state
+    assert trained is not None, "the run learns from proofs"
     # Clones, because the next update overwrites the leaves of the training state.
     return run.state._replace(
         best_params=tree.map(torch.clone, trained.params),
@@ -179,47 +159,20 @@ def _with_best(run: Run, metric: Tensor) -> RunState:
     )
 
 
-def _quality(
-    run: Run, params: Any, on_progress: ProgressCallback = ignore_progress
-) -> Quality:
-    """Rank the queries of a validation by given parameters; return the metric and the reciprocal ranks."""
-    ranked = held_out.rank_valid(run, params, on_progress)
-    return fit.quality_of(run.task, ranked)
-
-
-def _chooses_by_errors(run: Run) -> bool:
-    """Return whether only gains above two standard errors count on valid: with questions and few valid triples."""
-    has_evidence = run.questions is not None and run.valid_evidence is not None
-    return has_evidence and has_few_valid(run.task)
-
-
-def _rule_margin(run: Run) -> float:
-    """Return two standard errors of the rule score's gain on valid over the best parameters, queries paired."""
-    valid = run.valid_evidence
-    assert valid is not None
-    ranked = valid.rank(parse(run.run_config.rule_score))
-    rule = Candidate("rules", 0, fit.quality_of(run.task, ranked))
-    best = Candidate("policy", 0, _quality(run, run.state.best_params))
-    paired = paired_gain(rule, best)
-    assert paired is not None, "both rank the same queries"
-    return 2.0 * paired[1]
-
-
 def _with_row(run: Run, metric: float, seconds: float) -> Run:
     """Return the run with another validation in the row of PPO in the table of choices."""
     *others, last = run.choices or (None,)
     row = last
     if row is None or row.stage != "PPO":
         others = list(run.choices)
-        row = Choice("PPO", "", False, 0.0, metric, metric, None, {})
-    update = int(run.state.train_state.update)
+        row = Choice("PPO", valid_before=metric)
     best_update = int(run.state.best_update)
     row = row._replace(
         chosen=f"update {best_update}",
         is_kept=best_update > 0,
         seconds=row.seconds + seconds,
-        valid_after=float(run.state.best_valid_metric),
-        tried=row.tried | {f"update {update}": metric},
+        valid_after=Candidate("", 0, run.state.best_ranks).mrr,
+        tried=row.tried | {f"update {run.update}": metric},
     )
     return replace(run, choices=(*others, row))
 
@@ -349,14 +302,13 @@ def prepare_train_step(
       Exception: whatever a strategy raises that was set by name and fails.
     """
     run_config = run.run_config
-    world = training_world(run)
+    world = prover_task.training_world(run.task)
 
     # The capacity depends on the first state of the run, so that a resumed run has the same.
-    cfg, state = run.cfg, run.state.train_state
-    if run.questions is None:
-        cfg = proof_learner(run_config, run.task)
-        first = init_train_state(run_config, cfg, world)
-        cfg = with_capacity(cfg, world, first)
+    cfg, state = proof_learner(run_config, run.task), run.state.train_state
+    assert state is not None, "the run learns from proofs"
+    first = init_train_state(run_config, cfg, world)
+    cfg = with_capacity(cfg, world, first)
     if peers is not None:
         group = peers.group
         peers.check_agent(cfg)
@@ -507,8 +459,7 @@ def train(
         if pending is not None and run.is_finished:
             yield run, pending
 
-        n_made = int(run.state.train_state.update)
-        for update in range(n_made + 1, run.cfg.ppo.n_updates + 1):
+        for update in range(run.update + 1, run.n_updates + 1):
             if run.stopped_early:
                 break
             loop.decide(True)
@@ -601,8 +552,7 @@ class _Loop:
         saves = (stopping or age >= self.checkpoint_seconds) and not is_bad
         update = int(row["update"])
         is_due = (
-            update == run.cfg.ppo.n_updates
-            or update % run.validation_interval == 0
+            update == run.n_updates or update % run.validation_interval == 0
         )
         validates = is_due and not is_bad
 
@@ -637,7 +587,7 @@ class _Loop:
         except KeyboardInterrupt:
             is_whole = run.run_config.device == "cpu" and not is_bad
             is_whole = is_whole and self.whole_state is None
-            if is_whole and int(run.state.train_state.update) == update - 1:
+            if is_whole and run.update == update - 1:
                 save_checkpoint(run, self.folder)
             raise
 
@@ -719,6 +669,7 @@ def begin(
       ValueError: a setting does not fit, or the facts support no rule.
     """
     _check_shards(config)
+    config = budget.with_device(config)
     dataset, mined = _read_data(config, run_time), None
     if config.rules is None and not len(dataset.rules):
         rule_files.check_memory(dataset, memory_limit, config.device)
@@ -786,7 +737,7 @@ def _mine(
         mined[name] = rule_files.keep_holdable(found, with_rules, most)
         datasets[name] = loaders.with_rule_file(dataset, mined[name].path)
     run_time.end_phase("mining")
-    deadline = run_time.until(run_time.CHOICE).share(0.5)
+    deadline = run_time.part(choices.SETTINGS_SHARE)
     chosen = choices.choose_rules(datasets, planned.prover, run_time, deadline)
     file = mined[chosen]
     run_time.notes.append(Note("rules", file.message))
@@ -809,14 +760,14 @@ def resume(
     config = check_continues(stored, given, out)
     _check_shards(config)
     damage_notes = repair_checkpoint(out)
-    run = resume_run(config, out, on_phase)
+    run = with_valid_evidence(resume_run(config, out, on_phase))
     notes = [*damage_notes, *_remove_stale_parts(out)]
     # The metrics log ends where the checkpoint does.
     notes += logs.truncate(out / METRICS_FILE, last_logged_update(run))
     is_extended = (config.steps or 0) > (stored.steps or 0)
     if is_extended:
         notes.append(
-            f"extended after update {int(run.state.train_state.update)} from {stored.steps:,} to {config.steps:,} "
+            f"extended after update {run.update} from {stored.steps:,} to {config.steps:,} "
             "steps: schedules and validations span the new total"
         )
     run = _with_details(run, notes)
@@ -963,6 +914,7 @@ def train_run(
     check_new_folder(folder)
     check_loggers(log)
     take_folder(folder, log)
+    run_config = budget.with_device(run_config)
     run_time = RunTime(run_config.seconds, on_phase=on_phase)
     if dataset is None:
         dataset = _read_data(run_config, run_time)
@@ -970,7 +922,8 @@ def train_run(
     folder.mkdir(parents=True, exist_ok=True)
     _write_start(run, folder, None)
 
-    run = with_training_data(run, on_phase)
+    if run.questions is not None:
+        return run
     settings = dataclasses.asdict(run.run_config)
     with (
         Monitor() as monitor,
@@ -978,8 +931,7 @@ def train_run(
     ):
         captured, _ = prepare_train_step(run)
         monitor.record_capture(captured)
-        is_bounded = run_config.steps is None
-        deadline = run_time.until(run_time.PPO) if is_bounded else NO_DEADLINE
+        deadline = NO_DEADLINE if run_config.steps else run_time.part()
         updates = train(
             run,
             folder,
@@ -989,7 +941,7 @@ def train_run(
             loggers=loggers,
         )
         for run, metrics in updates:
-            on_update(int(run.state.train_state.update), metrics)
+            on_update(run.update, metrics)
     return run
 
 
@@ -1006,47 +958,26 @@ def rank_results(
     """
     # What was chosen at the start is in the run.
     run_time.choices, run_time.notes = [], []
-    run, rule_scores = _choose_other_facts(run, run_time)
+    run = _compare_with_rules(run, run_time)
     run_time.on_phase("calibrating on valid")
-    half = run_time.until(run_time.TEST).share(0.5)
-    temperature, bins = held_out.calibrate(run, half, run_time.on_phase)
+    left = run_time.end.share(0.2)
+    temperature, bins = held_out.calibrate(run, left, run_time.on_phase)
     task, config = run.task, run.run_config
     _note_end(run, run_time, temperature)
 
-    test, n_all = task.dataset.test, len(task.dataset.test)
-    metrics, n_ranked, test_bins = {}, 0, {}
+    n_all = len(task.dataset.test)
+    test = run.ranked_test or held_out.TestRanking(held_out.rule_rows(run))
     if n_all:
-        protocol = ranking.RankingProtocol(sides=ranking.ranked_sides(task))
-        n_candidates = ranking.estimate_candidates(task, test, protocol)
-        run_time.on_phase(f"ranking test, about {n_candidates:,} candidates")
-        names = (
-            f"exists@{task.max_height}",
-            "max-confidence",
-            "noisy-or",
-            *rule_scores,
-        )
-        metrics, n_ranked, test_bins = held_out.metrics_within(
-            run,
-            test,
-            protocol,
-            list(dict.fromkeys(names)),
-            run_time.until(run_time.TEST),
-            run_time.on_phase,
-            temperature,
-        )
+        writing = run_time.end.share(0.9)
+        test.rank_by_all(run, writing, run_time.on_phase, temperature)
     run_time.end_phase("ranking of test")
-    if n_ranked < n_all:
-        found = f"none of {n_all:,} queries is ranked: no time was left"
-        if n_ranked:
-            found = (
-                f"the metrics are those of a random sample, {n_ranked:,} of {n_all:,} queries: all would take too "
-                "long"
-            )
+    if test.n_queries < n_all:
         run_time.note_cut(
-            f"test: {found} (--seconds; `funcppo evaluate` ranks all)"
+            f"test: the metrics are those of a random sample, {test.n_queries:,} of {n_all:,} queries: all would take "
+            "too long (--seconds; `funcppo evaluate` ranks all)"
         )
+    metrics = test.metrics(run)
     chosen = [*run.choices, *run_time.choices]
-    n_updates = int(run.state.train_state.update)
     has_valid = len(task.dataset.valid) > 0
     return run, {
         "dataset": config.dataset,
@@ -1059,7 +990,7 @@ def rank_results(
         "rule_score": config.rule_score,
         "rule_valid_metric": run.rule_metric,
         "seed": config.seed,
-        "steps": n_updates * config.ppo.n_envs * config.ppo.n_steps,
+        "steps": run.update * config.ppo.n_envs * config.ppo.n_steps,
         "stopped_early": run.stopped_early,
         "best_update": int(run.state.best_update),
         "best_valid_metric": float(run.state.best_valid_metric)
@@ -1068,12 +999,13 @@ def rank_results(
         "false_negative_rate": prover_task.false_negative_rate(task),
         "choices": [choice._asdict() for choice in chosen],
         "test": metrics,
-        "n_test_queries": n_ranked,
-        "test_is_sample": n_ranked < n_all,
+        "answering_row": held_out.answering_row(run),
+        "n_test_queries": test.n_queries,
+        "test_is_sample": test.n_queries < n_all,
         "calibration": {
             "temperature": temperature,
             "valid": _bins_to_json(bins),
-            "test": _bins_to_json(test_bins),
+            "test": _bins_to_json(test.bins()),
         },
         "seconds_limit": config.seconds,
         "seconds": training_seconds,
@@ -1089,49 +1021,26 @@ def rank_results(
     }
 
 
-def _choose_other_facts(
-    run: Run, run_time: RunTime
-) -> tuple[Run, tuple[str, ...]]:
-    """Return the run and the rule scores to rank test by, with other facts too where that ranks valid better."""
-    name, before = run.run_config.rule_score, run.rule_metric
-    if before is None or not parse(name).takes_other_facts:
-        return run, (name,)
-    variant = f"{name}{OTHER_FACTS}"
-    deadline = run_time.until(run_time.TEST).share(0.2)
-
-    def count_other_facts(_: Candidate[Run]) -> Iterator[Candidate[Run]]:
-        run_time.on_phase("ranking valid, other facts counted")
-        report = held_out.stopping_at(deadline)
-        try:
-            report("counting")
-            task = prover_task.with_other_facts(run.task, report, 100_000_000)
-        except held_out.TimeOver:
-            reason = "there was no time for it (--seconds)"
-        except RowBudgetExceeded:
-            reason = (
-                "counting other facts makes more than 100,000,000 rows of joins"
-            )
-        else:
-            valid = run.valid_evidence
-            if valid is not None:
-                of_valid = replace(valid.task, other_facts=task.other_facts)
-                valid = replace(valid, task=of_valid)
-            counted = replace(run, task=task, valid_evidence=valid)
-            metric = held_out.rule_metric(counted, variant) or 0.0
-            yield Candidate(variant, counted, Quality(metric))
-            return
-        run_time.note_cut(f"{variant}: not tried on valid: {reason}")
-
-    stage = Stage(
-        "other facts in the rule score", name, count_other_facts, ABOVE_MIN_GAIN
+def _compare_with_rules(run: Run, run_time: RunTime) -> Run:
+    """Return the run with whether what PPO has learnt ranks valid better than rules beyond chance, with its row."""
+    ranks = run.state.best_ranks
+    ranked = None
+    if run.questions is None and len(ranks):
+        ranked = held_out.rank_valid_by_rules(run)
+    if ranked is None:
+        return run
+    rules = Candidate(
+        run.run_config.rule_score, False, fit.reciprocal_ranks(ranked)
     )
-    best = choose([stage], Candidate(name, run, Quality(before)), run_time)
-    return best.value, tuple(dict.fromkeys((name, best.label)))
+    learnt = Candidate(run.score, True, ranks)
+    stage = Stage("what ranks answers", lambda *_: [learnt])
+    best = choose(stage, rules, run_time)
+    return replace(run, is_learnt_better=best.value)
 
 
 def _note_end(run: Run, run_time: RunTime, temperature: float | None) -> None:
     """Add notes on how the run ended, and the choice of the score that ranks answers."""
-    update, n_updates = int(run.state.train_state.update), run.cfg.ppo.n_updates
+    update, n_updates = run.update, run.n_updates
     if not run.is_finished:
         run_time.note_cut(
             f"the time of the run (--seconds) ended training after update {update} of {n_updates}; --resume continues"
@@ -1145,21 +1054,6 @@ def _note_end(run: Run, run_time: RunTime, temperature: float | None) -> None:
 
     if run.rule_metric is not None:
         run_time.notes.append(Note("answers", describe_default_score(run)))
-        policy = float(run.state.best_valid_metric)
-        tried = {run.score: policy, run.run_config.rule_score: run.rule_metric}
-        answering = run.default_score
-        run_time.choices.append(
-            Choice(
-                stage="what ranks answers",
-                chosen=answering,
-                is_kept=answering != run.score,
-                seconds=0.0,
-                valid_before=policy,
-                valid_after=tried[answering],
-                standard_error=run.rule_margin / 2 or None,
-                tried=tried,
-            )
-        )
     if temperature is None and len(run.task.dataset.valid):
         run_time.note_cut(
             "no temperature is chosen on valid: there was no time for it (--seconds)"
@@ -1169,9 +1063,3 @@ def _note_end(run: Run, run_time: RunTime, temperature: float | None) -> None:
 def _bins_to_json(bins: Mapping[str, evaluate.Bins]) -> Json:
     """Return each policy state's bins of candidates by probability as JSON values."""
     return {state: evaluate.bins_to_json(of) for state, of in bins.items()}
-
-
-def default_row(run: Run) -> str:
-    """Return the name of the row of the results table whose score ranks answers."""
-    is_policy = run.default_score == run.score
-    return f"{run.score}, trained" if is_policy else run.default_score

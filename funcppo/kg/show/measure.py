@@ -52,7 +52,7 @@ from funcppo.kg.ranking.rank_metrics import ZERO_SCORE
 from funcppo.kg.ranking.ranking import (
     RankedRows,
     Ranking,
-    RankingProtocol,
+    random_rows,
     ranked_sides,
     selection_metric,
     stratified_sample,
@@ -261,9 +261,11 @@ def measure(
     Raises:
       ValueError: a file of the run is damaged, or a query of test cannot be ranked.
     """
-    log, results, file_notes = _read_files(folder)
+    log, results, file_notes = _read_files(folder, run.learner is not None)
     temperature = (results.get("calibration") or {}).get("temperature")
-    ranked = rank_test(run, max_ranked, on_phase, temperature)
+    ranked = rank_test(
+        run, max_ranked, on_phase, temperature, results.get("n_test_queries")
+    )
     # The report is on the policy, whatever ranks valid better.
     answerer = Answerer(run_subject(run, run.score))
     rows, proofs = prove_queries(answerer, ranked, n_queries, on_phase)
@@ -285,8 +287,8 @@ def measure(
         results=results,
         notes=tuple(dict.fromkeys(notes + file_notes)),
         search_replay=scoring.search_replay(run.search_step),
-        update=int(run.state.train_state.update),
-        n_updates=run.cfg.ppo.n_updates,
+        update=run.update,
+        n_updates=run.n_updates,
         is_trained=run.is_finished,
         best_update=int(run.state.best_update),
         metric_name=selection_metric(run.task),
@@ -344,7 +346,9 @@ def fingerprint(dataset: Dataset) -> str:
     return dataclasses.replace(dataset, rules=no_rules).fingerprint
 
 
-def _read_files(folder: Path) -> tuple[list[Json], Json, list[str]]:
+def _read_files(
+    folder: Path, has_updates: bool
+) -> tuple[list[Json], Json, list[str]]:
     """Read the metrics log and the results of a run; return them with notes on missing parts.
 
     Raises:
@@ -356,7 +360,7 @@ def _read_files(folder: Path) -> tuple[list[Json], Json, list[str]]:
     path = folder / METRICS_FILE
     if path.is_file():
         log = logs.read(path)
-    else:
+    elif has_updates:
         notes.append(f"{METRICS_FILE} is missing: there are no learning curves")
     path = folder / RESULTS_FILE
     if path.is_file():
@@ -401,19 +405,21 @@ def rank_test(
     max_ranked: int | None,
     on_phase: PhaseCallback = ignore_phase,
     temperature: float | None = None,
+    n_ranked: int | None = None,
 ) -> RankedSplit:
     """Rank the test split of a run against all entities, as the end of its training does.
 
     Args:
       max_ranked: the most queries, spread over relations; None for as many as the end of training ranks.
       temperature: of the trained policy's probabilities; None for none.
+      n_ranked: queries that the end of training has ranked; None for all.
 
     Raises:
       ValueError: a query cannot be ranked (see `ranking.check_split`).
     """
     test = run.task.dataset.test
     rows = (
-        held_out.test_rows(run)
+        np.sort(random_rows(len(test), n_ranked or len(test)))
         if max_ranked is None
         else stratified_sample(test, max_ranked)
     )
@@ -438,11 +444,7 @@ def rank_test(
     bins: dict[str, list[Bins]] = {}
     auc: dict[str, float] = {}
     for name, ranked in held_out.iter_rankings(
-        run,
-        chosen,
-        RankingProtocol(sides=ranked_sides(run.task)),
-        (run.run_config.rule_score,),
-        on_phase,
+        run, chosen, (run.run_config.rule_score,), on_phase
     ):
         columns.setdefault(name, []).append(_row_columns(ranked))
         parts.setdefault(name, []).append(ranking.ranked_rows(ranked))
@@ -536,7 +538,8 @@ def _iter_rule_probabilities(
     run: Run, atoms: Tensor
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """Yield rules that derive the atoms, with their probabilities before and after learning."""
-    first, *_, last = held_out.policies(run).values()
+    found = list(held_out.policies(run).values())
+    first, last = found[0], found[-1]
     setup = run.questions
     if setup is None:
         for part in atoms.split(64):
@@ -549,8 +552,7 @@ def _iter_rule_probabilities(
 
     device = setup.facts.degree.device
     weights = [
-        tree.map(lambda x: x.to(device), params.score)
-        for params in (first, last)
+        tree.map(lambda x: x.to(device), params) for params in (first, last)
     ]
     for side in ranked_sides(run.task):
         for _, part in scoring.query_evidence(
@@ -560,7 +562,7 @@ def _iter_rule_probabilities(
             with torch.no_grad():
                 before, after = (
                     learned.firing_amounts(
-                        setup.policy.aggregation, setup.aggregation, w, batch
+                        setup.weighed, setup.aggregation, w, batch
                     )
                     for w in weights
                 )
@@ -576,13 +578,14 @@ def learnt_weights(run: Run) -> LearntWeights | None:
     if setup is None:
         return None
     dataset = run.task.dataset
-    untrained, *_, trained = held_out.policies(run).values()
+    found = list(held_out.policies(run).values())
+    untrained, trained = found[0], found[-1]
     weights: list[MovedWeight] = []
     counts = np.zeros(dataset.n_predicates + 1)
     squares = np.zeros_like(counts)
     for name, kind in WEIGHT_KINDS.items():
         before, after = (
-            getattr(params.score, name).double().cpu()
+            getattr(params, name).double().cpu()
             for params in (untrained, trained)
         )
         at = (after != before).nonzero()

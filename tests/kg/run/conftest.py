@@ -1,5 +1,7 @@
 """Small runs: before their first update, and trained to their end."""
 
+from dataclasses import replace
+
 import pytest
 
 from funcppo.core.settings import write_config
@@ -40,6 +42,8 @@ def uninterrupted(tmp_path_factory):
 def asking(tmp_path_factory):
     """A run that learns from questions, trained to its end, and what results.json has of it."""
     folder = tmp_path_factory.mktemp("asking")
-    config = on_graph(QUESTIONS, seating(n_tables=10), folder / "graph")
+    graph = seating(n_tables=10)
+    graph = replace(graph, test=graph.valid)
+    config = on_graph(QUESTIONS, graph, folder / "graph")
     run = train_run(config, folder / "run")
     return rank_results(run, 0.0, RunTime())

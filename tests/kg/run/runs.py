@@ -1,6 +1,7 @@
 """Small graphs, small runs on them, and their training."""
 
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -25,6 +26,7 @@ from funcppo.runtime.monitor import Monitor
 # A run that learns from proofs.
 CONFIG = RunConfig(
     dataset="countries_s1",
+    device="cpu",
     steps=64,
     strategy="eager",
     learner="proofs",
@@ -40,17 +42,12 @@ N_UPDATES = 4  # 64 steps of 4 environments in rollouts of 4
 # One that learns from questions.
 QUESTIONS = RunConfig(
     dataset="",
-    steps=4 * 64,
-    strategy="eager",
-    n_validations=2,
+    device="cpu",
     n_validation_queries=40,
     prover=ProverTaskConfig(smoothing=5.0, object_identity=True),
     listwise=ListwiseConfig(n_epochs=3, batch_size=32, learning_rate=0.1),
     embedding=EmbeddingConfig(rank=4, n_folds=2, n_epochs=8, batch_size=32),
     bellman_ford=BellmanFordConfig(width=4, n_layers=2, n_steps=5),
-    ppo=PPOConfig(
-        n_envs=32, n_steps=2, n_epochs=1, n_minibatches=2, learning_rate=0.01
-    ),
 )
 
 
@@ -155,23 +152,18 @@ def seating(n_tables=24, n_guests=4):
     )
 
 
-def visits(n=32, n_crowd=12):
-    """Everybody knows an answer through a friend of their own, and a crowd through one that all have in common.
-
-    All that the first rule derives have one grounding; a random walk comes to the answer half of the times. The other
-    rule has less support, so that the first one keeps the least without a fact.
-    """
-    once = [("a", "once", "b"), ("a", "meets", "b")]
-    likes, knows, meets = [], [], []
-    for i in range(n):
-        likes += [(f"x{i}", "likes", f"z{i}"), (f"x{i}", "likes", "hub")]
-        knows.append((f"z{i}", "knows", f"y{i}"))
-        meets.append((f"x{i}", "meets", f"y{i}"))
-    knows += [("hub", "knows", f"w{i}") for i in range(n_crowd)]
+def chain(n=24):
+    """Chains of four: valid asks for the end of each, which the rules derive in three steps."""
+    names = [[f"{letter}{i}" for letter in "abcd"] for i in range(n)]
+    steps = [(x, "next", y) for row in names for x, y in pairwise(row)]
+    last = [(row[3], "in", f"end{i % 3}") for i, row in enumerate(names)]
+    known = [(row[0], "in", f"end{i % 3}") for i, row in enumerate(names)]
+    # Some steps are known, which tell the confidence of the rule.
+    last += [(row[2], *of[1:]) for row, of in zip(names[12:], last[12:])]
     return loaders.from_triples(
-        likes + knows + once + [fact for i, fact in enumerate(meets) if i % 3],
-        meets[::3],
-        rules="meets(X, Y) :- likes(X, Z), knows(Z, Y)\nmeets(X, Y) :- once(X, Y)",
+        steps + last + known[8:],
+        known[:8],
+        rules="in(X, Y) :- next(X, Z), in(Z, Y)",
     )
 
 
@@ -199,19 +191,17 @@ def colours(is_colour=True, n=40):
     )
 
 
-def elders(is_chain=True, n=40):
+def elders(n=40):
     """Chains of three persons. The rule derives all who have a parent as everybody's grandchildren.
 
-    Which one is the answer only a path of two facts tells; otherwise it is one at random.
+    Which one is the answer only a path of two facts tells.
     """
     parents = [
         (f"x{i}{a}", "parent", f"x{i}{b}")
         for i in range(n)
         for a, b in ("ab", "bc")
     ]
-    drawn = torch.randint(n, (n,), generator=torch.Generator().manual_seed(0))
-    end = range(n) if is_chain else drawn.tolist()
-    facts = [(f"x{i}a", "grandparent", f"x{end[i]}c") for i in range(n)]
+    facts = [(f"x{i}a", "grandparent", f"x{i}c") for i in range(n)]
     return loaders.from_triples(
         parents + [fact for i, fact in enumerate(facts) if i % 4],
         facts[::4],

@@ -7,10 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch.func import grad
 
-from funcppo import optim, train_step
-from funcppo.config import AdamConfig, PPOConfig
 from funcppo.core import random, tree
 from funcppo.core.host import Deadline
 from funcppo.kg.config import (
@@ -27,7 +24,7 @@ from funcppo.kg.logic.kb import HEAD, TAIL
 from funcppo.kg.ranking import ranking
 from funcppo.kg.ranking.ranking import RankingProtocol
 from funcppo.kg.run import budget, fit
-from funcppo.kg.run.fit import iter_epochs, list_questions
+from funcppo.kg.run.fit import Progress, fit_weights, list_questions
 from funcppo.kg.scores import evidence, learned, link_embedding, path_network
 from funcppo.kg.scores.learned import LearnedScore
 from funcppo.kg.search.task import build_task
@@ -68,7 +65,7 @@ def valid_mrr(task, setup, params):
         score,
         RankingProtocol(sides=(HEAD, TAIL)),
     )
-    return fit.summarise(task, ranked)["mrr"]
+    return float(fit.reciprocal_ranks(ranked).mean())
 
 
 # -- the questions
@@ -113,7 +110,8 @@ def test_the_largest_questions_are_left_out_and_counted(task):
     few, n_questions, note = list_questions(
         task, fit.set_up(task, PLAIN), cfg, 0
     )
-    n_firings = few.policy.capacity.n_firings
+    listed, rows = few.world.evidence, few.world.question
+    n_firings = learned.capacity(listed, rows).n_firings
     assert n_questions == 100 and "100 of" in note
     assert f"more than {n_firings:,} firings and were left out" in note
 
@@ -128,14 +126,15 @@ def test_the_bounds_end_the_list_and_the_number_of_questions_repeats_it(
     bounded, n, note = list_questions(
         task,
         setup,
-        replace(PLAIN, max_firings=100, seconds=60.0),
+        replace(PLAIN, max_firings=100),
         3,
         lambda *args: shown.append(args[1:]),
+        Deadline(at=60.0, clock=lambda: 0.0),
     )
     assert "with more than 100 firings" in note and note.kind == "cut"
     n_all = shown[0][1]
     assert 16 < n < n_all and shown[-1][:2] == (n, n_all)
-    assert 0.0 < shown[-1][2].seconds_left <= 60.0
+    assert shown[-1][2].seconds_left == 60.0
     cfg = replace(PLAIN, max_questions=n)
     again, n_again, note = list_questions(task, setup, cfg, 3)
     assert n_again == n and note.kind == "detail"
@@ -143,9 +142,6 @@ def test_the_bounds_end_the_list_and_the_number_of_questions_repeats_it(
         tree.leaves(bounded.world), tree.leaves(again.world), strict=True
     ):
         assert torch.equal(one, other)
-    late = replace(PLAIN, seconds=1e-9)
-    _, n_late, note = list_questions(task, setup, late, 3)
-    assert "within 1e-09 seconds" in note and n_late == 16
     _, n_late, note = list_questions(task, setup, PLAIN, 3, deadline=OVER)
     assert "within 0 seconds" in note and n_late == 16
 
@@ -169,134 +165,59 @@ def test_what_is_left_out_follows_the_links_of_valid(task):
     assert fit.resolve_left_out(task, set_) is set_
 
 
-# -- the listwise fit and PPO
+# -- the listwise fit
 
 
 def test_a_batch_that_is_computed_in_parts_has_the_same_gradient(setup, start):
     """In float32 sums of another order differ by their rounding."""
-    size = setup.policy.capacity
-    assert budget.batch_firings(7, size) < ListwiseConfig().max_batch_firings
+    question = setup.world.question[:40]
+    size = learned.capacity(setup.world.evidence, question)
+    of_parts = budget.batch_firings(7, size)
+    assert of_parts < ListwiseConfig().max_batch_firings
     gradients = [
         fit.batch_gradient(
-            setup.policy,
+            setup.weighed,
             setup.world,
             start,
             ListwiseConfig(max_batch_firings=n_firings),
-            setup.world.question[:40],
+            question,
         )
-        for n_firings in (4_000_000, budget.batch_firings(7, size), 1)
+        for n_firings in (4_000_000, of_parts, 1)
     ]
     for parts in gradients[1:]:
         tree.map(torch.testing.assert_close, parts, gradients[0])
 
 
-def test_the_prior_is_the_policy_that_ppo_starts_from(setup, start):
-    params = tree.map(lambda x: x + 0.1, start)
-    world = fit.with_prior_score(setup, params).world
-    question = world.question[:7]
-    state = learned.QuestionState(question, torch.zeros(7, dtype=torch.bool))
-    obs = learned.observe(setup.policy.capacity, world, state)
-    out = learned.apply(setup.policy, world, params, obs)
-    torch.testing.assert_close(out.logits, out.prior_logits)
-    assert out.logits[obs.action_mask].std() > 0
-
-
 def test_the_listwise_loss_learns_what_a_link_says(task, setup, start):
     before = valid_mrr(task, setup, start)
     cfg = ListwiseConfig(n_epochs=4, batch_size=32, learning_rate=0.1)
-    one, other = (
-        list(iter_epochs(setup.policy, setup.world, start, cfg, 0))
-        for _ in range(2)
-    )
-    assert len(one) == 4
-    assert before < 0.9 and valid_mrr(task, setup, one[-1]) > before + 0.1
-    assert all(map(torch.equal, one[-1].score, other[-1].score))
+    one, other = (fit_weights(setup, cfg, 0) for _ in range(2))
+    assert before < 0.9 and valid_mrr(task, setup, one) > before + 0.1
+    assert all(map(torch.equal, one, other))
+    cut = fit_weights(setup, cfg, 0, deadline=OVER)
+    assert not torch.equal(cut.linked_weight, one.linked_weight)
 
 
-def test_ppo_learns_it_too_and_without_a_learning_rate_nothing(
-    task, setup, start
-):
-    before = valid_mrr(task, setup, start)
-    world = fit.with_prior_score(setup, start).world
-    for learning_rate in (0.05, 0.0):
-        ppo = PPOConfig(
-            n_envs=128,
-            n_steps=1,
-            n_updates=30,
-            n_minibatches=1,
-            learning_rate=learning_rate,
-            entropy_coef=0.0,
-        )
-        cfg = fit.question_learner(setup.policy, ppo)
-        state = train_step.init(cfg, world, random.key(0))
-        state = state._replace(params=start)
-        for _ in range(ppo.n_updates if learning_rate else 2):
-            state, _ = train_step.train_step(cfg, world, state)
-        after = valid_mrr(task, setup, state.params)
-        assert after > before + 0.1 if learning_rate else after == before
+def test_a_rate_falls_with_the_steps_or_with_the_time_whichever_is_further():
+    now = [0.0]
+    deadline = Deadline(at=10.0, clock=lambda: now[0])
+    progress = Progress(100, deadline, "cpu")
+    assert progress.left(0) == 1.0
+    now[0] = 2.0
+    assert progress.left(50) == 0.5 and progress.left(10) == 0.8
+    now[0] = 10.0
+    assert progress.left(10) == 0.0
+    unbounded = Progress(4, Deadline(at=math.inf), "cpu")
+    assert [unbounded.left(i) for i in range(4)] == [1.0, 0.75, 0.5, 0.25]
 
 
-# -- the first epoch, in the order of the list
-
-
-@pytest.fixture
-def steps(monkeypatch):
-    """The gradient steps of a fit: questions, settings, rate, and the steps before."""
-    taken = []
-    take_step = fit.take_step
-
-    def watch(policy, world, state, cfg, question, rate):
-        taken.append((world, question, cfg, rate, state))
-        return take_step(policy, world, state, cfg, question, rate)
-
-    monkeypatch.setattr(fit, "take_step", watch)
-    return taken
-
-
-def test_each_derived_question_is_in_one_batch_of_the_first_epoch(
-    setup, start, steps
-):
-    cfg = ListwiseConfig(learning_rate=0.1, batch_size=8, n_epochs=3)
-    fitted = list(
-        iter_epochs(setup.policy, setup.world, start, cfg, 0, first=(8, 1.0))
-    )
-    assert len(fitted) == 3
-    rates = [rate for _, _, _, rate, _ in steps]
-    n_first = rates.index(next(rate for rate in rates if rate < 0.1))
-    seen = []
-    for world, question, *_ in steps[:n_first]:
-        listed = world.evidence
-        key = torch.stack([listed.label, listed.given, listed.left_out], dim=1)
-        seen += map(tuple, key[question].tolist())
-    # A last batch is incomplete, unless it is part of a group: up to one batch is left over.
-    n_derived = int((setup.world.evidence.answer >= 0).sum())
-    assert n_derived - 8 < len(set(seen)) == len(seen) <= n_derived
-
-    # The first step is on the first batch, down its loss; its questions are sorted by size, which rounds otherwise.
-    _, question, settings, _, state = steps[0]
-    assert state.n_steps == 0 and len(question) == 8
-    gradient = grad(learned.listwise_loss, argnums=3)(
-        setup.policy,
-        setup.world,
-        settings.penalty,
-        start,
-        (setup.world.evidence.answer >= 0).nonzero().squeeze(1)[:8],
-    )
-    params, _ = optim.update(
-        AdamConfig(), gradient, optim.init(start), start, 0.1
-    )
-    tree.map(torch.testing.assert_close, steps[1][4].params, params)
-
-    # The prior of the weights counts for the questions so far: half as much in a group that is half of them.
-    deviations = [cfg.penalty.feature_deviation for _, _, cfg, _, _ in steps]
-    assert deviations[0] == cfg.penalty.feature_deviation
-    assert deviations[1] ** 2 == pytest.approx(40 / 32 * deviations[0] ** 2)
-
-    # Later epochs go on from the first one; their rate falls over all steps.
-    assert [state.n_steps for *_, state in steps] == list(range(len(steps)))
-    assert rates[n_first:] == pytest.approx(
-        [0.1 * (1 - i / len(steps)) for i in range(n_first, len(steps))]
-    )
+def test_weights_are_widened_by_zeros(setup, start):
+    wide = fit.with_weights_of(setup, uses_degrees=True, uses_embedding=True)
+    params = tree.map(lambda x: x + 1.0, start)
+    found = fit.widened(wide, params)
+    assert torch.equal(found.linked_weight, params.linked_weight)
+    assert not found.degree_weight.any() and len(found.degree_weight)
+    assert not found.prior_weight.any() and len(found.prior_weight)
 
 
 # -- link embeddings
@@ -359,10 +280,7 @@ def test_the_same_seed_gives_the_same_numbers_and_another_one_others(
     network = replace(NETWORK, n_steps=2)
     for one, same, other in (
         [fit.train_embedding(colours, embedding, "fact", s) for s in (0, 0, 1)],
-        [
-            fit.train_bellman_ford(chains, network, "fact", s)[0]
-            for s in (0, 0, 1)
-        ],
+        [fit.train_network(chains, network, "fact", s)[0] for s in (0, 0, 1)],
     ):
         leaves = [tree.ravel(x) for x in (one, same, other)]
         assert torch.equal(leaves[0], leaves[1])
@@ -380,15 +298,10 @@ def test_the_deadline_ends_the_training_after_an_epoch_or_a_step(
     )
     assert not torch.equal(one.entity, cut.entity)
     done = []
-    cut, reason = fit.train_bellman_ford(
+    cut, reason = fit.train_network(
         chains, NETWORK, "fact", 0, lambda *args: done.append(args[1:3]), OVER
     )
     assert done == [(1, NETWORK.n_steps)] and not reason
-    # The rate of the first step does not depend on how many are planned.
-    first, _ = fit.train_bellman_ford(
-        chains, replace(NETWORK, n_steps=1), "fact", 0
-    )
-    assert all(map(torch.equal, cut, first))
 
 
 # -- Bellman-Ford networks
@@ -413,7 +326,7 @@ def chains():
 
 
 def test_facts_that_a_network_has_not_seen_rank_first(chains):
-    params, _ = fit.train_bellman_ford(chains, NETWORK, "fact", 0)
+    params, _ = fit.train_network(chains, NETWORK, "fact", 0)
     n = chains.sizes.n_constants
     prior = path_network.make_network(
         params, evidence.binary_facts(chains.kb), n
@@ -432,27 +345,21 @@ def test_facts_that_a_network_has_not_seen_rank_first(chains):
 # -- the time of priors
 
 
-def test_steps_without_time_are_left_out(chains):
-    def plan(seconds, n_questions=0, **options):
-        cfg = replace(NETWORK, **options)
-        return budget.plan_bellman_ford(
-            chains, cfg, n_questions, "cpu", seconds
+def test_the_cost_of_priors_grows_with_what_is_asked_for(chains):
+    def seconds(**options):
+        return budget.network_seconds(
+            chains, replace(NETWORK, **options), "cpu"
         )
 
-    n_steps, whole = plan(math.inf, n_steps=1000)
-    assert n_steps == 1000
-    each = whole / 1000
-    n_steps, seconds = plan(300.5 * each, n_steps=1000)
-    assert n_steps == 300 and seconds == pytest.approx(300 * each)
-    assert plan(199.5 * each, n_steps=1000)[0] == 0
-    assert plan(3.5 * each, n_steps=3)[0] == 3  # who asks for few gets them
-
-    # The priors take a part of the time, and the work grows with what is asked for.
-    of_priors = plan(math.inf, 40_000, n_steps=1000)[1] - whole
-    assert of_priors > 0
-    assert plan(300.5 * each, 40_000, n_steps=1000)[0] == 0
+    of_step, of_priors = seconds()
+    assert 0 < of_priors < of_step
     for option in ({"width": 80}, {"n_layers": 20}, {"batch_size": 64}):
-        assert plan(math.inf, **option)[1] > plan(math.inf)[1]
+        assert seconds(**option)[0] > of_step
+    one, other = (
+        budget.embedding_seconds(chains, replace(EMBEDDING, rank=rank), "cpu")
+        for rank in (8, 80)
+    )
+    assert 0 < one < other
 
 
 def test_nothing_is_asked_or_trained_about_further_facts():

@@ -1,5 +1,6 @@
 """Which queries a validation ranks, test in the time there is, calibration, and the rankings that they share."""
 
+import math
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -8,25 +9,21 @@ import pytest
 import torch
 
 from funcppo.core.host import NO_DEADLINE, Deadline
-from funcppo.kg.logic.kb import HEAD, TAIL
 from funcppo.kg.ranking import evaluate, ranking
 from funcppo.kg.ranking.ranking import RankingProtocol
 from funcppo.kg.run import fit, held_out
 from funcppo.kg.run import run as run_module
-from funcppo.kg.run.run import (
-    build_run,
-    validation_queries,
-    with_valid_evidence,
-)
+from funcppo.kg.run.run import build_run, validation_queries
 from funcppo.kg.scores.score import parse
-from tests.kg.run.runs import CONFIG, new_run
+from tests.kg.run.runs import CONFIG, new_run, on_graph, seating
 
 
 def test_queries_that_cannot_be_ranked_are_refused(run):
+    split = run.task.dataset.test
+    split = np.concatenate([split, split[:1]])
+    split[-1, 2] = split[-1, 1]
     with pytest.raises(ValueError, match="answer among the 5 candidates"):
-        held_out.metrics_within(
-            run, run.task.dataset.test, RankingProtocol(sides=(HEAD,)), ()
-        )
+        list(held_out.iter_rankings(run, split, ()))
 
 
 @pytest.mark.parametrize("height", [1, 2])
@@ -55,68 +52,81 @@ def test_a_validation_ranks_fewer_queries_where_it_is_long(height, monkeypatch):
         assert noted == (n_queries < 24)
 
 
-def ranked_within(run, seconds, monkeypatch):
-    """The test metrics where a query takes a second, and how many queries each ranking had."""
+def test_ranking_of(run, seconds=math.inf):
+    """Test ranked by rules and then by all, where a query takes a second by any score; the sizes of the rounds."""
     now, sizes = [0.0], []
-    rank_parts = held_out._rank_parts
+    rank = held_out._rank
 
-    def take_seconds(run, split, protocol, names, on_phase, *more):
-        sizes.append(len(split))
-        for _ in split:
-            now[0] += 1.0
-            on_phase("ranking")
-        return rank_parts(run, split, protocol, names, on_phase, *more)
+    def take_seconds(run, queries, collected, name, params, *report):
+        sizes.append(len(queries))
+        now[0] += len(queries)
+        return rank(run, queries, collected, name, params, *report)
 
     def clock():
         return now[0]
 
-    monkeypatch.setattr(held_out, "_rank_parts", take_seconds)
-    monkeypatch.setattr(held_out, "time", SimpleNamespace(monotonic=clock))
-    found = held_out.metrics_within(
-        run,
-        run.task.dataset.test,
-        RankingProtocol(sides=ranking.ranked_sides(run.task)),
-        ("max-confidence",),
-        Deadline(at=seconds, clock=clock),
-    )
-    return found, sizes, now[0]
+    found = held_out.TestRanking(["max-confidence"])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(held_out, "_rank", take_seconds)
+        patch.setattr(held_out, "time", SimpleNamespace(monotonic=clock))
+        found.rank_by_rules(run, Deadline(at=seconds, clock=clock))
+        n_by_rules = found.n_queries
+        found.rank_by_all(run, Deadline(at=3 * seconds, clock=clock))
+    return found, n_by_rules, sizes
 
 
-def test_where_there_is_time_test_is_ranked_whole(run, monkeypatch):
-    test = run.task.dataset.test
-    protocol = RankingProtocol(sides=ranking.ranked_sides(run.task))
-    names = ("max-confidence",)
-    expected = held_out.metrics_within(run, test, protocol, names)[0]
-    rankings = dict(held_out.iter_rankings(run, test, protocol, names))
-    assert list(rankings) == list(expected)
-    for name, ranked in rankings.items():
-        assert fit.summarise(run.task, ranked) == expected[name]
-    found, sizes, _ = ranked_within(run, 3.0 * len(test), monkeypatch)
-    assert sizes == [16, len(test)]
-    assert (found[0], found[1]) == (expected, len(test))
+test_ranking_of.__test__ = False
 
 
-def test_where_time_ends_before_test_a_random_sample_has_an_interval(
-    run, monkeypatch
+def test_where_there_is_time_test_is_ranked_whole(run, asking):
+    for one in (run, asking[0]):
+        test = one.task.dataset.test
+        found, n_by_rules, _ = test_ranking_of(one)
+        assert n_by_rules == found.n_queries == len(test)
+        metrics = found.metrics(one)
+        names = ("max-confidence",)
+        parts: dict[str, list] = {}
+        for name, ranked in held_out.iter_rankings(one, test, names):
+            parts.setdefault(name, []).append(fit.reciprocal_ranks(ranked))
+        assert list(parts) == list(metrics)
+        for name, ranks in parts.items():
+            mrr = float(torch.cat(ranks).mean())
+            assert metrics[name]["mrr"] == pytest.approx(mrr, abs=1e-12)
+            assert "mrr_interval" not in metrics[name]
+
+
+def test_where_time_ends_rules_and_policies_rank_the_same_random_sample(
+    tmp_path,
 ):
-    n_test = len(run.task.dataset.test)
-    found, sizes, seconds = ranked_within(run, 33.0, monkeypatch)
-    metrics, n_queries, _ = found
-    # Sixteen tell that 24 take too long; then they are ranked by all scores, and no round fits any more.
-    assert (n_test, n_queries, sizes) == (24, 16, [16, 16])
-    assert seconds <= 33.0
+    """Of 20 queries the first 16 are ranked whatever the time."""
+    graph = seating(n_tables=10)
+    graph = replace(graph, test=graph.valid)
+    run = new_run(on_graph(CONFIG, graph, tmp_path))
+    found, n_by_rules, sizes = test_ranking_of(run, 17.0)
+    metrics = found.metrics(run)
+    assert n_by_rules == found.n_queries == sizes[0] == 16
+    assert list(metrics) == ["max-confidence", *held_out.policies(run)]
     for of_score in metrics.values():
-        assert of_score["n_queries"] == n_queries
+        assert of_score["n_queries"] == 2 * 16
         low, high = of_score["mrr_interval"]
-        assert low <= of_score["mrr"] <= high
+        assert low - 1e-9 <= of_score["mrr"] <= high + 1e-9
+
+
+def test_rules_rank_test_where_there_is_no_time_for_a_search(run, asking):
+    """What is learnt from questions reads evidence that is held, for which there is time."""
+    over = Deadline(at=0.0, clock=lambda: 1.0)
+    for one, names in ((run, []), (asking[0], held_out.policies(asking[0]))):
+        found = held_out.TestRanking(["max-confidence"])
+        found.rank_by_rules(one, over)
+        found.rank_by_all(one, over)
+        assert list(found.metrics(one)) == ["max-confidence", *names]
 
 
 def test_the_interval_of_a_mean_over_a_part_worked_by_hand(run):
     """Reciprocal ranks 1 and 0.5 of two of four queries: 0.75 and 1.959964 * sqrt(0.125 / 2 * (1 - 2 / 4))."""
     split = run.task.dataset.test[:2]
-    protocol = RankingProtocol(sides=(TAIL,))
-    parts = held_out._rank_parts(run, split, protocol, (), lambda *_: None)
-    (part,) = next(iter(parts.values()))
+    ranked = held_out._rank(run, split, None, "max-confidence", None)
+    part = held_out._rank_part(run, "max-confidence", ranked, None)
     part = part._replace(reciprocal_rank=torch.tensor([1.0, 0.5]))
     found = held_out._summarise_sample(run, [part], 4)
     error = 1.959964 * (0.125 / 2 * 0.5) ** 0.5
@@ -127,18 +137,20 @@ def test_the_interval_of_a_mean_over_a_part_worked_by_hand(run):
 
 
 def test_the_rule_score_ranks_the_queries_of_a_validation(run):
-    """As the table of results ranks them."""
-    name = "max-confidence"
-    run = replace(run, run_config=replace(run.run_config, rule_score=name))
-    queries = validation_queries(run)
-    protocol = RankingProtocol(sides=ranking.ranked_sides(run.task))
-    expected = held_out.metrics_within(run, queries, protocol, [name])[0]
-    metric = ranking.selection_metric(run.task)
-    assert held_out.rule_metric(run) == expected[name][metric]
+    ranked = held_out.rank_valid_by_rules(run, "max-confidence")
+    expected = ranking.rank_split(
+        run.task,
+        validation_queries(run),
+        parse("max-confidence"),
+        RankingProtocol(sides=ranking.ranked_sides(run.task)),
+    )
+    assert torch.equal(
+        fit.reciprocal_ranks(ranked), fit.reciprocal_ranks(expected)
+    )
     # Where T_P is not held, what rules derive takes as long as T_P.
     model = replace(run.task.least_model, stop_reason="a bound")
     task = replace(run.task, least_model=model)
-    assert held_out.rule_metric(replace(run, task=task)) is None
+    assert held_out.rank_valid_by_rules(replace(run, task=task)) is None
 
 
 def test_calibration_ranks_valid_before_and_after_training(run):
@@ -160,13 +172,11 @@ def test_calibration_ranks_valid_before_and_after_training(run):
     assert losses["trained_at_temperature"] <= losses["trained"]
 
     # Test is counted without the temperature and with it.
-    protocol = RankingProtocol(sides=ranking.ranked_sides(run.task))
-    bins = [
-        held_out.metrics_within(
-            run, run.task.dataset.test, protocol, (), temperature=temperature
-        )[2]
-        for temperature in (None, 1.0, 4.0)
-    ]
+    bins = []
+    for temperature in (None, 1.0, 4.0):
+        test = held_out.TestRanking(())
+        test.rank_by_all(run, NO_DEADLINE, temperature=temperature)
+        bins.append(test.bins())
     assert list(bins[0]) == ["untrained", "trained"]
     for counted, is_same in zip(bins[1:], (True, False)):
         tempered = counted["trained_at_temperature"].probability_sum
@@ -177,6 +187,17 @@ def test_calibration_ranks_valid_before_and_after_training(run):
 # -- a run that learns from questions
 
 
+def ranks_of(run, split, names=()):
+    """The reciprocal ranks of a split by each score, in the order of the queries."""
+    found = {}
+    for name, ranked in held_out.iter_rankings(run, split, names):
+        queries = ranked.queries[ranked.query_row].tolist()
+        ranks = fit.reciprocal_ranks(ranked).tolist()
+        rows = zip(ranked.side.tolist(), queries, ranks)
+        found.setdefault(name, []).extend(rows)
+    return {name: sorted(rows) for name, rows in found.items()}
+
+
 @pytest.mark.parametrize("has_facts", [False, True])
 def test_rule_scores_are_those_of_the_derivations(has_facts, asking):
     """Whether they come from the evidence of the split, or from joins where a query is a fact."""
@@ -185,46 +206,34 @@ def test_rule_scores_are_those_of_the_derivations(has_facts, asking):
     split = run.task.dataset.valid
     if has_facts:
         split = np.concatenate([split, run.task.dataset.train[-1:]])
-    protocol = RankingProtocol(sides=ranking.ranked_sides(run.task))
     names = ["exists@1", "max-confidence", "noisy-or"]
-    found = held_out.metrics_within(run, split, protocol, names)[0]
+    found = ranks_of(run, split, names)
+    protocol = RankingProtocol(sides=ranking.ranked_sides(run.task))
     for name in names:
         ranked = ranking.rank_split(run.task, split, parse(name), protocol)
-        expected = fit.summarise(run.task, ranked)
-        # an atom has a score for each side where scores come from evidence
-        assert found[name].pop("n_scored") >= expected.pop("n_scored")
-        assert found.pop(name) == expected
-    assert set(found) == set(held_out.policies(run))
+        expected = sorted(fit.reciprocal_ranks(ranked).tolist())
+        assert sorted(rank for *_, rank in found[name]) == expected
+    assert set(found) == {*names, *held_out.policies(run)}
 
 
-def test_where_queries_derive_their_answers_metrics_are_the_same(
-    asking, monkeypatch
-):
+def test_where_queries_derive_their_answers_ranks_are_the_same(asking):
     """Validation, and a whole split in chunks."""
     held, _ = asking
     settings = replace(
         held.run_config.prover, max_atoms=len(held.task.kb.facts) + 1
     )
-    config = replace(held.run_config, prover=settings)
+    questions = replace(held.run_config.questions, max_valid_firings=60)
+    config = replace(held.run_config, prover=settings, questions=questions)
     bare = build_run(config, held.task.dataset)
     assert held.task.answers_plan is None
     assert bare.task.answers_plan is not None
     assert any("derives its own answers" in note for note in bare.notes)
 
-    params = held.state.best_params
-    ranked = with_valid_evidence(bare).valid_evidence
-    expected = held.valid_evidence.quality(held.questions, params)
-    assert ranked.quality(held.questions, params).metric == expected.metric
-
-    bare = replace(bare, questions=held.questions, state=held.state)
-    split = held.task.dataset.valid
-    protocol = RankingProtocol(sides=ranking.ranked_sides(held.task))
-    names = ["exists@1", "noisy-or"]
-    expected = held_out.metrics_within(held, split, protocol, names)[0]
-    monkeypatch.setattr(held_out, "FIRST_CHUNK_QUERIES", 3)
-    monkeypatch.setattr(held_out, "MAX_CHUNK_ANSWERS", 20)
-    found = held_out.metrics_within(bare, split, protocol, names)[0]
-    for name, metrics in expected.items():
-        # an answer of two chunks is scored in both
-        assert found[name].pop("n_scored") >= metrics.pop("n_scored")
-        assert found[name] == metrics
+    bare = replace(
+        bare,
+        questions=held.questions,
+        state=held.state,
+        step_names=held.step_names,
+    )
+    split, names = held.task.dataset.valid, ["exists@1", "noisy-or"]
+    assert ranks_of(bare, split, names) == ranks_of(held, split, names)

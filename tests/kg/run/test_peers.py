@@ -8,7 +8,6 @@ import signal
 import time
 
 import numpy as np
-import pytest
 
 from funcppo.kg.run.train import Peers
 from funcppo.runtime.distributed import Processes
@@ -17,26 +16,19 @@ from tests.cli.processes import (
     run_processes,
     waiting_ends_with,
 )
-from tests.cli.runner import SIZES, SMALL
+from tests.cli.runner import SMALL
 from tests.ports import hold_ports, port_of
 
 # What is imported here need not be by each process.
 TRAIN = ("train", "family_tree:20:1", "--steps", "96")
-TRAIN += ("--set", "ppo.n_shards=4")
+TRAIN += (*SMALL, "--strategy", "eager", "--set", "ppo.n_shards=4")
 # Lets a process go on when another has ended; after minutes, against a hang, although it has not.
 WAKE_AFTER = "for i in $(seq 1200); do kill -0 {} || break; sleep 0.1; done; kill -CONT {}"
-OPTIONS = {
-    "questions": [*SIZES, "--set", "prover.max_height=1"],
-    "proofs": [*SMALL, "--strategy", "eager"],
-}
-OPTIONS["questions"] += ["--learner", "questions"]
 
 
-def train(n, folder, learner, *args, **kwargs):
+def train(n, folder, *args, **kwargs):
     out = folder / "run"
-    ended = run_processes(
-        n, folder, *TRAIN, *OPTIONS[learner], "--out", out, *args, **kwargs
-    )
+    ended = run_processes(n, folder, *TRAIN, "--out", out, *args, **kwargs)
     return ended, out
 
 
@@ -57,7 +49,7 @@ def test_each_process_exports_the_updates_it_makes(tmp_path):
     started = time.time()
     with hold_ports(2) as held:
         port = port_of(held[0])
-        args = ("questions", "--metrics-port", port)
+        args = ("--metrics-port", port)
         ended, run = train(
             2, tmp_path, *args, prepare=keep_metrics(tmp_path, port)
         )
@@ -76,10 +68,9 @@ def test_each_process_exports_the_updates_it_makes(tmp_path):
         assert 'program="train"' in text
 
 
-@pytest.mark.parametrize("learner", OPTIONS)
-def test_a_run_is_equal_for_every_number_of_processes(tmp_path, learner):
+def test_a_run_is_equal_for_every_number_of_processes(tmp_path):
     """Stopped in one process, and gone on with in two: as in one, bit for bit. Rank 0 alone prints."""
-    (alone,), run = train(1, tmp_path, learner)
+    (alone,), run = train(1, tmp_path)
     assert alone.status == 0, alone
     expected = contents(run)
 
@@ -96,17 +87,25 @@ def test_a_run_is_equal_for_every_number_of_processes(tmp_path, learner):
 
     other = tmp_path / "other"
     other.mkdir()
-    ended, run = train(1, other, learner, prepare=stop_at_the_second_update)
+    ended, run = train(1, other, prepare=stop_at_the_second_update)
     assert ended[0].status == 143, ended
     assert "interrupted after update 2" in ended[0].out
-    ended, run = train(2, other, learner, "--resume")
+    ended, run = train(2, other, "--resume")
     assert [x.status for x in ended] == [0, 0], ended
     assert (ended[1].out, ended[1].err) == ("", "")
     assert contents(run) == expected
 
 
+def test_one_process_learns_from_questions_and_the_others_end(tmp_path):
+    args = ("--learner", "questions", "--set", "prover.max_height=1")
+    ended, run = train(2, tmp_path, *args)
+    assert [x.status for x in ended] == [0, 0], ended
+    assert (ended[1].out, ended[1].err) == ("", "")
+    assert json.loads((run / "results.json").read_text())["test"]
+
+
 def test_shards_that_cannot_be_shared_equally_are_refused(tmp_path):
-    ended, run = train(3, tmp_path, "proofs")
+    ended, run = train(3, tmp_path)
     assert [x.status for x in ended] == [2, 2, 2]
     assert ended[0].err == (
         "funcppo: --set ppo.n_shards: expected a multiple of the 3 processes, got 4\n"
@@ -143,7 +142,7 @@ def test_a_process_that_hangs_ends_the_others(tmp_path):
             Processes.report = report_and_hurry
             waiting_ends_with(waits)
 
-    ended, _ = train(2, tmp_path, "proofs", prepare=stop_rank_1)
+    ended, _ = train(2, tmp_path, prepare=stop_rank_1)
     assert [x.status for x in ended] == [75, 0], ended
     assert ended[0].err.splitlines()[-1] == (
         "funcppo: rank 0: expected progress within 0.5 s, got none: rank 0: in update 2; rank 1: gathering update 1"

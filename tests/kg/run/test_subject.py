@@ -115,23 +115,21 @@ def test_existence_sets_the_height():
 
 
 @pytest.mark.parametrize(
-    ("rule_metric", "margin", "reason", "is_rule_score"),
+    ("rule_metric", "metric", "is_better", "reason", "is_rule_score"),
     [
-        (None, 0.0, "not-compared", False),
-        (0.3, 0.0, "policy-ranks-valid-no-worse", False),
-        # Equal, but for the rounding of the policy's metric to float32.
-        (0.4, 0.0, "policy-ranks-valid-no-worse", False),
-        (0.401, 0.0, "rules-rank-valid-better", True),
-        # Where valid is small.
-        (0.401, 0.0005, "rules-rank-valid-better", True),
-        (0.401, 0.002, "policy-ranks-valid-no-worse", False),
+        (None, 0.4, True, "not-compared", False),
+        (0.3, 0.4, True, "learnt-ranks-valid-better", False),
+        (0.39, 0.4, False, "learnt-gains-by-chance", True),
+        (0.3, -1.0, True, "policy-not-validated", True),
     ],
 )
-def test_a_run_ranks_by_what_ranks_valid_better(
-    run, rule_metric, margin, reason, is_rule_score
+def test_a_run_ranks_by_rules_unless_what_is_learnt_gains_beyond_chance(
+    run, rule_metric, metric, is_better, reason, is_rule_score
 ):
-    state = run.state._replace(best_valid_metric=torch.tensor(0.4))
-    run = replace(run, state=state, rule_metric=rule_metric, rule_margin=margin)
+    state = run.state._replace(best_valid_metric=torch.tensor(metric))
+    run = replace(
+        run, state=state, rule_metric=rule_metric, is_learnt_better=is_better
+    )
     assert run.default_score_reason == reason
     rule_score = run.run_config.rule_score
     expected = rule_score if is_rule_score else "best-proof"
@@ -139,10 +137,11 @@ def test_a_run_ranks_by_what_ranks_valid_better(
     subject = run_subject(run)
     assert subject.score.name == expected
     assert (subject.policy_run is None) == is_rule_score
-    # The policy's own score stays at hand.
+    # What is learnt stays at hand.
     assert run_subject(run, run.score).policy_run is run
-    if is_rule_score:
+    if metric == 0.4 and is_rule_score:
         assert subject.notes == [
-            f"answers are ranked by the rule score {rule_score}, auc_pr 0.4010 on valid, rather than by the trained "
-            "policy (score best-proof), 0.4000 (--score best-proof takes that one)"
+            f"answers are ranked by the rule score {rule_score}, auc_pr 0.3900 on valid, rather than by what was "
+            "learnt (score best-proof), 0.4000, which gains less than two standard errors (--score best-proof takes "
+            "that one)"
         ]

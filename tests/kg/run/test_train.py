@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
-from statistics import stdev
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -18,22 +18,17 @@ from funcppo import (
 from funcppo.config import PPOConfig
 from funcppo.core import random, tree
 from funcppo.core.host import NO_DEADLINE, Deadline
-from funcppo.core.settings import METRICS_FILE, write_config
+from funcppo.core.settings import METRICS_FILE
 from funcppo.kg.config import ProverTaskConfig
 from funcppo.kg.graph import loaders
-from funcppo.kg.ranking import rank_metrics
-from funcppo.kg.run import fit, held_out, train
+from funcppo.kg.run import held_out, train
 from funcppo.kg.run.budget import RunTime
-from funcppo.kg.run.fit import Quality
 from funcppo.kg.run.run import (
     open_run,
     resume_run,
-    save_checkpoint,
     saved_update,
-    with_training_data,
 )
 from funcppo.kg.run.train import rank_results, validate, with_capacity
-from funcppo.kg.scores.score import parse
 from funcppo.kg.search import task as prover_task
 from funcppo.runtime import compile as compilation
 from funcppo.runtime.compile import StrategyRecord
@@ -42,9 +37,7 @@ from funcppo.train_step import EAGER_PARTS
 from tests.kg.run.runs import (
     CONFIG,
     N_UPDATES,
-    QUESTIONS,
     assert_equal_runs,
-    new_run,
     trained,
 )
 from tests.learning import assert_trees_equal
@@ -65,62 +58,6 @@ def test_a_run_stopped_anywhere_resumes_bit_for_bit(
     _, metrics = trained(resumed, tmp_path)
     assert len(metrics) == N_UPDATES - last_update
     assert_equal_runs(tmp_path, uninterrupted)
-
-
-@pytest.mark.parametrize(
-    ("embedding", "network"),
-    [(False, False), (True, False), (False, True)],
-)
-def test_a_resumed_run_lists_the_same_questions_and_ends_in_the_same_bits(
-    tmp_path, embedding, network, monkeypatch, asking
-):
-    monkeypatch.setattr(fit, "MAX_NETWORK_QUESTIONS", 7)
-    graph = asking[0].run_config.dataset
-    options = replace(
-        QUESTIONS.questions,
-        embedding=embedding,
-        bellman_ford=network,
-    )
-    run = new_run(replace(QUESTIONS, dataset=graph, questions=options))
-    world = run.questions.world
-    assert bool(world.evidence.embedding_score.any()) == embedding
-    assert bool(world.evidence.path_score.any()) == network
-    if network:
-        check_sample(run)
-    whole, part = tmp_path / "whole", tmp_path / "part"
-    for folder in (whole, part):
-        folder.mkdir()
-        save_checkpoint(run, folder)
-    expected, _ = trained(with_training_data(run), whole)
-
-    trained(with_training_data(run), part, stop_at=2)
-    resumed = resume_run(run.run_config, part)
-    assert resumed.questions.world is None
-    assert int(resumed.state.train_state.update) == 2
-    # The prior is the fit that PPO started from, whatever is best by now.
-    other = tree.map(lambda x: x + 1.0, resumed.state.best_params)
-    changed = replace(resumed, state=resumed.state._replace(best_params=other))
-    listed = with_training_data(changed).questions.world
-    assert_trees_equal(listed, world, rtol=0, atol=0)
-    got, _ = trained(with_training_data(resumed), part)
-    assert got.rule_metric == expected.rule_metric == run.rule_metric
-    assert_trees_equal(got.state, expected.state, rtol=0, atol=0)
-    assert not torch.equal(
-        tree.ravel(got.state.start_params),
-        tree.ravel(got.state.train_state.params),
-    )
-
-
-def check_sample(run):
-    """Seven questions are asked of many; they alone have priors by the network."""
-    world = run.questions.world
-    asked, n_listed = set(world.question.tolist()), len(world.evidence.label)
-    assert len(asked) == 7 and n_listed > 20
-    may_be_asked = (world.evidence.answer >= 0).nonzero().squeeze(1)
-    assert asked != set(may_be_asked[:7].tolist())
-    has_prior = world.evidence.path_score != 0
-    assert set(world.evidence.question[has_prior].tolist()) == asked
-    assert any(note.startswith("PPO asks 7 of ") for note in run.notes)
 
 
 def train_at(times, run, folder, n_updates):
@@ -189,16 +126,21 @@ def test_a_run_stopped_in_its_last_validation_is_yielded_when_resumed(
 
 
 def ranked_as(monkeypatch, metrics):
-    """Let validations find these metrics, each of four queries whose ranks are worse or better by as much."""
+    """Let validations find these metrics, each of four queries that are ranked alike."""
     found = iter(metrics)
+    shown = []
 
-    def quality(run, params, on_progress=None):
-        if params is run.state.start_params:
-            return Quality(0.0, torch.zeros(4))
-        metric = next(found)
-        return Quality(metric, torch.full((4,), metric))
+    def rank_valid(run, params, on_progress=None):
+        shown.append(next(found))
+        return shown[-1]
 
-    monkeypatch.setattr(train, "_quality", quality)
+    monkeypatch.setattr(train.held_out, "rank_valid", rank_valid)
+    monkeypatch.setattr(train.held_out, "metric_of", lambda run, ranked: ranked)
+    monkeypatch.setattr(
+        train.fit,
+        "reciprocal_ranks",
+        lambda ranked: torch.as_tensor(ranked).double().expand(4).clone(),
+    )
 
 
 def test_the_best_parameters_are_kept_while_training_continues(
@@ -257,24 +199,32 @@ def moved_run(run, **state):
     return replace(run, state=run.state._replace(train_state=moved, **state))
 
 
-@pytest.mark.parametrize("gain", [0.25, 0.0])
-def test_the_untrained_policy_is_kept_unless_valid_gains_beyond_chance(
-    gain, run, monkeypatch
+@pytest.mark.parametrize(
+    ("ranks", "is_kept"),
+    [
+        ([0.5, 0.5, 0.5, 0.75], False),  # by chance
+        ([0.5, 0.5, 0.5, 0.5], True),
+        ([0.25, 0.25, 0.25, 0.25], False),
+    ],
+)
+def test_parameters_replace_those_kept_where_valid_gains_beyond_chance(
+    ranks, is_kept, run, monkeypatch
 ):
-    """The metric rises; the ranks of the queries decide, but where trained parameters were kept before."""
-
-    def quality(run, params, on_progress=None):
-        is_start = params is run.state.start_params
-        return Quality(0.75, torch.full((4,), 0.5 if is_start else 0.5 + gain))
-
-    monkeypatch.setattr(train, "_quality", quality)
-    before = moved_run(run, best_valid_metric=torch.tensor(0.5))
-    after, _ = validate(before)
-    assert int(after.state.best_update) == (9 if gain else 0)
-    kept = moved_run(
-        run, best_valid_metric=torch.tensor(0.5), best_update=torch.tensor(3)
+    before = torch.tensor([0.25, 0.25, 0.25, 0.25]).double()
+    if not is_kept and max(ranks) > 0.5:
+        before = torch.tensor([0.5, 0.5, 0.5, 0.5]).double()
+    ranked_as(monkeypatch, [torch.tensor(ranks).double()])
+    monkeypatch.setattr(
+        train.held_out, "metric_of", lambda run, ranked: float(ranked.mean())
     )
-    assert int(validate(kept)[0].state.best_update) == 9
+    moved = moved_run(
+        run, best_valid_metric=before.mean().float(), best_ranks=before
+    )
+    after, metric = validate(moved)
+    assert metric == pytest.approx(sum(ranks) / 4)
+    assert int(after.state.best_update) == (9 if is_kept else 0)
+    kept = ranks if is_kept else before.tolist()
+    assert after.state.best_ranks.tolist() == kept
 
 
 def test_without_valid_queries_the_last_parameters_are_kept(run, tmp_path):
@@ -290,79 +240,6 @@ def test_without_valid_queries_the_last_parameters_are_kept(run, tmp_path):
     trained(run, tmp_path)
     rows = logs.read(tmp_path / METRICS_FILE)
     assert {row.get("valid_metric") for row in rows} == {None}
-
-
-@pytest.mark.parametrize(
-    ("change", "is_kept"),
-    [
-        ([0.25, -0.25, -0.25, 0.0], True),  # worse by chance
-        ([-0.25, -0.25, -0.25, -0.25], False),
-        ([0.25, 0.25, 0.0, 0.0], True),
-    ],
-)
-def test_few_valid_triples_keep_the_last_update_unless_it_loses_beyond_chance(
-    change, is_kept, asking, monkeypatch
-):
-    """Of many the better metric decides."""
-    ranks = torch.full((4,), 0.5).double()
-
-    def quality(run, params, on_progress=None):
-        is_start = params is run.state.start_params
-        after = ranks + (0.0 if is_start else torch.tensor(change))
-        return Quality(float(after.mean()), after)
-
-    monkeypatch.setattr(train, "_quality", quality)
-    monkeypatch.setattr(train, "_rule_margin", lambda _: 0.125)
-    run = moved_run(
-        asking[0],
-        best_valid_metric=torch.tensor(0.5),
-        best_update=torch.tensor(0),
-    )
-    run = replace(run, rule_margin=0.0)
-    metric = 0.5 + sum(change) / 4
-    after, _ = validate(run)
-    assert int(after.state.best_update) == (9 if is_kept else 0)
-    kept_metric = metric if is_kept else 0.5
-    assert float(after.state.best_valid_metric) == kept_metric
-    assert after.rule_margin == (0.125 if is_kept else 0.0)
-
-    monkeypatch.setattr(train, "has_few_valid", lambda _: False)
-    after, _ = validate(run)
-    assert int(after.state.best_update) == (9 if metric > 0.5 else 0)
-    assert after.rule_margin == 0.0
-
-
-def test_rules_answer_on_few_valid_triples_if_they_gain_beyond_chance(
-    asking, tmp_path
-):
-    """The margin is two standard errors of the paired difference, and a checkpoint holds it."""
-    run, _ = asking
-    assert any("valid triples tell small" in note for note in run.notes)
-    # Weights that rank some queries better than others.
-    torch.manual_seed(0)
-    params = tree.map(lambda x: x + torch.randn_like(x), run.state.start_params)
-    moved = run.state.train_state._replace(params=params)
-    state = run.state._replace(
-        start_params=params, best_params=params, train_state=moved
-    )
-    run, _ = validate(replace(run, state=state))
-    rule, policy = (
-        rank_metrics.expected_reciprocal_ranks(ranked.counts)
-        for ranked in (
-            run.valid_evidence.rank(parse(run.run_config.rule_score)),
-            held_out.rank_valid(run, run.state.best_params),
-        )
-    )
-    gain = (rule - policy).tolist()
-    assert run.rule_margin > 0
-    assert run.rule_margin == pytest.approx(2 * stdev(gain) / len(gain) ** 0.5)
-
-    save_checkpoint(run, tmp_path)
-    write_config(run.run_config, tmp_path)
-    assert open_run(tmp_path).rule_margin == run.rule_margin
-    save_checkpoint(replace(run, rule_margin=-1.0), tmp_path)
-    with pytest.raises(ValueError, match="rule_margin: expected a number"):
-        open_run(tmp_path)
 
 
 # -- how the training step is executed
@@ -449,55 +326,35 @@ def test_the_run_is_the_one_that_its_folder_opens(
 def test_a_fit_ends_with_its_time_unless_its_steps_are_set(tmp_path):
     short = replace(CONFIG, seconds=1.0, steps=None)
     fitted = train.train_run(short, tmp_path / "short")
-    n_updates = int(fitted.state.train_state.update)
-    assert 1 <= n_updates < fitted.cfg.ppo.n_updates
+    assert fitted.update < fitted.n_updates
     set_steps = replace(CONFIG, seconds=1.0)
     fitted = train.train_run(set_steps, tmp_path / "set")
-    assert int(fitted.state.train_state.update) == N_UPDATES
+    assert fitted.update == N_UPDATES
 
 
-@pytest.mark.parametrize(
-    ("name", "before", "after", "is_kept"),
-    [
-        ("noisy-or@3", 0.5, 0.6, True),
-        ("noisy-or", 0.5, 0.5004, False),
-        ("noisy-or", None, 0.6, None),  # not compared
-        ("noisy-or-other-facts", 0.5, 0.6, None),
-        ("exists@1", 0.5, 0.6, None),
-    ],
-)
-def test_valid_decides_whether_other_facts_are_tried_on_test(
-    name, before, after, is_kept, run, monkeypatch
-):
-    def rule_metric(run, name):
-        assert run.task.other_facts is not None
-        return after
-
-    monkeypatch.setattr(held_out, "rule_metric", rule_metric)
-    config = replace(run.run_config, rule_score=name)
-    run = replace(run, run_config=config, rule_metric=before)
-    answering, results = rank_results(run, 0.0, RunTime())
-    rows = [row for row in results["choices"] if row["stage"].startswith("ot")]
-    assert [row["is_kept"] for row in rows] == [is_kept][: is_kept is not None]
-    variant = f"{name}-other-facts"
-    assert (variant in results["test"]) == bool(is_kept)
-    assert (answering.task.other_facts is not None) == bool(is_kept)
-
-
-def test_without_time_nothing_is_counted_calibrated_or_ranked(run):
-    config = replace(run.run_config, rule_score="noisy-or")
-    run = replace(run, run_config=config, rule_metric=0.5)
+def test_without_time_test_is_ranked_by_rules_alone(run):
     over = RunTime(1e-9)
     _, results = rank_results(run, 0.0, over)
-    assert results["test"] == {} and results["n_test_queries"] == 0
+    assert "max-confidence" in results["test"]
+    assert f"{run.score}, trained" not in results["test"]
+    assert results["n_test_queries"] >= 16
     assert results["calibration"]["temperature"] is None
     for text in (
-        "noisy-or-other-facts: not tried on valid",
         "the time of the run (--seconds) ended training after update 0",
         "no temperature is chosen",
-        "test: none of 24 queries is ranked",
     ):
         assert any(note.startswith(text) for note in results["notes"]), text
+
+
+def test_the_checkpoint_of_a_fit_opens_and_its_results_are_the_same(asking):
+    """Nothing is learnt again: the weights of each stage are in the checkpoint."""
+    run, results = asking
+    folder = Path(run.run_config.dataset).parent / "run"
+    again = train.resume(run.run_config, folder)
+    assert again.is_finished and again.step_names == run.step_names
+    _, found = rank_results(again, 0.0, RunTime())
+    for name in ("exists@1", "noisy-or", *held_out.policies(run)):
+        assert found["test"][name] == results["test"][name], name
 
 
 # -- a capacity for successors
