@@ -170,7 +170,8 @@ def take_folder(
       ValueError: one line that names a log of another run or program.
     """
     events = folder / TENSORBOARD_FOLDER
-    places = [folder / METRICS_FILE]
+    # A run replaces metrics.jsonl itself, once its first files are written.
+    places = [] if overwrite else [folder / METRICS_FILE]
     if overwrite:
         places += [folder / CSV_FILE]
         places += events.glob(f"*tfevents*{EVENTS_SUFFIX}")

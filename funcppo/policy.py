@@ -11,6 +11,8 @@ reads what `wrappers.frame_stack`, or another wrapper with an `observe` of its o
 
 from __future__ import annotations
 
+import importlib
+import io
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -197,8 +199,6 @@ def _to_bytes(
     module: torch.nn.Module, inputs: list[Tensor], names: list[str], format: str
 ) -> bytes:
     """Export a module with any number of rows; return the content of its file."""
-    import io
-
     rows = torch.export.Dim("rows", min=1)
     shapes = {"inputs": tuple({0: rows} for _ in inputs)}
     program = torch.export.export(
@@ -209,20 +209,18 @@ def _to_bytes(
         torch.export.save(program, file)
         return file.getvalue()
     try:
-        exported = torch.onnx.export(
-            program,
-            input_names=names,
-            output_names=[
-                "action",
-                *(f"next_{x}" for x in names if "mem" in x),
-            ],
-            dynamo=True,
-            verbose=False,
-        )
-    except ImportError as error:
+        importlib.import_module("onnxscript")
+    except ModuleNotFoundError as error:
         raise ModuleNotFoundError(
             f"fp.export needs {error.name} (pip install 'funcppo[onnx]')"
         ) from None
+    exported = torch.onnx.export(
+        program,
+        input_names=names,
+        output_names=["action", *(f"next_{x}" for x in names if "mem" in x)],
+        dynamo=True,
+        verbose=False,
+    )
     return cast(Any, exported).model_proto.SerializeToString()
 
 
