@@ -54,6 +54,8 @@ class Check(TargetOptions):
     Exit status: 0 all that was compared agrees, 1 something disagrees, 2 bad input, or nothing could be compared.
     """
 
+    graph: Annotated[str | None, HIDDEN] = None
+    """Facts that a run is asked about, as --graph of `funcppo evaluate`. Default: those of its data set."""
     split: Annotated[str, Opt("test|valid|NAME")] = "test"
     """Split whose queries are ranked; with --details that of the file."""
     score: str = "auto"
