@@ -305,7 +305,7 @@ class Transition(NamedTuple, Generic[Obs]):
 
 
 def first_env_state(
-    env: Environment[Any, Any, Any],
+    env: Environment[Any, Any, Any, Any],
     world: object,
     key: I64[Tensor, "B 2"],
 ) -> Any:

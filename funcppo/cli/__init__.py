@@ -28,7 +28,7 @@ from funcppo.runtime import distributed
 
 # Each program is a class in the module of its name; its summary is the first line of the docstring of that class.
 PROGRAMS = {
-    "train": "Train a prover on a knowledge graph with PPO and write the run to a folder.",
+    "train": "Learn to rank the missing links of a knowledge graph, and write the run to a folder.",
     "rl": "Train a policy on an environment with PPO and published settings, for several seeds at once.",
     "evaluate": "Evaluate a trained run or an untrained score by filtered link-prediction ranking on a split.",
     "predict": "Rank the answers of an open query r(h, X) or r(X, t), or list all new facts of a relation, best first.",

@@ -379,7 +379,8 @@ class Predict(ScoreOptions):
 
         texts = jsonlib.dumps([text for _, text in queries])
         others = answerer.subject.others
-        weights = others and (others.weights.params, others.facts.embedding)
+        facts = others and others.facts
+        weights = others and (others.weights.params, facts and facts.embedding)
         return {
             "format": JSON_FORMAT,
             **score_settings(answerer.subject),

@@ -106,6 +106,7 @@ PositiveFloat: TypeAlias = Annotated[
     float, Range(0.0, FLOAT32_MAX, excludes_minimum=True)
 ]
 NonNegativeFloat: TypeAlias = Annotated[float, Range(0.0, FLOAT32_MAX)]
+FiniteFloat: TypeAlias = Annotated[float, Range(-FLOAT32_MAX, FLOAT32_MAX)]
 UnitInterval: TypeAlias = Annotated[float, Range(0.0, 1.0)]
 # Of the logarithm of a standard deviation.
 LogStd: TypeAlias = Annotated[float, Range(-20.0, 2.0)]

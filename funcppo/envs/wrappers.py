@@ -27,6 +27,7 @@ from torch import Tensor
 from funcppo.core import random, tree
 from funcppo.core.settings import (
     FLOAT32_MAX,
+    FiniteFloat,
     PositiveFloat,
     Range,
     Size,
@@ -911,8 +912,8 @@ def _flatten(cfg: Wrapped, state: PlainState, obs: Any) -> Any:
 class ClipConfig:
     """Range that rewards are clipped to."""
 
-    low: float
-    high: float
+    low: FiniteFloat
+    high: FiniteFloat
     evaluation: bool = False  # rewards stay
 
 

@@ -137,11 +137,10 @@ class Graph(Table):
         entities, relations = self.entities, self.relations
         table = self.dataset.train
         is_binary = np.array([0, *self.dataset.arities]) == TAIL
+        rows: list[list[int]] = table[is_binary[table[:, 0]], :3].tolist()
         return [
             (entities[head - 1], relations[relation - 1], entities[tail - 1])
-            for relation, head, tail in table[
-                is_binary[table[:, 0]], :3
-            ].tolist()
+            for relation, head, tail in rows
         ]
 
     @property
@@ -261,7 +260,8 @@ class ProofResult:
         names = self.dataset
         nodes = () if self.proof is None else self.proof.nodes
         edges, columns = drawing.proof_edges(
-            nodes, lambda i: names.predicates[i - 1]
+            ((node.goal, node.rule) for node in nodes),
+            lambda i: names.predicates[i - 1],
         )
         picture = drawing.draw(
             edges, columns, lambda i: names.entities[i - 1], title=self.query

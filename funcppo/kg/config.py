@@ -18,6 +18,7 @@ from funcppo.core.settings import (
     CONFIG_FILE,
     METRICS_FILE,
     DeviceChoice,
+    FiniteFloat,
     NonNegativeFloat,
     NonNegativeInt,
     PositiveFloat,
@@ -62,7 +63,7 @@ class QuestionConfig:
     """Weight of the log-odds of a rule's confidence that training starts with. With 1 the odds of the rules that derive
     a candidate are added; the larger it is, the less other rules add to the best one. auto: 1, or the next of 2 and 3
     that ranks the valid split better by more than two standard errors."""
-    no_proof: float | Literal["auto"] | None = "auto"
+    no_proof: FiniteFloat | Literal["auto"] | None = "auto"
     """Log-odds in place of the rules of an entity that none derives: all other evidence then ranks it, without a proof.
     None: such entities rank last, in no order. auto: what ranks the valid split best, None without a gain of more than
     two standard errors."""

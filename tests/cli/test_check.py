@@ -183,6 +183,6 @@ def test_a_known_fact_is_provable_if_other_facts_prove_it(
 
     (query,) = run("predict", "p(c, X)", "--known", *settings)["queries"]
     verdicts = {a["entity"]: a["verdict"] for a in query["answers"]}
-    assert verdicts["d"] == "not derivable"
+    assert verdicts["d"] == "no proof"
     checks = run("check", *FAST)["checks"]
     assert [part["n_disagreeing"] for part in checks] == [0] * 5

@@ -357,7 +357,8 @@ def with_candidates(dataset: Dataset, path: Path) -> Dataset:
     if not chosen:
         raise ValueError(f"{path}: expected an entity a line, got none")
     candidates = np.array(sorted(chosen))
-    is_ranked = np.isin(dataset.valid[:, 1:3], candidates).all(1)
+    is_chosen = np.isin(dataset.valid[:, 1:3], candidates)
+    is_ranked = is_chosen[:, 0] & is_chosen[:, 1]
     known = [dataset.valid[~is_ranked]]
     known += [] if dataset.known is None else [dataset.known]
     n_others = int((~is_ranked).sum())
@@ -461,7 +462,8 @@ def _load_ids(folder: Path, layout: _IdLayout, cfg: DataConfig) -> Dataset:
     entities = _read_numbered(folder / layout.names["entity"], place)
     relations = _read_numbered(folder / layout.names["relation"], place)
     n_entities = len(entities)
-    splits = dict.fromkeys(SPLITS, np.zeros((0, 3), np.int32))
+    nothing: np.ndarray = np.zeros((0, 3), np.int32)
+    splits: dict[str, np.ndarray] = {name: nothing for name in SPLITS}
     for split, name in layout.splits.items():
         path = folder / name
         if split != "train" and not path.is_file():

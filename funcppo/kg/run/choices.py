@@ -96,8 +96,6 @@ LISTING_SHARE = 0.5
 MIN_EMBEDDING_EPOCHS, MIN_NETWORK_STEPS = 8, 200
 # Linked candidates are compared where as many ranks tell: of fewer the answers may happen to be unlinked.
 MIN_LINKED_RANKS = 100
-# How much stronger the priors of weights are in a fit that is held near its start.
-HELD_FACTOR = 256.0
 
 
 # -- the loop
@@ -1075,11 +1073,10 @@ class Fitted(NamedTuple):
     steps: tuple[tuple[str, Params], ...] = ()
 
 
-# The share of 1 - MRR on valid that a stage gains, kept or not: means over Nations, UMLS, Kinships, Family, FB15k-237,
-# WN18RR and their inductive samples; most stages gain on one or two of them.
+# The share of 1 - MRR that a stage is taken to gain until the run has seen its kind: rough numbers after the gains in
+# docs/results.md and docs/conclusions.md. They order the stages, and accept none.
 GAINS = {
     "listwise fit": 0.2,
-    "fit held near the start": 0.05,
     "degrees": 0.02,
     "linked candidates": 0.01,
     "link embeddings": 0.08,
@@ -1167,13 +1164,6 @@ class _Learner:
         if has_valid and stages:
             stages += [
                 Stage(
-                    "fit held near the start",
-                    partial(self._fit, "fit", held=HELD_FACTOR),
-                    family="fits",
-                    seconds=self._cost_of_fit,
-                    obstacle=self._fails_at("fit", wants=False),
-                ),
-                Stage(
                     "linked candidates",
                     self._move_linked,
                     family="offsets",
@@ -1189,7 +1179,7 @@ class _Learner:
                         fit_degrees,
                         family="fits",
                         seconds=self._cost_of_fit,
-                        obstacle=self._fails_at("fit"),
+                        obstacle=self._needs_fit,
                     )
                 )
 
@@ -1211,22 +1201,14 @@ class _Learner:
                 )
         return [one._replace(gain=GAINS[one.name]) for one in stages]
 
-    def _fails_at(
-        self, row: str, wants: bool = True
-    ) -> Callable[[Candidate[Fitted]], str]:
-        """Return the obstacle of a stage that needs a row to be kept, or to be tried and not kept."""
-
-        def obstacle(best: Candidate[Fitted]) -> str:
-            is_kept = any(name == row for name, _ in best.value.steps)
-            if self.problem:
-                return self.problem
-            if not self.fit_seconds:
-                return "no fit was made"
-            return (
-                "" if is_kept == wants else f"the {row} is{' not' * wants} kept"
-            )
-
-        return obstacle
+    def _needs_fit(self, best: Candidate[Fitted]) -> str:
+        """Return why a stage that needs the fit to be kept cannot begin; empty if it can."""
+        if self.problem:
+            return self.problem
+        if not self.fit_seconds:
+            return "no fit was made"
+        is_kept = any(name == "fit" for name, _ in best.value.steps)
+        return "" if is_kept else "the fit is not kept"
 
     def _obstacle_of_priors(self, best: Candidate[Fitted]) -> str:
         """Return why no prior is trained, which costs most; empty if one is."""
@@ -1244,7 +1226,7 @@ class _Learner:
             return (
                 f"fewer than {MIN_LINKED_RANKS} ranks of valid tell too little"
             )
-        return self._fails_at("fit")(best)
+        return self._needs_fit(best)
 
     def _candidate(
         self,
@@ -1326,31 +1308,21 @@ class _Learner:
         self,
         best: Candidate[Fitted],
         deadline: Deadline,
-        held: float = 1.0,
         **weighs: bool,
     ) -> Fitted:
         """Fit the weights of what is weighed, and of more; the weight of a path network stays.
 
         Args:
-          held: how much stronger the priors of weights are.
           weighs: changed settings of what is weighed.
         """
         kept, config = best.value.setup.weighed, self.run.run_config
         weighed = replace(kept, uses_bellman_ford=False, **weighs)
         setup = replace(self.setup, weighed=weighed)
-        penalty = config.listwise.penalty
-        penalty = replace(
-            penalty,
-            rule_weight=held * penalty.rule_weight,
-            link_weight=held * penalty.link_weight,
-            degree_weight=held * penalty.degree_weight,
-            feature_deviation=penalty.feature_deviation / held**0.5,
-        )
 
         began = time.monotonic()
         params = fit.fit_weights(
             setup,
-            replace(config.listwise, penalty=penalty),
+            config.listwise,
             config.seed,
             self.run_time.on_phase,
             deadline,
@@ -1367,12 +1339,11 @@ class _Learner:
         row: str,
         best: Candidate[Fitted],
         deadline: Deadline,
-        held: float = 1.0,
         **weighs: bool,
     ) -> Iterator[Candidate[Fitted]]:
         """Yield the fit of what is weighed so far, and of more."""
         if self._list(deadline):
-            fitted = self._refit(best, deadline, held, **weighs)
+            fitted = self._refit(best, deadline, **weighs)
             yield self._candidate(row, fitted, best, row)
 
     def _move_linked(

@@ -31,7 +31,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding_bag
 
-from funcppo.core.settings import PositiveFloat, Size, check_fields
+from funcppo.core.settings import FiniteFloat, PositiveFloat, Size, check_fields
 from funcppo.core.types import F32, F64, I32, I64, Bool
 from funcppo.kg.config import Penalty
 from funcppo.kg.logic.derive import LeftOut, Questions, make_label
@@ -94,7 +94,7 @@ class AggregationConfig:
     """Weigh the candidate's prior by a Bellman-Ford network."""
     odds_power: PositiveFloat = 1.0
     """Initial weight of the log-odds of a confidence: the larger it is, the less other rules add to the best one."""
-    no_proof: float | None = None
+    no_proof: FiniteFloat | None = None
     """In place of the rules' term of entities that none derives; None: these are not told apart, and rank last."""
 
     def __post_init__(self) -> None:

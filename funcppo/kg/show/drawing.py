@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from funcppo.kg.graph.text import display
 
@@ -41,20 +41,6 @@ class Edge(NamedTuple):
     """The name of the relation."""
     is_derived: bool = False
     """Derived by a rule rather than a fact."""
-
-
-class Goal(Protocol):
-    """Node of a proof, of the logic or of the explorer."""
-
-    @property
-    def goal(self) -> Sequence[int]:
-        """The ids of the relation and the arguments, padded with 0."""
-        ...
-
-    @property
-    def rule(self) -> int | None:
-        """The rule that proves it; None for a fact."""
-        ...
 
 
 def neighbourhood(
@@ -90,20 +76,25 @@ def neighbourhood(
 
 
 def proof_edges(
-    nodes: Iterable[Goal], relation_name: Callable[[int], str]
+    nodes: Iterable[tuple[Sequence[int], int | None]],
+    relation_name: Callable[[int], str],
 ) -> tuple[list[Edge], dict[int, int]]:
     """Return the goals of a proof as edges, facts before what they derive, and the column of each entity.
 
     The root's head stands first; every other entity stands one column after the nearest entity that a fact links it to.
     Goals of other than two arguments are left out.
+
+    Args:
+      nodes: of each the goal (ids of the relation and the arguments, padded with 0) and its rule, None for a fact.
     """
     edges: dict[Edge, None] = {}
-    for node in nodes:
-        relation, *arguments = node.goal
-        ids = [i for i in arguments if i]
-        if len(ids) == 2:
-            text = relation_name(relation)
-            edges[Edge(*ids, text, node.rule is not None)] = None
+    for (relation, *arguments), rule in nodes:
+        match [i for i in arguments if i]:
+            case [head, tail]:
+                text = relation_name(relation)
+                edges[Edge(head, tail, text, rule is not None)] = None
+            case _:
+                pass
     if not edges:
         return [], {}
 

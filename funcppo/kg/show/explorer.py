@@ -906,7 +906,8 @@ class Site:
                 value.entity.id,
                 [
                     drawing.Edge(
-                        *(name.id for name in fact.arguments),
+                        fact.arguments[0].id,
+                        fact.arguments[1].id,
                         fact.relation.name,
                     )
                     for fact in facts
@@ -917,7 +918,8 @@ class Site:
         else:
             assert value.proof is not None
             edges, columns = drawing.proof_edges(
-                value.proof.nodes, lambda i: names.predicates[i - 1]
+                ((node.goal, node.rule) for node in value.proof.nodes),
+                lambda i: names.predicates[i - 1],
             )
             title = f"proof of {value.atom.text}"
         return drawing.draw(

@@ -798,6 +798,10 @@ TITLES = {
 
 def render(runs: Runs) -> str:
     """Render the page of runs on the same data, with the queries of the first run that has entries."""
+    # what a kind of learning does not have is left out
+    has_content = dict.fromkeys(TITLES, True)
+    has_content["curves"] = any(run.n_updates for run in runs)
+    has_content["weights"] = any(run.learnt for run in runs)
     return (
         make_templates()
         .get_template("report.html")
@@ -808,7 +812,7 @@ def render(runs: Runs) -> str:
             sections=[
                 _make_section(kind, runs)
                 for kind in TITLES
-                if kind != "weights" or any(run.learnt for run in runs)
+                if has_content[kind]
             ],
             shown_run=next((run for run in runs if run.entries), runs[0]),
             version=VERSION,

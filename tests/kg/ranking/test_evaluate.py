@@ -319,8 +319,8 @@ def test_a_file_of_another_evaluation_is_not_resumed(
             "expected a file made with negatives 3, got None",
         ),
         (
-            ["--resume", "--set", "smoothing=5"],
-            "expected a file made with smoothing 5.0, got None",
+            ["--resume", "--set", "smoothing=7"],
+            "expected a file made with smoothing 7.0, got ",
         ),
     ]:
         capsys.readouterr()

@@ -1,17 +1,11 @@
 """Pictures: every fact that is chosen is drawn, names are escaped, columns follow the facts."""
 
 import xml.etree.ElementTree as ElementTree
-from typing import NamedTuple
 
 from funcppo.kg.show.drawing import Edge, draw, neighbourhood, proof_edges
 from tests.kg.show.graphs import HOSTILE
 
 SVG = "{http://www.w3.org/2000/svg}"
-
-
-class Node(NamedTuple):
-    goal: tuple[int, ...]
-    rule: int | None
 
 
 def texts(picture):
@@ -30,12 +24,12 @@ def test_a_neighbourhood_has_each_neighbour_once_and_is_bounded():
 
 def test_a_proof_is_its_facts_in_a_row_and_what_they_derive():
     nodes = [
-        Node((1, 10, 13, 0), 0),
-        Node((2, 10, 11, 0), None),
-        Node((1, 11, 13, 0), 1),
-        Node((3, 12, 11, 0), None),
-        Node((1, 12, 13, 0), None),
-        Node((4, 12, 0, 0), None),
+        ((1, 10, 13, 0), 0),
+        ((2, 10, 11, 0), None),
+        ((1, 11, 13, 0), 1),
+        ((3, 12, 11, 0), None),
+        ((1, 12, 13, 0), None),
+        ((4, 12, 0, 0), None),
     ]
     edges, columns = proof_edges(nodes, "_abcd".__getitem__)
     assert columns == {10: 0, 11: 1, 12: 2, 13: 3}
@@ -45,7 +39,7 @@ def test_a_proof_is_its_facts_in_a_row_and_what_they_derive():
         ["10", "11", "12", "13", "b", "c", "a", "a", "a"]
     )
     assert picture.count("stroke-dasharray") == 2
-    assert proof_edges([Node((4, 1, 0, 0), None)], str) == ([], {})
+    assert proof_edges([((4, 1, 0, 0), None)], str) == ([], {})
     assert draw([], {}, str) == ""
 
 

@@ -43,8 +43,13 @@ def shown(request, pair):
     learnt = LearntWeights(
         len(moved), tuple(moved), (("<b>likes</b>", 40, 2.5),)
     )
+    log = tuple(
+        {"update": update} | dict.fromkeys(report.CURVES, 1.5**update)
+        for update in range(3)
+    )
     return [
-        dataclasses.replace(run, learnt=learnt) for run in pair[: request.param]
+        dataclasses.replace(run, learnt=learnt, log=log)
+        for run in pair[: request.param]
     ]
 
 
@@ -319,9 +324,10 @@ def test_a_page_is_well_formed_asks_for_nothing_and_escapes_names(
 def test_a_page_has_its_parts(reports):
     run = reports["questions"]
     text = report.render([run])
-    for part in ("results", "curves", "ranks", "relations", "gains",
-                 "reliability", "rules", "weights", "queries", "runs"):  # fmt: skip
+    for part in ("results", "ranks", "relations", "gains", "reliability",
+                 "rules", "weights", "queries", "runs"):  # fmt: skip
         assert f'<section id="{part}">' in text
+    assert '<section id="curves">' not in text  # there is no update
     assert f"<td>{run.trained.metrics['mrr']:.4f}</td>" in text
     assert "is no probability" in text
     assert "14 of 14 test queries" in text
@@ -331,6 +337,7 @@ def test_a_page_has_its_parts(reports):
     assert "not that the atom is true" in text
     assert "is no probability" not in text
     assert '<section id="weights">' not in text
+    assert '<section id="curves">' in text
 
 
 def test_a_page_says_what_learning_moved_and_what_it_did_to_probabilities(
@@ -380,6 +387,7 @@ def test_what_a_run_lacks_is_said(reports):
     lacking = dataclasses.replace(
         run,
         update=1,
+        n_updates=4,
         is_trained=False,
         best_update=0,
         results={},
@@ -396,8 +404,8 @@ def test_what_a_run_lacks_is_said(reports):
     assert "no test split: nothing is ranked" in text
     assert text.count("Not drawn: ") == 6
     for changes, line in (
-        ({"update": 0, "best_update": 0}, "no update of PPO was made"),
-        ({"update": 1}, "1 of 4, stopped early"),
+        ({"n_updates": 4}, "no update of PPO was made"),
+        ({"update": 1, "n_updates": 4}, "1 of 4, stopped early"),
         (
             {"sizes": run.sizes | {"test": 900}},
             "14 of 900 test queries are ranked",
