@@ -165,6 +165,8 @@ def test_a_run_whose_facts_or_atoms_are_not_held_derives_what_is_asked(
     run = graph.with_name("run")
     program = ["train", graph, "-v", "--out", run]
     settings = ["--set", "prover.max_height=1", "--steps", "1024"]
+    for prior in ("embedding", "bellman_ford"):
+        settings += ["--set", f"questions.{prior}=False"]
     assert funcppo(monkeypatch, *program, *settings) == 0
     assert "each query its own when it is asked" in capsys.readouterr().out
     asked = ["predict", run, "p(e10, X)", "--known", "--explain"]
