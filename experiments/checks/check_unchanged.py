@@ -50,7 +50,7 @@ steps: 4096
 seed: 3
 learner: questions
 questions: {embedding: true, bellman_ford: false, odds_power: 1.0, left_out: fact}
-embedding: {rank: 8, n_epochs: 2, seconds: 100000}
+embedding: {rank: 8, n_epochs: 2}
 listwise: {n_epochs: 3}
 prover: {smoothing: 5.0, object_identity: false, max_height: 1}
 n_validations: 2
