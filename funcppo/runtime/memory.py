@@ -132,14 +132,16 @@ def limit_memory(
     if limit is None or not enforces_limits(device):
         yield
         return
-    if torch.device(device).type == "cuda":
-        before = torch.cuda.get_per_process_memory_fraction(device)
+    device = torch.device(device)
+    if device.type == "cuda":
+        number = device.index  # None: the current one
+        before = torch.cuda.get_per_process_memory_fraction(number)
         fraction = min(limit / total_bytes(device), before)
-        torch.cuda.set_per_process_memory_fraction(fraction, device)
+        torch.cuda.set_per_process_memory_fraction(fraction, number)
         try:
             yield
         finally:
-            torch.cuda.set_per_process_memory_fraction(before, device)
+            torch.cuda.set_per_process_memory_fraction(before, number)
         return
     import resource
 

@@ -25,8 +25,8 @@ def settings(text: str) -> list[str]:
 
 TINY = "questions.embedding=False questions.bellman_ford=False "
 TINY += "ppo.n_envs=8 ppo.n_steps=4 ppo.n_minibatches=2 prover.embed_dim=4 prover.hidden_dim=8 n_validation_queries=6"
-# Options that make a training run small.
-SIZES = ["-v", *settings(f"{TINY} n_validations=2")]
+# Options that make a training run small, the same where there is a GPU.
+SIZES = ["-v", "--device", "cpu", *settings(f"{TINY} n_validations=2")]
 SMALL = [*SIZES, "--set", "score=best-proof", "--learner", "proofs"]
 
 # Options of the run in the fixture `trained`: four updates.

@@ -52,6 +52,18 @@ def test_an_allocation_beyond_the_limit_is_an_error():
         assert resource.getrlimit(resource.RLIMIT_DATA) == before
 
 
+@on_gpu
+@pytest.mark.parametrize("device", ["cuda", "cuda:0"])
+def test_an_allocation_on_a_gpu_beyond_the_limit_is_an_error(device):
+    limit = memory.used_bytes(device) + (1 << 26)
+    with (
+        memory.limit_memory(limit, device),
+        pytest.raises(torch.OutOfMemoryError),
+    ):
+        torch.zeros(1 << 27, dtype=torch.uint8, device=device)
+    torch.zeros(1 << 27, dtype=torch.uint8, device=device)
+
+
 @on_linux
 def test_an_allocated_tensor_counts_until_it_is_freed():
     """In a process of its own: objects and threads of other tests come and go."""
