@@ -1,20 +1,21 @@
-"""What `funcppo mine` and `funcppo train` give: at their defaults, with more rules or time, and with given rules.
+"""What `funcppo train` reaches: of a data set alone within a time, and with rules that are given.
 
-    python experiments/benchmarks/training_results.py defaults --data DIR
-    python experiments/benchmarks/training_results.py tuned --only wn18rr+embeddings --device cuda --jobs 3
+    python experiments/benchmarks/training_results.py levels --threads 2 --jobs 4
+    python experiments/benchmarks/training_results.py levels --device cuda --only wn18rr
     python experiments/benchmarks/training_results.py given --jobs 2
 
-defaults: no option but the seed; rules are mined once for each data set, unless they are part of it.
-tuned: options that rank valid better; a name before a `+` is that of the data set.
+levels: no options but the seed, the device and the seconds, 300 on a CPU and 600 on a GPU. Rules that lie beside the
+facts are left out, so that they are mined, but for data that are nothing without theirs.
 given: policies that learn from proofs with rules that come with a data set, by options that valid chose (`tried` of the
 record has the others), each once more at learning rate 0, and the scores without a policy.
 
-A row holds the results of a run, what was chosen, and the seconds and the peak memory of both programs. The records
-default_results, tuned_results and given_rules are written after every run, and what they hold is not run again.
+A row holds the results of a run, what was chosen, and its seconds and peak memory. The records levels and given_rules
+are written after every run, and what they hold is not run again.
 """
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import json
 import os
@@ -36,87 +37,25 @@ Row = dict[str, Any]
 
 
 class Options(NamedTuple):
-    """Options of the two programs."""
+    """Options of `funcppo train`."""
 
     training: str = ""
-    # None: the rules are part of the data set, or a file of it
-    mining: str | None = ""
-    rules: str = ""  # that file
+    rules: str = ""  # a file of the data
 
 
 HARD = "--set prover.hard_negative_fraction"
-DEFAULTS = {
-    "clans:1500:0": Options(f"{HARD}=0.5", None),  # as `make train`
-    "countries_S1": Options(mining=None),
-    "countries_S2": Options(mining=None),
-    "countries_S3": Options(mining=None),
+SECONDS = {"cpu": 300, "cuda": 600}
+LEVELS = {
+    "fb15k-237": Options(),
+    "wn18rr": Options(),
+    "codex_s": Options(),
     "kinships": Options(),
-    "nations": Options(),
     "umls": Options(),
     "family": Options(),
-    "wn18rr": Options(),
-    "fb15k-237": Options(),
+    "nations": Options(),
+    "nsg_ablation_d3": Options(rules="nsg_ablation_d3/rules_given.txt"),
 }
-
-NETWORK = "--set questions.bellman_ford=True --set bellman_ford.batch_size=64"
-EMBEDDING = (
-    "--set questions.embedding=True --set embedding.rank=256 "
-    "--set embedding.batch_size=2048"
-)
-WN18RR_RULES = (
-    "--constants --max-length 5 --set votes_per_fact=5 --min-support 2 "
-    "--min-confidence 0.001 --seconds 900"
-)
-WN18RR = (
-    "--set questions.max_firings=260000000 --set questions.degrees=True "
-    "--set listwise.n_epochs=5 "
-    "--set listwise.penalty.rule_weight=1e-5 --set listwise.penalty.degree_weight=1e-3 "
-    "--set n_validation_queries=3034 --set prover.max_height=1 "
-    "--set prover.smoothing=5 --set prover.object_identity=False --seconds 3600"
-)
-WN18RR_EMBEDDING = f"{WN18RR} {EMBEDDING} --set embedding.penalty=0.1"
-FB_RULES = "--constants --seconds 300"
-FB_EMBEDDING = (
-    "--set questions.max_firings=500000000 --seconds 3600 "
-    "--set questions.degrees=False --set listwise.n_epochs=3 "
-    "--set listwise.penalty.rule_weight=1e-5 "
-    f"--set listwise.penalty.link_weight=1e-5 {EMBEDDING} "
-    "--set embedding.n_epochs=40 --set embedding.penalty=0.05 "
-    "--set n_validation_queries=17535 --set prover.max_height=1 "
-    "--set prover.smoothing=None --set prover.object_identity=False "
-    "--set rule_score=noisy-or@2"
-)
-FB_NETWORK = (
-    f"{FB_EMBEDDING} --set embedding.n_epochs=20 --set listwise.n_epochs=2 {NETWORK} "
-    "--set bellman_ford.n_steps=4500"
-)
-NO_LINKS = "--set questions.links=off"
-TUNED = {
-    "kinships+network": Options(
-        "--seconds 3600",
-        "--set votes_per_fact=1",
-    ),
-    "wn18rr": Options(WN18RR, WN18RR_RULES),
-    "wn18rr+embeddings": Options(WN18RR_EMBEDDING, WN18RR_RULES),
-    "wn18rr+embeddings+network": Options(
-        f"{WN18RR_EMBEDDING} {NETWORK} --set bellman_ford.n_layers=5 --set bellman_ford.n_steps=1200",
-        WN18RR_RULES,
-    ),
-    "fb15k-237": Options(
-        "--set questions.max_firings=80000000 --seconds 3600",
-        FB_RULES,
-    ),
-    "fb15k-237+embeddings": Options(FB_EMBEDDING, FB_RULES),
-    "fb15k-237+embeddings+network": Options(FB_NETWORK, FB_RULES),
-    "fb15k-237+embeddings+network+no-links": Options(
-        f"{FB_NETWORK} {NO_LINKS}", FB_RULES
-    ),
-    "fb15k-237+no-links": Options(f"--seconds 900 {NO_LINKS}"),
-    "kinships+no-links": Options(NO_LINKS),
-    "umls+no-links": Options(NO_LINKS),
-    "family+no-links": Options(NO_LINKS),
-    "wn18rr+no-links": Options(NO_LINKS),
-}
+SPLITS = ("train.", "valid.", "test.")
 
 PROOFS = "--learner proofs --set prover.smoothing=None --set prover.object_identity=False"
 HEIGHT_1 = (
@@ -132,42 +71,39 @@ MANY_RULES = (
 )
 GIVEN = {
     "countries_S1": Options(
-        f"{PROOFS} --set prover.max_height=1 --steps 120000", None
+        f"{PROOFS} --set prover.max_height=1 --steps 120000"
     ),
     "countries_S2": Options(
-        f"{HEIGHT_2} {HARD}=0.5 --set ppo.entropy_coef=0.05", None
+        f"{HEIGHT_2} {HARD}=0.5 --set ppo.entropy_coef=0.05"
     ),
     "countries_S3": Options(
-        f"{HEIGHT_2} {HARD}=0.5 --set ppo.entropy_coef=0.05", None
+        f"{HEIGHT_2} {HARD}=0.5 --set ppo.entropy_coef=0.05"
     ),
     "family": Options(
         f"{HEIGHT_2} --set score=best-proof --set n_validations=4 "
         f"--set n_validation_queries=300 {HARD}=0.5 --set ppo.entropy_coef=0.3",
-        None,
     ),
     "family, height 1": Options(
-        f"{HEIGHT_1} {HARD}=1 --set ppo.entropy_coef=1", None
+        f"{HEIGHT_1} {HARD}=1 --set ppo.entropy_coef=1"
     ),
     "family, RNNLogic rules": Options(
         f"{HEIGHT_1} --set n_validations=8 --steps 400000 {HARD}=1 "
         "--set ppo.entropy_coef=1 --set ppo.n_envs=512 --set ppo.n_minibatches=16 "
         "--set n_validation_queries=300 --set ppo.learning_rate=3e-3",
-        None,
-        "family/rules_rnnlogic.tsv",
+        rules="family/rules_rnnlogic.tsv",
     ),
-    "umls": Options(f"{HEIGHT_1} {HARD}=0.5 --set ppo.entropy_coef=1", None),
-    "family_kns": Options(f"{HEIGHT_1} {HARD}=0.5", None),
-    "wn18rr": Options(f"{HEIGHT_1} {HARD}=0.5", None),
+    "umls": Options(f"{HEIGHT_1} {HARD}=0.5 --set ppo.entropy_coef=1"),
+    "family_kns": Options(f"{HEIGHT_1} {HARD}=0.5"),
+    "wn18rr": Options(f"{HEIGHT_1} {HARD}=0.5"),
     "wn18rr, RNNLogic rules": Options(
-        MANY_RULES, None, "wn18rr/rules_rnnlogic.tsv"
+        MANY_RULES, rules="wn18rr/rules_rnnlogic.tsv"
     ),
     "fb15k-237, RNNLogic rules": Options(
-        MANY_RULES, None, "fb15k-237/rules_rnnlogic_top.tsv.gz"
+        MANY_RULES, rules="fb15k-237/rules_rnnlogic_top.tsv.gz"
     ),
 }
 TABLES = {
-    "defaults": ("default_results", DEFAULTS),
-    "tuned": ("tuned_results", TUNED),
+    "levels": ("levels", LEVELS),
     "given": ("given_rules", GIVEN),
 }
 UNTRAINED_SCORES = ("exists", "max-confidence", "noisy-or")
@@ -189,7 +125,8 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--threads", type=int, default=1, metavar="N")
-    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--device", choices=SECONDS, default="cpu")
+    parser.add_argument("--seconds", type=int, help="of each run of levels")
     parser.add_argument("--only", metavar="NAME")
     args = parser.parse_args()
 
@@ -200,56 +137,72 @@ def main() -> None:
     if out.exists():
         record = json.loads(out.read_text())
 
-    for name in [args.only] if args.only else sets:
-        missing = missing_runs(args.table, name, args.seeds, record)
-        if not missing:
-            continue
-        options = sets[name]
-        target, words, mining = prepare(name, options, args.data)
-        words += ["--device", args.device, *options.training.split()]
-        with ThreadPoolExecutor(args.jobs) as pool:
-            runs = [
-                pool.submit(train, name, target, *run, words, mining)
-                for run in missing
-            ]
-            for future in as_completed(runs):
-                row = future.result()
-                row["machine"] = describe_machine(args.device)
-                record["runs"].append(row)
-                write_record(out, record)
-        if args.table == "given":
-            scores = untrained_scores(target, words, row["results"]["height"])
+    names = [args.only] if args.only else [*sets]
+    words = ["--device", args.device]
+    if args.table == "levels":
+        words += ["--seconds", str(args.seconds or SECONDS[args.device])]
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        ThreadPoolExecutor(args.jobs) as pool,
+    ):
+        runs = []
+        for name in names:
+            target, own = prepare(name, sets[name], args.data, Path(folder))
+            for run in missing_runs(args, name, record):
+                runs.append(
+                    pool.submit(train, name, target, *run, [*words, *own])
+                )
+        for future in as_completed(runs):
+            row = future.result()
+            row["machine"] = describe_machine(args.device)
+            row["threads"] = args.threads
+            record["runs"].append(row)
+            write_record(out, record)
+
+        for name in names if args.table == "given" else []:
+            target, own = prepare(name, sets[name], args.data, Path(folder))
+            height = next(
+                row["results"]["height"]
+                for row in record["runs"]
+                if row["set"] == name
+            )
+            scores = untrained_scores(target, own, height)
             record.setdefault("untrained", {})[name] = scores
             write_record(out, record)
 
 
 def missing_runs(
-    table: str, name: str, n_seeds: int, record: Row
+    args: argparse.Namespace, name: str, record: Row
 ) -> list[tuple[int, bool]]:
     """Return the runs of a set that a record does not hold: their seeds, and whether the learning rate is 0."""
     present = {
-        (row["set"], row["seed"], row.get("learning_rate_0", False))
+        (row["seed"], row["learning_rate_0"])
         for row in record["runs"]
+        if row["set"] == name
+        and (args.table == "given" or row["device"] == args.device)
     }
-    runs = [(seed, False) for seed in range(n_seeds)]
-    if table == "given":
+    runs = [(seed, False) for seed in range(args.seeds)]
+    if args.table == "given":
         runs.append((0, True))
-    return [run for run in runs if (name, *run) not in present]
+    return [run for run in runs if run not in present]
 
 
 def prepare(
-    name: str, options: Options, data: Path
-) -> tuple[str, list[str], Cost | None]:
-    """Return the data set of a row, the options of its rules, and what mining these took."""
-    dataset = name.partition(",")[0].partition("+")[0]
-    target = name if ":" in name else str((data / dataset).resolve())
+    name: str, options: Options, data: Path, folder: Path
+) -> tuple[str, list[str]]:
+    """Return the data set of a row, for `levels` links to its facts in a new folder, and the options of the row."""
+    words = options.training.split()
     if options.rules:
-        return target, ["--rules", str(data / options.rules)], None
-    if options.mining is None:
-        return target, [], None
-    rules = str(Path(tempfile.mkdtemp()) / "rules.tsv")
-    words = ["mine", target, "--out", rules, *options.mining.split()]
-    return target, ["--rules", rules], call(words)
+        words += ["--rules", str(data / options.rules)]
+    source = (data / name.partition(",")[0]).resolve()
+    if options.training:
+        return str(source), words
+    facts = folder / source.name
+    facts.mkdir(exist_ok=True)
+    for path in source.glob("*.txt*"):
+        if path.name.startswith(SPLITS):
+            (facts / path.name).symlink_to(path)
+    return str(facts), words
 
 
 def train(
@@ -258,7 +211,6 @@ def train(
     seed: int,
     is_frozen: bool,
     options: list[str],
-    mining: Cost | None,
 ) -> Row:
     """Return the row of one training."""
     if is_frozen:
@@ -289,7 +241,7 @@ def train(
         "smoothing": config["prover"]["smoothing"],
         "object_identity": config["prover"]["object_identity"],
         "training": cost._asdict(),
-        "mining": mining and mining._asdict(),
+        "device": options[options.index("--device") + 1],
         "results": results,
         "commit": current_commit(),
     }

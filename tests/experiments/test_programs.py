@@ -42,9 +42,6 @@ def test_the_programs_take_the_options_of_the_results(table):
     for options in sets.values():
         words = ["data", "--out", "run", *options.training.split()]
         assert cli.parse_program("train", words)
-        if options.mining is not None:
-            words = ["data", "--out", "rules", *options.mining.split()]
-            assert cli.parse_program("mine", words)
 
 
 # checks
