@@ -36,7 +36,7 @@ PROGRAMS = {
     "prove": "Prove a query from facts and rules: print its proof, its answers, or why there is none.",
     "data": "Describe a data set: splits and leaks, relations, degrees, what the rules derive; count and index it.",
     "mine": "Mine rules from the training triples of a data set and write them with their counts.",
-    "report": "Write a page on trained runs, or one of its pictures: curves, ranks, reliability, rules, proofs.",
+    "report": "Write a page on trained runs, or one of its pictures: results, curves, reliability, rules, proofs.",
     "serve": "Explore a trained run or a data set in a browser: ranked answers, proofs, rules, neighbours, a JSON API.",
     "check": "Check supports, verdicts, ranks, proofs and evidence on a sample of the data by an independent recount.",
     "doctor": "Report versions and devices, and which training strategy works on this machine and why.",

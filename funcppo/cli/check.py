@@ -111,14 +111,14 @@ class Check(TargetOptions):
                 "object_identity": task.cfg.object_identity,
                 "seed": self.seed,
                 "prepare_seconds": prepare_seconds,
-                "checks": [part._asdict() for part in comparisons],
+                "checks": [part.to_json() for part in comparisons],
             },
         )
         if not any(part.n_compared for part in comparisons):
             raise ValueError(
                 f"--seconds {self.seconds:g}: nothing could be compared"
             )
-        has_disagreement = any(part.n_disagreeing for part in comparisons)
+        has_disagreement = any(part.disagreements for part in comparisons)
         return int(has_disagreement)
 
     def _print_preparation(
@@ -214,10 +214,7 @@ class Check(TargetOptions):
             print_notes([note], console)
         yield from check.compare_ranks(ranked, seconds[1])
         if details is not None:
-            yield check.compare_details(details, split, rows)
-            yield recount_check.compare_line_numbers(
-                details, len(split), setup.evaluator.protocol.sides
-            )
+            yield from check.compare_details(details, split, rows)
         status.update("checking proofs")
         yield check.compare_proofs(ranked, seconds[2])
         status.update("recounting evidence")
@@ -279,7 +276,7 @@ def _sample(
 
 def _print_comparison(console: Console, comparison: Comparison) -> None:
     """Print one line on a kind of comparison, and one for each disagreement."""
-    n_agreeing = comparison.n_compared - comparison.n_disagreeing
+    n_agreeing = comparison.n_compared - len(comparison.disagreements)
     is_sample = comparison.n_total > comparison.n_compared
     total = f"of {comparison.n_total:,}; " if is_sample else ""
     console.print(

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """Write a page on trained runs, or one of its pictures: curves, ranks, reliability, rules, proofs.
+    """Write a page on trained runs, or one of its pictures: results, curves, reliability, rules, proofs.
 
     The page is one HTML file that needs no other and asks no server. Several runs on the same data give means, with a
     standard deviation as a band; the queries are those of the first run. Ranks, scores and proofs are those of the
@@ -56,13 +56,11 @@ class Report:
     """File to write, with --plot FILE.svg or FILE.png; one that exists is replaced."""
     plot: (
         Literal[
+            "results",
             "curves",
-            "ranks",
             "relations",
-            "gains",
             "reliability",
             "rules",
-            "weights",
             "returns",
         ]
         | None
@@ -87,58 +85,39 @@ class Report:
         Returns:
           The exit status.
         """
-        if self.plot is not None:
-            return self._plot()
-        check_runs(self.runs, self.out, self.json)
-        from funcppo.core.files import write_atomically
-        from funcppo.kg.show import report
-
-        runs = self._measure(self.max_queries, self.shown, has_entries=True)
-        content = report.render(runs).encode()
-        write_atomically(Path(self.out), lambda file: file.write(content))
-
-        found: JsonObject = {}
-        for kind in report.KINDS:
-            try:
-                found[kind] = report.to_json(report.draw(kind, runs)[1])
-            except ValueError as error:
-                found[kind] = {"problem": str(error)}
-        self._write_json(runs, {"out": self.out}, {"tables": found})
-        if self.json != "-":
-            shown, n_test = len(runs[0].entries), runs[0].sizes["test"]
-            size = f"{len(content) / 1e6:,.1f} MB"
-            print(f"{self.out}: {size}, {shown:,} of {n_test:,} test queries")
-        return 0
-
-    def _plot(self) -> int:
-        """Write a picture; return the exit status."""
         suffix = Path(self.out).suffix.lower()
-        if suffix not in (".svg", ".png"):
+        if self.plot is not None and suffix not in (".svg", ".png"):
             raise ValueError(
                 f"--out {self.out}: expected a name that ends in .svg or .png"
             )
         from funcppo.core.files import write_atomically
         from funcppo.kg.show import report
 
-        runs: list[RunMeasurements] | None = None
+        found: JsonObject = {"runs": list(self.runs), "out": self.out}
+        line = self.out
         if self.plot == "returns":
-            figure, table = self._draw_returns()
+            figure, tables = self._draw_returns()
         else:
             check_runs(self.runs, self.out, self.json)
-            is_ranked = self.plot not in ("curves", "weights")
-            runs = self._measure(
-                self.max_queries if is_ranked else 0,
-                self.shown if self.plot == "rules" else 0,
-            )
-            figure, table = report.draw(str(self.plot), runs)
-        write = report.to_png if suffix == ".png" else report.to_svg
-        content = write(figure)
+            runs = self._measure()
+            found["graphs"] = self.cuda_graphs
+            found["replays"] = [run.search_replay._asdict() for run in runs]
+        if self.plot is None:
+            page, tables = report.render(runs)
+            content = page.encode()
+            shown, n_test = len(runs[0].entries), runs[0].sizes["test"]
+            size = f"{len(content) / 1e6:,.1f} MB"
+            line += f": {size}, {shown:,} of {n_test:,} test queries"
+        else:
+            if self.plot != "returns":
+                figure, tables = report.draw(self.plot, runs)
+            write = report.to_png if suffix == ".png" else report.to_svg
+            content = write(figure)
         write_atomically(Path(self.out), lambda file: file.write(content))
-        self._write_json(
-            runs, {"plot": self.plot}, {"table": report.to_json(table)}
-        )
+        found |= {"plot": self.plot, "tables": report.to_json(tables)}
+        write_json(self.json, found)
         if self.json != "-":
-            print(self.out)
+            print(line)
         return 0
 
     def _draw_returns(self) -> tuple[Figure, list[JsonObject]]:
@@ -155,17 +134,8 @@ class Report:
                 tables.append(curve)
         return report.draw_returns(tables), tables
 
-    def _measure(
-        self,
-        max_ranked: int | None,
-        n_queries: int,
-        *,
-        has_entries: bool = False,
-    ) -> list[RunMeasurements]:
-        """Measure the runs one after another, with a display.
-
-        Args:
-          has_entries: single queries of the first run are wanted.
+    def _measure(self) -> list[RunMeasurements]:
+        """Measure the runs one after another as far as the page or the picture needs it, with a display.
 
         Raises:
           ValueError: a run is bad, or two are on different data.
@@ -184,27 +154,13 @@ class Report:
                 run = measure.measure(
                     open_run(folder, self.device, shown.update),
                     folder,
-                    max_ranked=max_ranked,
-                    n_queries=n_queries,
-                    with_entries=has_entries and not runs,
+                    max_ranked=0 if self.plot == "curves" else self.max_queries,
+                    n_queries=self.shown if self.plot in (None, "rules") else 0,
+                    with_entries=self.plot is None and not runs,
                     on_phase=shown.update,
                 )
                 runs.append(run)
         return runs
-
-    def _write_json(
-        self,
-        runs: list[RunMeasurements] | None,
-        written: JsonObject,
-        tables: JsonObject,
-    ) -> None:
-        """Write the JSON of --json, with how the searches of measured runs were replayed."""
-        replays: JsonObject = {}
-        if runs is not None:
-            found = [run.search_replay._asdict() for run in runs]
-            replays = {"graphs": self.cuda_graphs, "replays": found}
-        fields = {"runs": list(self.runs), **written, **replays, **tables}
-        write_json(self.json, fields)
 
 
 def check_runs(

@@ -551,7 +551,8 @@ class Knowledge:
         found = measure.measure(
             run, self.folder, n_queries=queries, with_entries=True
         )
-        Path(path).write_text(report.render([found]), encoding="utf-8")
+        page, _ = report.render([found])
+        Path(path).write_text(page, encoding="utf-8")
 
     def _read_atom(self, query: str) -> torch.Tensor:
         """Return a query without variables as ids.

@@ -39,8 +39,7 @@ def test_a_data_set_agrees_line_by_line(capsys):
         0,
         [
             "supports: 1 of 1 rules agree",
-            "verdicts: 40 of 40 candidates agree",
-            "scores: 8 of 8 candidates agree",
+            "candidates: 40 of 40 candidates agree",
             "ranks: 8 of 8 queries agree",
             "proofs: 8 of 8 proofs agree",
         ],
@@ -106,7 +105,7 @@ def test_nothing_compared_is_an_error(monkeypatch, capsys, tmp_path):
     assert "1 rules not compared within" in captured.out
     assert [
         part["n_compared"] for part in json.loads(out.read_text())["checks"]
-    ] == [0] * 5
+    ] == [0] * 4
 
 
 @pytest.mark.parametrize(
@@ -185,4 +184,4 @@ def test_a_known_fact_is_provable_if_other_facts_prove_it(
     verdicts = {a["entity"]: a["verdict"] for a in query["answers"]}
     assert verdicts["d"] == "no proof"
     checks = run("check", *FAST)["checks"]
-    assert [part["n_disagreeing"] for part in checks] == [0] * 5
+    assert [part["n_disagreeing"] for part in checks] == [0] * 4

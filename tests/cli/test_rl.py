@@ -197,7 +197,7 @@ def test_returns_of_several_runs_are_drawn(
     words = ("report", trained, other, "--plot", "returns", "--out", out)
     capsys.readouterr()
     assert funcppo(monkeypatch, *words, "--json", "-") == 0
-    table = json.loads(capsys.readouterr().out)["table"]
+    table = json.loads(capsys.readouterr().out)["tables"]
     assert [(x["run"], x["policy"]) for x in table] == [
         (name, policy)
         for name in ("out", "other")

@@ -14,10 +14,10 @@ import itertools
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -70,6 +70,8 @@ Item = TypeVar("Item")
 LineKey = tuple[int, int]  # a query and a side
 # gives the evidence that a run weighs; None if no rule derives the atom
 Explain = Callable[[Tensor, int], Explanation | None]
+# counts of evidence, by what they count
+EvidenceCounts = Counter[tuple[str | int, ...]]
 
 
 class Comparison(NamedTuple):
@@ -78,11 +80,14 @@ class Comparison(NamedTuple):
     kind: str
     unit: str  # what was compared, in the plural
     n_compared: int
-    n_disagreeing: int
     n_total: int  # items that there are, compared or not
     seconds: float
     disagreements: tuple[str, ...]  # a line each, with both values
     notes: tuple[str, ...] = ()  # on what was not compared
+
+    def to_json(self) -> Json:
+        """Return the comparison as JSON values."""
+        return self._asdict() | {"n_disagreeing": len(self.disagreements)}
 
 
 class _Row(NamedTuple):
@@ -110,7 +115,7 @@ class RecountCheck:
     def __init__(self, evaluator: Evaluator) -> None:
         """Read the data of the evaluator's task for the recount."""
         self.evaluator, self.task = evaluator, evaluator.task
-        dataset = self.task.dataset
+        dataset, kb = self.task.dataset, self.task.kb
         rules = [tuple(recount.read_atoms(x)) for x in dataset.rules.tolist()]
         self.logic = Logic(
             rules=tuple(rules),
@@ -121,20 +126,14 @@ class RecountCheck:
         self.facts = Atoms(facts, dataset.n_constants)
         self.names = proof_names(dataset)
         self.n_not_recounted = len(rules)
-        # heads that are facts, and all heads, of each rule, without the smoothing; a number that is no integer is not
-        # rounded away: it differs from every recount
-        self.smoothing = float(self.task.cfg.smoothing or 0.0)
-        pairs = self.task.kb.body_pairs.cpu()
-        whole = (pairs.double() - self.smoothing).round()
-        is_whole = (whole + self.smoothing).to(pairs.dtype) == pairs
-        whole = torch.where(is_whole, whole, -1.0).long().tolist()
-        self.counts = list(zip(self.task.kb.support.long().tolist(), whole))
+        # heads that are facts, and all heads with the smoothing, of each rule
+        self.counts = list(zip(kb.support.tolist(), kb.body_pairs.tolist()))
 
     def compare_supports(
         self, rule_ids: Sequence[int], seconds: float
     ) -> Comparison:
         """Count support and body pairs of rules again and compare them; later comparisons use the new counts."""
-        leave_one_out = self.task.cfg.smoothing is not None
+        smoothing = self.task.cfg.smoothing
 
         def compare(i: int, deadline: float) -> list[str]:
             heads = recount.derive(
@@ -142,15 +141,17 @@ class RecountCheck:
                 self.logic.rules[i],
                 self.facts,
                 deadline,
-                leave_one_out=leave_one_out,
+                leave_one_out=smoothing is not None,
             )
-            engine, again = (
-                self.counts[i],
-                (len(heads & self.facts.all), len(heads)),
-            )
-            self.counts[i] = again
+            # The engine holds them in float32.
+            pairs = float(np.float32(len(heads) + (smoothing or 0.0)))
+            engine = self.counts[i]
+            self.counts[i] = again = len(heads & self.facts.all), pairs
             name = f"{self.names.format_rule(i)}: support and body pairs"
-            return _differences(name, _pair(engine), _pair(again))
+            texts = [
+                f"{support:g} of {n:.7g}" for support, n in (engine, again)
+            ]
+            return [f"{name} {', recounted '.join(texts)}"] * (engine != again)
 
         n_total = len(self.logic.rules)
         found = _compare_items(
@@ -172,18 +173,11 @@ class RecountCheck:
         return ranking.rank_split(self.task, queries, score, protocol, query_id)
 
     def compare_ranks(
-        self,
-        ranked: Ranking,
-        seconds: float,
+        self, ranked: Ranking, seconds: float
     ) -> Iterator[Comparison]:
-        """Recount the candidates of ranked queries, their scores and ranks, and yield a comparison of each kind.
-
-        Returns:
-          The comparisons of verdicts on candidates, of their scores if these are of rules, and of ranks.
-        """
+        """Recount the candidates of ranked queries with their scores, and the ranks; yield both comparisons."""
         start, height = time.monotonic(), self.task.max_height - 1
-        rows, score = _rows(ranked), self.evaluator.score
-        notes = self._score_notes()
+        rows, notes = _rows(ranked), self._score_notes()
         try:
             atoms = recount.apply_steps(
                 self.logic, self.facts, height, MAX_ATOMS, start + seconds / 2
@@ -198,17 +192,33 @@ class RecountCheck:
         ranks = _compare_items(
             "ranks", "queries", rows, len(rows), seconds, check.compare
         )
-        n_scored = len(ranked.listed_score)
-        n_candidates = check.n_compared["verdicts"]
-        yield check.summarise("verdicts", "candidates", n_candidates, start)
-        if score.has_recount:
-            yield check.summarise("scores", "candidates", n_scored, start)
+        yield Comparison(
+            "candidates",
+            "candidates",
+            check.n_compared,
+            check.n_compared,
+            time.monotonic() - start,
+            tuple(check.disagreements),
+        )
         yield ranks._replace(notes=(*ranks.notes, *notes))
+
+    def _score_notes(self) -> list[str]:
+        """Return notes on how far the scores behind the ranks are recounted."""
+        score = self.evaluator.score
+        if score.needs & {"search", "questions"}:
+            return [f"scores are the policy's ({score})"]
+        if not score.has_recount:
+            return [f"scores are taken as they are ({score})"]
+        if not self.n_not_recounted:
+            return []
+        return [
+            f"ranks take the confidences of {self.n_not_recounted:,} rules as funcppo counts them"
+        ]
 
     def compare_details(
         self, details: Details, split: np.ndarray, rows: Sequence[int]
-    ) -> Comparison:
-        """Compare the lines of a details file about some queries with the records of their ranks.
+    ) -> Iterator[Comparison]:
+        """Compare the lines of a details file about some queries with their records; then report lines that it lacks.
 
         Args:
           rows: of the split, whose ranks are recounted too.
@@ -225,35 +235,28 @@ class RecountCheck:
             (number, line), record = details.lines[key], records[key]
             # On another machine a score may round to the next line of the grid.
             is_near = record["near_boundary"] or line["near_boundary"]
-            errors = [
-                f"{name} {line.get(name)}, recounted {record[name]}"
-                for name in LINE_FIELDS[6 if is_near else 0 :]
-                if line.get(name) != record[name]
-            ]
+            names = LINE_FIELDS[6 if is_near else 0 :]
             place = f"line {number}, {record['atom']}, {record['side']}"
-            return [f"{place}: {'; '.join(errors)}"] if errors else []
+            return _differences(place, line, record, names)
 
-        return _compare_items(
-            "details",
-            "lines",
-            [key for key in records if key in details.lines],
-            len(details.lines),
-            math.inf,
-            compare,
+        there = [key for key in records if key in details.lines]
+        n_lines = len(details.lines)
+        yield _compare_items(
+            "details", "lines", there, n_lines, math.inf, compare
         )
-
-    def _score_notes(self) -> list[str]:
-        """Return notes on how far the scores behind the ranks are recounted."""
-        score = self.evaluator.score
-        if score.needs & {"search", "questions"}:
-            return [f"scores are the policy's ({score})"]
-        if not score.has_recount:
-            return [f"scores are taken as they are ({score})"]
-        if not self.n_not_recounted:
-            return []
-        return [
-            f"ranks take the confidences of {self.n_not_recounted:,} rules as funcppo counts them"
+        limit = details.settings.get("queries") or len(split)
+        expected = [
+            (row, side)
+            for row in sorted(random_rows(len(split), limit).tolist())
+            for side in evaluator.protocol.sides
         ]
+        missing = tuple(
+            f"query_row {row}, {SIDE_NAMES[side]}: no line"
+            for row, side in expected
+            if (row, side) not in details.lines
+        )
+        n = len(expected)
+        yield Comparison("lines", "lines", n, n, 0.0, missing)
 
     def compare_proofs(self, ranked: Ranking, seconds: float) -> Comparison:
         """Check the engine's proof of each provable answer of ranked queries."""
@@ -272,12 +275,10 @@ class RecountCheck:
         found = _compare_items(
             "proofs", "proofs", list(answers), len(answers), seconds, compare
         )
-        if not without_proof:
-            return found
         n = len(without_proof)
-        note = f"no proof was found of {n} provable answers"
+        note = (f"no proof was found of {n} provable answers",) * (n > 0)
         return found._replace(
-            n_compared=found.n_compared - n, notes=(*found.notes, note)
+            n_compared=found.n_compared - n, notes=found.notes + note
         )
 
     def _proof_errors(self, atom: Atom, query: Tensor) -> list[str] | None:
@@ -314,17 +315,11 @@ class RecountCheck:
         rows = _rows(ranked)
 
         def compare(row: _Row, deadline: float) -> list[str]:
-            engine = _evidence_counts(
-                explain(torch.tensor(row.query), row.side)
-            )
+            found = explain(torch.tensor(row.query), row.side)
+            engine = _evidence_counts(found) if found else Counter()
             again = self._recount_evidence(row, left_out, kinds, deadline)
-            errors = [
-                f"{key} {engine[key]}, recounted {again[key]}"
-                for key in dict.fromkeys((*engine, *again))
-                if engine[key] != again[key]
-            ]
-            name = self.row_name(row)
-            return [f"{name}: {'; '.join(errors)}"] if errors else []
+            names = dict.fromkeys((*engine, *again))
+            return _differences(self.row_name(row), engine, again, names)
 
         return _compare_items(
             "evidence", "answers", rows, len(rows), seconds, compare
@@ -336,22 +331,18 @@ class RecountCheck:
         left_out: LeftOut,
         kinds: Sequence[TermKind],
         deadline: float,
-    ) -> Counter[str]:
+    ) -> EvidenceCounts:
         """Count the evidence of a row's answer, keyed as by `_evidence_counts`; empty if no rule derives the answer.
 
         Raises:
           RecountLimitError: the deadline is reached.
         """
-        query, answer, given = (
-            row.query,
-            row.query[row.side],
-            row.query[3 - row.side],
-        )
+        query, answer = row.query, row.query[row.side]
         facts = {fact for fact in self.facts.all if len(fact) == 3}
         unknown = facts & {query}
         if unknown and left_out == "pair":
             unknown = {a for a in facts if set(a[1:]) == set(query[1:])}
-        counts: Counter[str] = Counter()
+        counts: EvidenceCounts = Counter()
         for i, rule in enumerate(self.logic.rules):
             found = recount.count_groundings(
                 self.logic, rule, self.facts, query, row.side, unknown, deadline
@@ -366,14 +357,14 @@ class RecountCheck:
         for fact, side in itertools.product(facts, SIDE_NAMES):
             if fact[side] != answer:
                 continue
-            is_link = fact[3 - side] == given and fact not in unknown
             if (fact[0], side) == (query[0], row.side):
-                counts["known answers"] += fact != query
+                counts["known answers",] += fact != query
                 continue
+            is_link = set(fact[1:]) == set(query[1:]) and fact not in unknown
             if "degrees" in kinds:
-                counts[_degree_name(fact[0], side)] += 1
+                counts["facts of relation", fact[0], SIDE_NAMES[side]] += 1
             if "links" in kinds and is_link:
-                counts[_link_name(fact[0], side)] += 1
+                counts["links by relation", fact[0], SIDE_NAMES[side]] += 1
         return counts
 
     def row_name(self, row: _Row) -> str:
@@ -385,21 +376,14 @@ class _RankCheck:
     """Comparison of the candidates, scores and ranks of one row after another."""
 
     def __init__(
-        self,
-        check: RecountCheck,
-        ranked: Ranking,
-        atoms: Atoms,
+        self, check: RecountCheck, ranked: Ranking, atoms: Atoms
     ) -> None:
         """Take the atoms that T_P derives one step below the task's height."""
-        score, task = check.evaluator.score, check.task
-        self.check, self.atoms = check, atoms
-        self.score, self.is_recounted = score, score.has_recount
+        task = check.task
+        self.check, self.atoms, self.score = check, atoms, check.evaluator.score
         self.lists_all = check.evaluator.protocol.score_unprovable
-        # The engine holds the smoothed counts in float32.
         self.confidence = [
-            support / float(np.float32(pairs + check.smoothing))
-            if support
-            else 0.0
+            support / pairs if support else 0.0
             for support, pairs in check.counts
         ]
         known = recount.read_atoms(known_triples(task.dataset).tolist())
@@ -407,11 +391,11 @@ class _RankCheck:
         scored = recount.read_atoms(ranked.scored_atom.tolist())
         keys = zip(scored, ranked.scored_side.tolist(), strict=True)
         self.engine_scores = dict(zip(keys, ranked.log_odds.tolist()))
-        self.n_compared: Counter[str] = Counter()
-        self.differences: dict[str, list[str]] = {}
+        self.n_compared = 0
+        self.disagreements: list[str] = []
 
         self.other_facts: list[tuple[float, float]] = []
-        if "other-facts" in score.needs:
+        if "other-facts" in self.score.needs:
             self.other_facts = _other_fact_terms(task)
         self.n_facts = Counter(
             (fact[0], side, fact[side])
@@ -421,52 +405,64 @@ class _RankCheck:
         )
 
     def compare(self, row: _Row, deadline: float) -> list[str]:
-        """Recount a row and return the differences of its rank; differences of other kinds go to `differences`.
+        """Recount a row and return the differences of its rank; those of its candidates go to `disagreements`.
 
         Raises:
           RecountLimitError: the deadline is reached.
         """
-        check = self.check
         rules = self._derive_candidates(row, deadline)
-        log_odds = {a: self._log_odds(a, row.side, rules[a]) for a in rules}
-        others = sorted(a for a in rules if not rules[a])
+        engine = {atom: self._engine_score(atom, row.side) for atom in rules}
+        log_odds = {
+            atom: self._log_odds(atom, row.side, rules[atom], engine[atom])
+            for atom in rules
+        }
+        others = sorted(atom for atom in rules if not rules[atom])
         if self.score.ranks_all and others:
             # They have no recount: the engine's are taken.
             values = scoring.score_without_rules(
                 self.score, torch.tensor(others), row.side
             )
             log_odds |= dict(zip(others, values.tolist()))
-        for atom in rules:
+        for atom, score in engine.items():
             self._compare_candidate(
-                atom,
-                self._engine_score(atom, row.side),
-                bool(rules[atom]),
-                log_odds[atom],
+                atom, score, bool(rules[atom]), log_odds[atom]
             )
         # Scores that are taken are the engine's to the last digit.
-        tolerance = LOG_ODDS_TOLERANCE if self.is_recounted else 0.0
-        return [
-            f"{check.row_name(row)}: {error}"
-            for error in _count_errors(row[3:], row.query, log_odds, tolerance)
+        tolerance = LOG_ODDS_TOLERANCE if self.score.has_recount else 0.0
+        bounds = recount.bound_ranks(row.query, log_odds, tolerance)
+        n_better, n_equal, n_candidates = row[3:]
+        if (
+            n_candidates == len(log_odds)
+            and n_better in bounds.n_better
+            and n_better + n_equal in bounds.n_not_worse
+        ):
+            return []
+        again = bounds.n_better.start
+        texts = [
+            _rank_text(*row[3:]),
+            _rank_text(again, bounds.n_not_worse.start - again, len(log_odds)),
         ]
+        return [f"{self.check.row_name(row)}: {', recounted '.join(texts)}"]
 
     def _compare_candidate(
         self, atom: Atom, score: float | None, is_derivable: bool, again: float
     ) -> None:
-        """Compare the verdict on a candidate, and its score where the engine lists it."""
-        name = self.check.names.format_atom(atom)
-        verdicts = [
-            "derivable" if x else "not derivable"
-            for x in (score is not None, is_derivable)
-        ]
-        if not self.lists_all:
-            self._add("verdicts", _differences(f"{name}:", *verdicts))
-        if score is not None:
-            is_close = (
-                score == again or abs(score - again) <= LOG_ODDS_TOLERANCE
-            )
-            text = f"{name}: log-odds {score:.6f}, recounted {again:.6f}"
-            self._add("scores", [] if is_close else [text])
+        """Compare whether a candidate is derivable, and its score where the engine lists it."""
+        self.n_compared += 1
+        is_listed = score is not None
+        texts = ["", ""]
+        if is_listed != is_derivable and not self.lists_all:
+            texts = [
+                "derivable" if x else "not derivable"
+                for x in (is_listed, is_derivable)
+            ]
+        elif score is not None and not (
+            score == again or abs(score - again) <= LOG_ODDS_TOLERANCE
+        ):
+            texts = [f"log-odds {score:.6f}", f"{again:.6f}"]
+        if texts[0]:
+            name = self.check.names.format_atom(atom)
+            self.disagreements.append(f"{name}: {', recounted '.join(texts)}")
 
     def _derive_candidates(
         self, row: _Row, deadline: float
@@ -492,35 +488,20 @@ class _RankCheck:
         of_all_sides = self.engine_scores.get((atom, 0))
         return self.engine_scores.get((atom, side), of_all_sides)
 
-    def _log_odds(self, atom: Atom, side: int, rules: Sequence[int]) -> float:
+    def _log_odds(
+        self, atom: Atom, side: int, rules: Sequence[int], engine: float | None
+    ) -> float:
         """Return a candidate's log-odds by the rules that derive it, or the engine's where the score has no recount."""
-        if not self.is_recounted:
-            score = self._engine_score(atom, side)
+        if not self.score.has_recount:
             is_listed = bool(rules) or self.lists_all
-            return -math.inf if score is None or not is_listed else score
-        confidences = [self.confidence[i] for i in rules]
-        score = self.score.recount(confidences)
+            return engine if engine is not None and is_listed else -math.inf
+        score = self.score.recount([self.confidence[i] for i in rules])
         if self.other_facts:
             n_others = self.n_facts[atom[0], side, atom[side]]
             n_others -= atom in self.check.facts.all
             label = int(make_label(torch.tensor(atom[0]), side))
             score += self.other_facts[label][n_others > 0]
         return score
-
-    def _add(self, kind: str, differences: list[str]) -> None:
-        """Count one compared item of a kind and keep its differences."""
-        self.n_compared[kind] += 1
-        self.differences.setdefault(kind, []).extend(differences)
-
-    def summarise(
-        self, kind: str, unit: str, n_total: int, start: float
-    ) -> Comparison:
-        """Build the comparison of a kind from the items counted so far."""
-        lines = tuple(self.differences.get(kind, ()))
-        n_compared, seconds = self.n_compared[kind], time.monotonic() - start
-        return Comparison(
-            kind, unit, n_compared, len(lines), n_total, seconds, lines
-        )
 
 
 def _other_fact_terms(task: ProverTask) -> list[tuple[float, float]]:
@@ -541,14 +522,13 @@ def read_details(path: Path) -> Details:
     """Read a details file and the settings beside it; an unfinished last line is left out.
 
     Raises:
-      ValueError: a setting or a line, which the message names, is bad, or there is no line.
+      ValueError: it was ranked against sampled candidates, a line, which the message names, is bad, or there is none.
     """
     settings = evaluate.read_settings(path)
-    for name, values in (("split", ("test", "valid")), ("negatives", (None,))):
-        if settings.get(name) not in values:
-            raise ValueError(
-                f"{files.settings_path(path)}: {name}: expected one of {values}, got {settings.get(name)!r}"
-            )
+    if settings.get("negatives") is not None:
+        raise ValueError(
+            f"{files.settings_path(path)}: negatives: expected None, got {settings['negatives']!r}"
+        )
     lines: dict[LineKey, tuple[int, Record]] = {}
     for number, record in enumerate(evaluate.read(path), 1):
         key = record["query_row"], _SIDES[record["side"]]
@@ -598,26 +578,6 @@ def check_details(
             )
 
 
-def compare_line_numbers(
-    details: Details, n_queries: int, sides: Sequence[int]
-) -> Comparison:
-    """Report each query and side of the evaluated sample for which a details file has no line.
-
-    Args:
-      n_queries: of its split, of which the evaluation may have ranked a sample.
-      sides: that are ranked.
-    """
-    limit = details.settings.get("queries")
-    rows = random_rows(n_queries, n_queries if limit is None else limit)
-    keys = [(row, side) for row in sorted(rows.tolist()) for side in sides]
-
-    def compare(key: LineKey, _: float) -> list[str]:
-        name = f"query_row {key[0]}, {SIDE_NAMES[key[1]]}"
-        return [] if key in details.lines else [f"{name}: no line"]
-
-    return _compare_items("lines", "lines", keys, len(keys), math.inf, compare)
-
-
 # -- parts of comparisons
 
 
@@ -634,30 +594,29 @@ def _compare_items(
     Args:
       compare: gives the differences of an item, a line each; gets its deadline.
     """
-    start = time.monotonic()
-    found: list[list[str]] = []
+    start, n_compared = time.monotonic(), 0
+    lines: list[str] = []
     for item in items:
         now = time.monotonic()
         deadline = min(start + seconds, now + 0.1 * seconds)
         if now > deadline:
             break
         try:
-            found.append(compare(item, deadline))
+            lines += compare(item, deadline)
+            n_compared += 1
         except RecountLimitError:
             continue
-    lines = tuple(line for part in found for line in part)
-    n_late = len(items) - len(found)
+    n_late = len(items) - n_compared
     note = (
         f"{n_late:,} {unit} not compared within {max(seconds, 0.0):g} seconds"
     )
     return Comparison(
         kind,
         unit,
-        len(found),
-        len(lines),
+        n_compared,
         n_total,
         time.monotonic() - start,
-        lines,
+        tuple(lines),
         (note,) if n_late else (),
     )
 
@@ -673,85 +632,50 @@ def _rows(ranked: Ranking) -> list[_Row]:
     return sorted(rows, key=lambda row: row.position)
 
 
-def _count_errors(
-    counts: Sequence[int],
-    answer: Atom,
-    log_odds: Mapping[Atom, float],
-    tolerance: float,
-) -> list[str]:
-    """Return a difference if the rank counts (better, equal, all) do not fit the log-odds within a tolerance."""
-    n_better, n_equal, n_candidates = counts
-    bounds = recount.bound_ranks(answer, log_odds, tolerance)
-    if (
-        n_candidates == len(log_odds)
-        and n_better in bounds.n_better
-        and n_better + n_equal in bounds.n_not_worse
-    ):
-        return []
-    again = bounds.n_better.start
-    n_ties = bounds.n_not_worse.start - again
-    return _differences(
-        "",
-        _rank_text(*counts),
-        _rank_text(again, n_ties, len(log_odds)),
-    )
-
-
 def _rank_text(n_better: int, n_equal: int, n_candidates: int) -> str:
     """Format rank counts with the expected reciprocal rank."""
     reciprocal = recount.expected_reciprocal_rank(n_better, n_equal)
     return f"{n_better} better and {n_equal} equal of {n_candidates} (1/rank {reciprocal:.4f})"
 
 
-def _pair(counts: tuple[int, int]) -> str:
-    """Format two counts as "n of m"."""
-    return f"{counts[0]:,} of {counts[1]:,}"
+def _differences(
+    item: str,
+    engine: Mapping[Any, Any],
+    again: Mapping[Any, Any],
+    names: Iterable[Any],
+) -> list[str]:
+    """Return a line on an item with the values of all names for which the two differ; empty without any."""
+    errors = [
+        f"{name if isinstance(name, str) else ' '.join(map(str, name))} {engine.get(name)}, recounted {again.get(name)}"
+        for name in names
+        if engine.get(name) != again.get(name)
+    ]
+    return [f"{item}: {'; '.join(errors)}"] if errors else []
 
 
-def _differences(name: str, value: object, again: object) -> list[str]:
-    """Return a line with both values if they differ, else an empty list."""
-    text = f"{name} {value}, recounted {again}".lstrip()
-    return [] if value == again else [text]
-
-
-def _evidence_counts(found: Explanation | None) -> Counter[str]:
-    """Return the engine's evidence counts, keyed by what they count; empty if no rule derives the candidate."""
-    counts: Counter[str] = Counter()
-    if found is None:
-        return counts
+def _evidence_counts(found: Explanation) -> EvidenceCounts:
+    """Return the engine's evidence counts, keyed by what they count."""
+    counts: EvidenceCounts = Counter()
     for rule in found.rules:
         counts |= _rule_counts(
             rule.rule, rule.n_groundings, rule.fan_out, rule.n_all_groundings
         )
     for term in found.terms:
-        if term.kind == "own-degree":
-            counts["known answers"] = term.detail
-        elif term.kind == "degree":
-            predicate, place, n_facts = term.detail
-            counts[_degree_name(predicate, place)] = n_facts
-        elif term.kind == "fact":
-            counts[_link_name(*term.detail[:2])] += 1
+        match term.kind:
+            case "own-degree":
+                counts["known answers",] = term.detail
+            case "degree":
+                predicate, place, n = term.detail
+                counts["facts of relation", predicate, SIDE_NAMES[place]] = n
+            case "fact":
+                predicate, place = term.detail[:2]
+                counts["links by relation", predicate, SIDE_NAMES[place]] += 1
+            case _:
+                pass
     return counts
 
 
-def _rule_counts(
-    rule: int, n_groundings: int, fan_out: int, n_all_groundings: int
-) -> Counter[str]:
+def _rule_counts(rule: int, *counts: int) -> EvidenceCounts:
     """Return a rule's groundings, fan-out and all groundings, keyed by what they count."""
-    return Counter(
-        {
-            f"groundings of rule {rule}": n_groundings,
-            f"fan-out of rule {rule}": fan_out,
-            f"all groundings of rule {rule}": n_all_groundings,
-        }
-    )
-
-
-def _degree_name(predicate: int, place: int) -> str:
-    """Name the count of facts of a relation that hold the answer at an argument position."""
-    return f"facts of relation {predicate} whose {SIDE_NAMES[place]} it is"
-
-
-def _link_name(predicate: int, place: int) -> str:
-    """Name the count of facts of a relation that link the answer to the query's entity."""
-    return f"{_degree_name(predicate, place)} between the two"
+    names = ("groundings", "fan-out", "all groundings")
+    return Counter({(x, "of rule", rule): n for x, n in zip(names, counts)})

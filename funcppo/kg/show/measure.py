@@ -1,11 +1,10 @@
-"""Measurements for the report of one run: ranks of test, reliability, rules, learned weights, single queries.
+"""Measurements for the report of one run: ranks of test, reliability, rules, single queries.
 
 A run that learns from queries weighs every rule that derives a candidate; the odds o that a rule adds stand for the
 probability o / (1 + o), which before learning is the confidence of the rule. In a run that learns from proofs the
-probability of a rule is that of choosing it to resolve an atom. All weights add to the score of a candidate, which is a
-logit; they are compared as they are before and after learning.
+probability of a rule is that of choosing it to resolve an atom.
 
-Axes: Q rows (a query and a side; all queries of a side after each other), B bins.
+Axes: Q0 queries, Q rows (a query and a side; all queries of a side after each other).
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ import dataclasses
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,7 +24,7 @@ from funcppo import logs
 from funcppo.core import files, tree
 from funcppo.core.files import Json
 from funcppo.core.settings import METRICS_FILE
-from funcppo.core.types import F64, I64, Bool
+from funcppo.core.types import I64, Bool
 from funcppo.kg.answers import (
     Answerer,
     AnswerProof,
@@ -40,89 +38,43 @@ from funcppo.kg.graph.dataset import Dataset
 from funcppo.kg.graph.rules import format_atom, format_rule
 from funcppo.kg.logic import prove
 from funcppo.kg.logic.fixpoint import Verdict
-from funcppo.kg.logic.kb import HEAD, SIDE_NAMES, TAIL
+from funcppo.kg.logic.kb import HEAD, TAIL
 from funcppo.kg.logic.proof import Proof
-from funcppo.kg.ranking import evaluate, explain, rank_metrics, ranking, scoring
+from funcppo.kg.ranking import evaluate, explain, ranking, scoring
 from funcppo.kg.ranking.evaluate import Bins
 from funcppo.kg.ranking.explain import (
     MAX_FACT_PROOF_ROWS,
     prove_from_other_facts,
 )
-from funcppo.kg.ranking.rank_metrics import ZERO_SCORE
+from funcppo.kg.ranking.rank_metrics import ZERO_SCORE, RankCounts
 from funcppo.kg.ranking.ranking import (
     RankedRows,
-    Ranking,
     random_rows,
     ranked_sides,
-    selection_metric,
     stratified_sample,
 )
 from funcppo.kg.ranking.scoring import SearchReplay
 from funcppo.kg.run import held_out
-from funcppo.kg.run.fit import QuestionSetup
 from funcppo.kg.run.run import Run, present_graph
 from funcppo.kg.run.subject import describe_default_score, run_subject
 from funcppo.kg.scores import learned
 from funcppo.kg.search.task import PhaseCallback, ProverTask, ignore_phase
 
-# weights that are listed of a run, those that moved most
-MAX_WEIGHTS = 500
-FEATURE_NAMES = (
-    "log-odds of the confidence",
-    "log of the support",
-    "log of the fan-out",
-    "log of the groundings",
-    "log of the probability of a random walk (of the share of groundings where there is none)",
-    "constant",
-)
-# the kind of evidence that each tensor of weights is for
-WEIGHT_KINDS = {
-    "rule_weight": "rule",
-    "feature_weight": "feature of rules",
-    "own_degree_weight": "known answers",
-    "linked_weight": "linked",
-    "link_weight": "link",
-    "degree_weight": "degree",
-    "prior_weight": "prior",
-    "network_prior_weight": "prior",
-}
 
+class RankedTest(NamedTuple):
+    """Test queries of a run with its metrics; rows are those of its policy, all queries of a side after each other."""
 
-class ScoreRanks(NamedTuple):
-    """Ranks of the rows of a split by one score."""
-
-    rank: F64[np.ndarray, "Q"]  # mean rank of ties
-    reciprocal_rank: F64[np.ndarray, "Q"]  # its expectation over ties
-    metrics: Json  # what `funcppo evaluate` reports
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RankedSplit:
-    """Rows of queries, ranked by several scores."""
-
-    n_queries: int
-    """Queries; each has a row for each side."""
-    atom: I64[Tensor, "Q W"]
-    """The query."""
-    side: I64[np.ndarray, "Q"]
-    """The argument that is asked for."""
-    provable: Bool[np.ndarray, "Q"]
-    """Whether the rules derive the answer."""
-    n_better: I64[np.ndarray, "Q"]
-    """Candidates that score more than the answer under the trained policy."""
-    n_candidates: I64[np.ndarray, "Q"]
-    """All candidates."""
-    answer_score: I64[np.ndarray, "Q"]
-    """Quantised score of the answer under the trained policy."""
-    ranked: dict[str, ScoreRanks]
-    """By name of the score, the trained policy last; empty without queries."""
-    bins: dict[str, Bins]
-    """Candidates by their probability, see `held_out.policy_bins`; empty without queries."""
-
-    @property
-    def queries(self) -> I64[Tensor, "Q0 W"]:
-        """Return the queries, [Q0, W]."""
-        return self.atom[: self.n_queries]
+    queries: I64[Tensor, "Q0 W"]
+    side: I64[Tensor, "Q"]  # the argument that is asked for
+    provable: Bool[Tensor, "Q"]  # whether the rules derive the answer
+    answer_score: I64[Tensor, "Q"]  # quantised
+    counts: RankCounts
+    metrics: dict[
+        str, Json
+    ]  # by name of the score, the policy last; empty without queries
+    bins: dict[
+        str, Bins
+    ]  # candidates by their probability, see `held_out.policy_bins`
 
 
 class RuleUse(NamedTuple):
@@ -135,26 +87,6 @@ class RuleUse(NamedTuple):
     after: float  # and trained
     n_firings: int  # answers that it was weighed for
     n_proofs: int  # proofs of answers in which it is the last step
-
-
-class MovedWeight(NamedTuple):
-    """Weight of evidence that training moved."""
-
-    kind: str
-    evidence: str  # what it weighs
-    relation: str  # of the queries that it counts for
-    side: str  # that they ask for, head or tail
-    before: float
-    after: float
-
-
-class LearntWeights(NamedTuple):
-    """Weights that training moved, and sums of their changes by relation."""
-
-    n_moved: int  # weights
-    weights: tuple[MovedWeight, ...]  # those that moved most
-    # relation, weights of it that moved, root of the sum of their squared changes
-    relations: tuple[tuple[str, int, float], ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -183,45 +115,35 @@ class RunMeasurements:
     """Whether the last update was made, or the run was stopped early."""
     best_update: int
     """The update whose parameters are evaluated."""
-    metric_name: str
-    """The metric by which valid chooses parameters."""
     default_score_note: str
     """Why `predict` ranks by another score than this one; empty if it does not."""
     log: tuple[Json, ...]
     """Lines of metrics.jsonl."""
-    predicates: tuple[str, ...]
-    """Names of the relations."""
     n_ranked: int
     """Test queries that were ranked."""
-    relation: I64[np.ndarray, "Q"]
-    """Predicate of each row, from 1."""
-    provable: Bool[np.ndarray, "Q"]
-    """Whether the rules derive the answer."""
-    ranked: dict[str, ScoreRanks]
+    metrics: dict[str, Json]
     """By name of the score: rule confidences, the policy untrained and trained; empty without test queries."""
     bins: dict[str, Bins]
     """Candidates by the probability that a policy gives them, see `held_out.policy_bins`."""
-    rules: tuple[RuleUse, ...]
-    """The rules that were used."""
-    learnt: LearntWeights | None
-    """The weights that training moved; None where a run searches proofs."""
+    rules: dict[int, RuleUse]
+    """The rules that were used, by their number."""
     entries: tuple[Json, ...] = ()
     """The queries that are shown, see `query_entry`."""
 
     @property
-    def trained(self) -> ScoreRanks:
-        """Return the ranks by the trained policy."""
-        return list(self.ranked.values())[-1]
+    def trained(self) -> Json:
+        """Return the metrics of the trained policy."""
+        return list(self.metrics.values())[-1]
 
     @property
-    def untrained(self) -> ScoreRanks:
-        """Return the ranks by the policy before any training."""
-        return self.ranked[f"{self.score}, untrained"]
+    def untrained(self) -> Json:
+        """Return the metrics of the policy before any training."""
+        return self.metrics[f"{self.score}, untrained"]
 
     @property
-    def by_rules(self) -> ScoreRanks:
-        """Return the ranks by rule confidences alone."""
-        return self.ranked[self.config.rule_score]
+    def by_rules(self) -> Json:
+        """Return the metrics of rule confidences alone."""
+        return self.metrics[self.config.rule_score]
 
     @property
     def temperature(self) -> float | None:
@@ -263,21 +185,31 @@ def measure(
     """
     log, results, file_notes = _read_files(folder, run.learner is not None)
     temperature = (results.get("calibration") or {}).get("temperature")
-    ranked = rank_test(
-        run, max_ranked, on_phase, temperature, results.get("n_test_queries")
-    )
+    n_test = len(run.task.dataset.test)
+    if max_ranked is None:
+        rows = np.sort(
+            random_rows(n_test, results.get("n_test_queries", n_test))
+        )
+    else:
+        rows = stratified_sample(run.task.dataset.test, max_ranked)
+    ranked = rank_test(run, rows, on_phase, temperature)
+
     # The report is on the policy, whatever ranks valid better.
     answerer = Answerer(run_subject(run, run.score))
-    rows, proofs = prove_queries(answerer, ranked, n_queries, on_phase)
+    places = stratified_sample(ranked.queries.numpy(), n_queries).tolist()
     entries: list[Json] = []
-    if with_entries:
-        for row, proof in zip(rows.tolist(), proofs):
-            entries.append(query_entry(answerer, ranked, row, proof))
-            on_phase("explaining queries", len(entries), len(rows))
+    proofs: list[Proof | None] = []
+    for place in places:
+        on_phase("proving queries", len(proofs), len(places))
+        proof = None
+        if ranked.provable[place]:
+            proof = answerer.explain(ranked.queries[place], TAIL).proof
+        proofs.append(proof)
+        if with_entries:
+            entries.append(query_entry(answerer, ranked, place, proof))
 
     notes = [*run.task.notes, *run.notes, *results.get("notes", [])]
-    notes += scoring.graph_fallback_notes(run.search_step)
-    atoms = ranked.queries[torch.from_numpy(rows)]
+    notes += scoring.graph_fallback_notes(run.search_step) + file_notes
     is_by_policy = run.default_score == run.score
     return RunMeasurements(
         name=str(folder),
@@ -285,23 +217,18 @@ def measure(
         score=run.score,
         sizes=_measure_data(run.task),
         results=results,
-        notes=tuple(dict.fromkeys(notes + file_notes)),
+        notes=tuple(dict.fromkeys(notes)),
         search_replay=scoring.search_replay(run.search_step),
         update=run.update,
         n_updates=run.n_updates,
         is_trained=run.is_finished,
         best_update=int(run.state.best_update),
-        metric_name=selection_metric(run.task),
         default_score_note="" if is_by_policy else describe_default_score(run),
         log=tuple(log),
-        predicates=tuple(run.task.dataset.predicates),
-        n_ranked=ranked.n_queries,
-        relation=ranked.atom[:, 0].numpy(),
-        provable=ranked.provable,
-        ranked=ranked.ranked,
+        n_ranked=len(ranked.queries),
+        metrics=ranked.metrics,
         bins=ranked.bins,
-        rules=tuple(uses_by_rule(run, atoms, proofs).values()),
-        learnt=learnt_weights(run),
+        rules=uses_by_rule(run, ranked.queries[places], proofs),
         entries=tuple(entries),
     )
 
@@ -372,16 +299,16 @@ def _read_files(
 
     updates = {row["update"] for row in log} | {0}
     n_missing = max(updates) + 1 - len(updates)
-    if n_missing:
-        notes.append(f"{METRICS_FILE}: {n_missing:,} updates have no line")
-    n_skipped = np.nansum(
-        [row.get("n_nonfinite_minibatches") or 0 for row in log]
+    n_skipped = sum(row.get("n_nonfinite_minibatches") or 0 for row in log)
+    counts = (
+        (n_missing, f"{METRICS_FILE}: {n_missing:,} updates have no line"),
+        (
+            n_skipped,
+            f"{n_skipped:,.0f} minibatches were skipped: loss or gradient not finite",
+        ),
     )
-    if n_skipped:
-        notes.append(
-            f"{n_skipped:,.0f} minibatches were skipped: loss or gradient not finite"
-        )
     reasons = {row.get("fallback_reason") or "" for row in log} - {""}
+    notes += [note for n, note in counts if n]
     notes += [f"no CUDA graph in training: {text}" for text in sorted(reasons)]
     return log, results, notes
 
@@ -402,99 +329,62 @@ def _flat(settings: Json, prefix: str = "") -> Json:
 
 def rank_test(
     run: Run,
-    max_ranked: int | None,
+    rows: I64[np.ndarray, "Q0"],
     on_phase: PhaseCallback = ignore_phase,
     temperature: float | None = None,
-    n_ranked: int | None = None,
-) -> RankedSplit:
-    """Rank the test split of a run against all entities, as the end of its training does.
+) -> RankedTest:
+    """Rank test queries of a run against all entities, as the end of its training does.
 
     Args:
-      max_ranked: the most queries, spread over relations; None for as many as the end of training ranks.
+      rows: of the test split.
       temperature: of the trained policy's probabilities; None for none.
-      n_ranked: queries that the end of training has ranked; None for all.
 
     Raises:
       ValueError: a query cannot be ranked (see `ranking.check_split`).
     """
-    test = run.task.dataset.test
-    rows = (
-        np.sort(random_rows(len(test), n_ranked or len(test)))
-        if max_ranked is None
-        else stratified_sample(test, max_ranked)
-    )
-    chosen = test[rows]
-    if not len(chosen):
-        nothing = np.zeros(0, dtype=np.int64)
-        return RankedSplit(
-            n_queries=0,
-            atom=torch.from_numpy(chosen).long(),
-            side=nothing,
-            provable=nothing.astype(bool),
-            n_better=nothing,
-            n_candidates=nothing,
-            answer_score=nothing,
-            ranked={},
-            bins={},
+    queries = run.task.dataset.test[rows]
+    if not len(queries):
+        none = torch.zeros(0, dtype=torch.int64)
+        atoms, counts = (
+            torch.from_numpy(queries).long(),
+            RankCounts(*[none] * 3),
         )
+        return RankedTest(atoms, none, none.bool(), none, counts, {}, {})
 
     # Some rankings come in parts, the same parts for all scores.
-    columns: dict[str, list[list[Tensor]]] = {}
     parts: dict[str, list[RankedRows]] = {}
     bins: dict[str, list[Bins]] = {}
     auc: dict[str, float] = {}
+    of_policy: list[list[Tensor]] = []
+    policy = list(held_out.policies(run))[-1]
     for name, ranked in held_out.iter_rankings(
-        run, chosen, (run.run_config.rule_score,), on_phase
+        run, queries, (run.run_config.rule_score,), on_phase
     ):
-        columns.setdefault(name, []).append(_row_columns(ranked))
         parts.setdefault(name, []).append(ranking.ranked_rows(ranked))
         counted = held_out.policy_bins(run, name, ranked, temperature)
         for state, of_state in counted.items():
             bins.setdefault(state, []).append(of_state)
         if run.task.is_countries:  # which are ranked in one part
             auc[name] = ranking.auc_pr(ranked)
+        if name == policy:
+            rows_of = (ranked.side, ranked.answer_provable, ranked.answer_score)
+            of_policy.append([ranked.queries, *rows_of, *ranked.counts])
 
-    # All queries of a side after each other, in the order of the parts.
-    rows_of: dict[str, list[np.ndarray]] = {}
-    for name, of_score in columns.items():
-        joined = [torch.cat(column) for column in zip(*of_score)]
-        order = torch.argsort(joined[0], stable=True)
-        rows_of[name] = [column[order].numpy() for column in joined]
-    *_, last = rows_of.values()
-    return RankedSplit(
-        n_queries=len(chosen),
-        side=last[0],
-        atom=torch.from_numpy(last[1]),
-        provable=last[2],
-        n_better=last[3],
-        n_candidates=last[4],
-        answer_score=last[5],
-        ranked={
-            name: ScoreRanks(
-                rows_of[name][6],
-                rows_of[name][7],
-                held_out.summarise_parts(run, of_score, auc.get(name)),
-            )
+    atoms, *columns = (torch.cat(x).cpu() for x in zip(*of_policy))
+    order = torch.argsort(columns[0], stable=True)
+    side, provable, score, *counts = (column[order] for column in columns)
+    return RankedTest(
+        atoms.long(),
+        side,
+        provable,
+        score,
+        RankCounts(*counts),
+        {
+            name: held_out.summarise_parts(run, of_score, auc.get(name))
             for name, of_score in parts.items()
         },
-        bins={state: evaluate.add_bins(of) for state, of in bins.items()},
+        {state: evaluate.add_bins(of) for state, of in bins.items()},
     )
-
-
-def _row_columns(ranked: Ranking) -> list[Tensor]:
-    """Return the columns of a ranking that `RankedSplit` and `ScoreRanks` keep, on the host."""
-    counts = ranked.counts
-    columns = (
-        ranked.side,
-        ranked.queries.long()[ranked.query_row],
-        ranked.answer_provable,
-        counts.n_better,
-        counts.n_candidates,
-        ranked.answer_score,
-        rank_metrics.ranks(counts)[:, -1],
-        rank_metrics.expected_reciprocal_ranks(counts),
-    )
-    return [column.cpu() for column in columns]
 
 
 # -- rules
@@ -569,165 +459,11 @@ def _iter_rule_probabilities(
             yield part.rule.long(), before / (1 + before), after / (1 + after)
 
 
-# -- learnt weights
-
-
-def learnt_weights(run: Run) -> LearntWeights | None:
-    """Return the weights that training moved; None for a run that searches proofs."""
-    setup = run.questions
-    if setup is None:
-        return None
-    dataset = run.task.dataset
-    found = list(held_out.policies(run).values())
-    untrained, trained = found[0], found[-1]
-    weights: list[MovedWeight] = []
-    counts = np.zeros(dataset.n_predicates + 1)
-    squares = np.zeros_like(counts)
-    for name, kind in WEIGHT_KINDS.items():
-        before, after = (
-            getattr(params, name).double().cpu()
-            for params in (untrained, trained)
-        )
-        at = (after != before).nonzero()
-        change = (after - before)[at.unbind(1)]
-        label = _query_labels(dataset, name, at)
-        counts += np.bincount(label // 2, minlength=len(counts))
-        squares += np.bincount(label // 2, change**2, len(counts))
-        largest = torch.argsort(-change.abs(), stable=True)[:MAX_WEIGHTS]
-        for i in largest.tolist():
-            place = tuple(at[i].tolist())
-            weight = MovedWeight(
-                kind=kind,
-                evidence=evidence_text(dataset, setup, name, place),
-                relation=dataset.predicates[int(label[i]) // 2 - 1],
-                side=_side_name(int(label[i])),
-                before=float(before[place]),
-                after=float(after[place]),
-            )
-            weights.append(weight)
-
-    weights.sort(key=lambda weight: -abs(weight.after - weight.before))
-    relations = tuple(
-        (dataset.predicates[p - 1], int(counts[p]), float(squares[p] ** 0.5))
-        for p in np.argsort(-squares, kind="stable").tolist()
-        if counts[p]
-    )
-    n_moved = int(counts.sum())
-    return LearntWeights(n_moved, tuple(weights[:MAX_WEIGHTS]), relations)
-
-
-def _query_labels(dataset: Dataset, name: str, at: Tensor) -> Tensor:
-    """Return the label of the queries that each weight counts for.
-
-    Args:
-      name: of their tensor.
-      at: [n, d], their places in it.
-    """
-    if name == "rule_weight":
-        head = torch.from_numpy(dataset.rules[:, 0, 0].astype(np.int64))
-        return 2 * head[at[:, 1]] + at[:, 0]
-    # Weights of pairs have the label of the query last, all others first.
-    return at[:, -1 if name in ("link_weight", "degree_weight") else 0]
-
-
-def evidence_text(
-    dataset: Dataset, setup: QuestionSetup, name: str, place: Sequence[int]
-) -> str:
-    """Describe the evidence that a weight weighs.
-
-    Args:
-      name: of its tensor.
-      place: in the tensor.
-    """
-    match name:
-        case "rule_weight":
-            return format_rule(dataset, dataset.rules[place[1]])
-        case "feature_weight":
-            return _feature_text(dataset, setup, place)
-        case "own_degree_weight":
-            return f"it is {_bucket_text(place[1], 'known answer')}"
-        case "linked_weight":
-            return "some fact links it"
-        case "link_weight":
-            return _link_text(dataset, place[0])
-        case "degree_weight":
-            label, bucket = divmod(place[0], learned.N_BUCKETS)
-            number = _bucket_text(bucket, "fact")
-            return f"{number} of {_link_text(dataset, label)}"
-        case "prior_weight":
-            return "prior by link embeddings"
-        case _:
-            return "prior by a Bellman-Ford network"
-
-
-def _link_text(dataset: Dataset, label: int) -> str:
-    """Describe a label: its relation, with the candidate as head or tail."""
-    relation = dataset.predicates[label // 2 - 1]
-    return f"{relation} with the candidate as {_side_name(label)}"
-
-
-def _feature_text(
-    dataset: Dataset, setup: QuestionSetup, place: Sequence[int]
-) -> str:
-    """Describe a feature of the rules of one shape."""
-    feature = FEATURE_NAMES[place[2]]
-    rule = dataset.rules[setup.aggregation.shape.tolist().index(place[1])]
-    terms = rule[:, 1:]
-    is_constant = (terms > 0) & (terms <= dataset.n_constants)
-    atoms = _plural(int((rule[:, 0] > 0).sum()), "atom")
-    constants = _plural(int(is_constant.sum()), "constant")
-    return f"{feature}, rules of {atoms} and {constants}"
-
-
-def _bucket_text(bucket: int, noun: str) -> str:
-    """Format the degrees of a bucket with the noun that they count."""
-    edges = (0, *learned.DEGREE_BUCKETS)
-    if bucket == len(edges) - 1:
-        return f"{edges[bucket]} or more {noun}s"
-    low, high = edges[bucket], edges[bucket + 1] - 1
-    return _plural(low, noun) if low == high else f"{low} to {high} {noun}s"
-
-
-def _plural(n: int, noun: str) -> str:
-    """Format a number with its noun, in the plural unless the number is 1."""
-    return f"{n} {noun}{'' if n == 1 else 's'}"
-
-
-def _side_name(label: int) -> str:
-    """Return the side that queries of a label ask for."""
-    return SIDE_NAMES[HEAD + label % 2]
-
-
 # -- single queries
 
 
-def prove_queries(
-    answerer: Answerer,
-    ranked: RankedSplit,
-    n_queries: int,
-    on_phase: PhaseCallback = ignore_phase,
-) -> tuple[I64[np.ndarray, "n"], list[Proof | None]]:
-    """Choose ranked queries, spread over relations; return their rows and a proof of each, None if it is not derivable.
-
-    Args:
-      n_queries: the most queries.
-      on_phase: receives what is being done.
-    """
-    if not ranked.ranked:
-        return np.arange(0), []
-    rows = stratified_sample(ranked.queries.numpy(), n_queries)
-    proofs: list[Proof | None] = []
-    for row in rows.tolist():
-        on_phase("proving queries", len(proofs), len(rows))
-        found = None
-        if ranked.provable[row]:
-            found = answerer.explain(ranked.queries[row], TAIL).proof
-        proofs.append(found)
-    return rows, proofs
-
-
 def query_entry(
-    answerer: Answerer, ranked: RankedSplit, row: int, proof: Proof | None
+    answerer: Answerer, ranked: RankedTest, row: int, proof: Proof | None
 ) -> Json:
     """Describe a query for a report: its atom, status, proof or the reasons for having none, and both sides.
 
@@ -737,7 +473,7 @@ def query_entry(
       row: of the query among the ranked ones.
     """
     atom = ranked.queries[row]
-    places = range(row, len(ranked.side), ranked.n_queries)
+    places = range(row, len(ranked.side), len(ranked.queries))
     entry: Json = {
         "atom": format_atom(answerer.dataset, atom.numpy()),
         "sides": [_describe_side(answerer, ranked, i, atom) for i in places],
@@ -745,64 +481,56 @@ def query_entry(
     if not ranked.provable[row]:
         failure = explain_failure(answerer.subject.task, atom)
         return entry | {"status": "not derivable", "failure": failure}
-    best = max(ranked.answer_score[place] for place in places)
+    best = int(ranked.answer_score[list(places)].max())
     status = "proved" if best > ZERO_SCORE else "missed by the search"
     lines = AnswerProof(answerer.dataset, proof, None).to_lines()
     return entry | {"status": status, "proof": lines}
 
 
 def _describe_side(
-    answerer: Answerer, ranked: RankedSplit, place: int, atom: Tensor
+    answerer: Answerer, ranked: RankedTest, place: int, atom: Tensor
 ) -> Json:
     """Describe one side of a query for a report: rank, score, evidence, and the first better candidates."""
-    dataset, run = answerer.dataset, answerer.subject.policy_run
+    run = answerer.subject.policy_run
     assert run is not None, "a run gives the scores"
     side, score = int(ranked.side[place]), int(ranked.answer_score[place])
     query = OpenQuery(int(atom[0]), side, int(atom[HEAD + TAIL - side]))
     weighed = explain_answer(run, atom, side)
-    n_better = int(ranked.n_better[place])
-    trained = list(ranked.ranked.values())[-1]
+    n_better, n_equal, n_candidates = (int(x[place]) for x in ranked.counts)
+    evidence: list[str] = []
+    if weighed:
+        evidence = explain.explanation_lines(answerer.dataset, weighed)
     return {
-        "question": format_query(dataset, query),
-        "rank": float(trained.rank[place]),
+        "question": format_query(answerer.dataset, query),
+        "rank": 1 + n_better + n_equal / 2,
         "score": probability(score),
         "n_better": n_better,
-        "n_candidates": int(ranked.n_candidates[place]),
-        "evidence": explain.explanation_lines(dataset, weighed)
-        if weighed
-        else [],
-        "better": _list_better(answerer, query, score) if n_better else [],
+        "n_candidates": n_candidates,
+        "evidence": evidence,
+        "better": list_better(answerer, atom, query, score) if n_better else [],
     }
 
 
-def better_entities(
-    answerer: Answerer, query: OpenQuery, score: int
-) -> tuple[list[int], list[int]]:
-    """Return the entities that score more than an answer and that no split holds, best first, and their scores.
+def list_better(
+    answerer: Answerer, atom: Tensor, query: OpenQuery, score: int
+) -> list[Json]:
+    """Return the first five entities that score more than an answer and are in no split, with a proof of the first.
 
     Args:
+      atom: the query with its answer.
       score: quantised, of the answer.
     """
     (answers,) = answerer.rank([query])
     pool = answerer.subject.task.entity_pool
     is_better = (answers.score > score) & torch.isin(answers.entity, pool)
-    entities, scores = answers.entity[is_better], answers.score[is_better]
-    return entities.tolist(), scores.tolist()
-
-
-def _list_better(
-    answerer: Answerer, query: OpenQuery, score: int
-) -> list[Json]:
-    """Return the first entities that score more than an answer, with a proof of the first."""
     found: list[Json] = []
-    better = zip(*better_entities(answerer, query, score))
-    for entity, value in islice(better, 5):
+    columns = (x[is_better][:5].tolist() for x in answers[1:3])
+    for entity, value in zip(*columns):
         why: list[str] = []
         if not found:
-            atom = torch.zeros(answerer.subject.task.sizes.atom_width).long()
-            atom[0], atom[query.side] = query.predicate, entity
-            atom[HEAD + TAIL - query.side] = query.given
-            proof = answerer.explain(atom, query.side)
+            place = torch.tensor([query.side])
+            other = atom.index_fill(0, place, entity)
+            proof = answerer.explain(other, query.side)
             why = proof._replace(evidence=None).to_lines()
         name = answerer.dataset.entities[entity - 1]
         found.append({"entity": name, "score": probability(value), "why": why})

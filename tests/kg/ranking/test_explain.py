@@ -358,7 +358,6 @@ def test_the_recount_agrees_and_reports_what_does_not(
             explain_by(task, weights, atom, side), kind, change
         ),
     )
-    assert 0 < wrong.n_disagreeing <= wrong.n_compared
     assert text in "\n".join(wrong.disagreements)
 
 

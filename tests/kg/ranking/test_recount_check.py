@@ -76,9 +76,11 @@ def compare_ranks(subject, ranked):
 def compare_details(subject, path):
     """The comparison of a details file with nine queries."""
     split = subject.task.dataset.test
-    return RecountCheck(subject).compare_details(
+    found, lines = RecountCheck(subject).compare_details(
         read_details(path), split, range(9)
     )
+    assert lines.n_compared == 18 and not lines.disagreements
+    return found
 
 
 def compare(subject, seconds=SECONDS):
@@ -135,7 +137,7 @@ def test_a_wrong_count_is_reported_with_both_values(subject, field):
     wrong = getattr(kb, field) + torch.tensor([0, 0, 1, 0, 0])
     task = dataclasses.replace(subject.task, kb=kb._replace(**{field: wrong}))
     supports = compare(dataclasses.replace(subject, task=task))["supports"]
-    assert (supports.n_compared, supports.n_disagreeing) == (5, 1)
+    assert supports.n_compared == 5
     (line,) = supports.disagreements
     right, wrong = (
         f"{int(counts.support[2])} of {int(counts.body_pairs[2])}"
@@ -153,11 +155,9 @@ def test_a_dropped_candidate_is_reported(subject):
         scored_side=ranked.scored_side[1:],
         log_odds=ranked.log_odds[1:],
     )
-    verdicts = compare_ranks(subject, wrong)["verdicts"]
-    assert verdicts.n_disagreeing > 0
-    assert all(
-        line.endswith(": not derivable, recounted derivable")
-        for line in verdicts.disagreements
+    found = compare_ranks(subject, wrong)["candidates"].disagreements
+    assert found and all(
+        line.endswith(": not derivable, recounted derivable") for line in found
     )
 
 
@@ -166,13 +166,12 @@ def test_a_score_that_keeps_the_ranks_is_reported(subject):
     ranked = rank(subject)
     wrong = ranked._replace(log_odds=ranked.log_odds + 1e-3)
     found = compare_ranks(subject, wrong)
-    assert found["ranks"].n_disagreeing == 0
-    scores = found["scores"]
-    assert 0 < scores.n_disagreeing == scores.n_compared
+    assert not found["ranks"].disagreements
+    lines = found["candidates"].disagreements
+    assert len(lines) == len(ranked.listed_score)
     (score,) = {round(x, 6) for x in ranked.log_odds[:1].tolist()}
-    assert f"log-odds {score + 1e-3:.6f}, recounted {score:.6f}" in "\n".join(
-        scores.disagreements
-    )
+    expected = f"log-odds {score + 1e-3:.6f}, recounted {score:.6f}"
+    assert expected in "\n".join(lines)
 
 
 def test_other_facts_of_candidates_that_were_counted_wrong_are_reported():
@@ -183,8 +182,7 @@ def test_other_facts_of_candidates_that_were_counted_wrong_are_reported():
     counts = task.other_facts._replace(degrees=wrong)
     task = dataclasses.replace(task, other_facts=counts)
     ranked = rank(dataclasses.replace(subject, task=task))
-    scores = compare_ranks(subject, ranked)["scores"]
-    assert 0 < scores.n_disagreeing <= scores.n_compared
+    assert compare_ranks(subject, ranked)["candidates"].disagreements
 
 
 @pytest.mark.parametrize("is_refused", [False, True])
@@ -195,10 +193,7 @@ def test_an_answer_without_a_proof_is_reported(subject, is_refused):
         return [None] * len(atoms)
 
     proofs = compare(dataclasses.replace(subject, prove=prove))["proofs"]
-    assert proofs.n_compared == proofs.n_disagreeing > 0
-
-
-# -- what is not compared
+    assert proofs.n_compared == len(proofs.disagreements) > 0
 
 
 # -- lines of --details
@@ -267,6 +262,17 @@ def test_a_changed_field_is_found(
     assert text in line
 
 
+def test_a_missing_line_is_found(tmp_path, recording, records):
+    path = write(tmp_path, records[:5] + records[6:])
+    split = recording.task.dataset.test
+    check = RecountCheck(recording)
+    details = read_details(path)
+    found, lines = check.compare_details(details, split, range(1))
+    assert (found.n_compared, found.disagreements) == (2, ())
+    row, side = records[5]["query_row"], records[5]["side"]
+    assert lines.disagreements == (f"query_row {row}, {side}: no line",)
+
+
 def test_a_file_of_another_evaluation_is_one_line(tmp_path, records):
     path = write(tmp_path, records, fingerprint="one")
     details = read_details(path)
@@ -284,8 +290,7 @@ def test_a_file_of_another_evaluation_is_one_line(tmp_path, records):
     for lines, bad, message in (
         ([*records[:2], records[0]], {}, "jsonl:3: expected one line for each"),
         ([], {}, "expected a line for each query and"),
-        (records, {"split": "train"}, r"split: expected one of .*'train'"),
-        (records, {"negatives": 5}, "negatives: expected one of .* got 5"),
+        (records, {"negatives": 5}, "negatives: expected None, got 5"),
     ):
         with pytest.raises(ValueError, match=message):
             read_details(write(tmp_path, lines, **bad))

@@ -3,18 +3,17 @@
 import dataclasses
 import shutil
 
+import numpy as np
 import pytest
 import torch
 
 import funcppo as fp
 from funcppo.core import tree
 from funcppo.kg import answers
-from funcppo.kg.answers import Answerer
 from funcppo.kg.logic.kb import HEAD, TAIL
 from funcppo.kg.ranking import explain
 from funcppo.kg.run import held_out
 from funcppo.kg.run.run import build_run, open_run
-from funcppo.kg.run.subject import run_subject
 from funcppo.kg.show import measure, report
 from tests.kg.show.graphs import ALSO, LIKES, write_graph
 
@@ -24,22 +23,19 @@ from tests.kg.show.graphs import ALSO, LIKES, write_graph
 @pytest.mark.parametrize("name", ["questions", "proofs"])
 def test_ranks_are_those_of_evaluate(runs, reports, name):
     evaluated = fp.open(runs[name]).evaluate("test")
-    trained = reports[name].trained.metrics
+    trained = reports[name].trained
     for metric in ("mrr", "hits@1", "hits@10", "ceiling", "n_queries"):
         assert trained[metric] == evaluated[metric]
-    for rows in reports[name].ranked.values():
-        mean = rows.reciprocal_rank.mean()
-        assert mean == pytest.approx(rows.metrics["mrr"], rel=1e-12)
 
 
 def test_fewer_queries_are_ranked_if_asked_for(runs):
-    run = open_run(runs["questions"])
-    ranked = measure.rank_test(run, 3)
+    folder = runs["questions"]
+    run = open_run(folder)
+    ranked = measure.rank_test(run, np.arange(3))
     assert len(ranked.queries) == 3 and len(ranked.side) == 6
-    none = measure.rank_test(run, 0)
-    assert none.ranked == {} and len(none.side) == 0
-    rows, proofs = measure.prove_queries(Answerer(run_subject(run)), none, 5)
-    assert len(rows) == len(proofs) == 0
+    found = measure.measure(run, folder, max_ranked=0, n_queries=5)
+    assert found.metrics == found.bins == found.rules == {}
+    assert found.n_ranked == 0
 
 
 def test_ranks_are_the_same_where_queries_derive_their_answers(
@@ -61,30 +57,27 @@ def test_ranks_are_the_same_where_queries_derive_their_answers(
     )
     monkeypatch.setattr(held_out, "FIRST_ROUND", 3)
 
-    found, expected = (measure.rank_test(run, None) for run in (bare, held))
-    n = found.n_queries
+    rows = np.arange(14)
+    found, expected = (measure.rank_test(run, rows) for run in (bare, held))
     for ranked in (found, expected):
-        assert torch.equal(ranked.atom[:n], ranked.atom[n:])
-        assert ranked.side.tolist() == [HEAD] * n + [TAIL] * n
+        assert ranked.side.tolist() == [HEAD] * 14 + [TAIL] * 14
     assert by_query(found) == by_query(expected)
     for state, bins in expected.bins.items():
         assert found.bins[state].n.tolist() == bins.n.tolist()
-    for name, ranks in expected.ranked.items():
-        assert found.ranked[name].metrics["mrr"] == ranks.metrics["mrr"]
+    for name, metrics in expected.metrics.items():
+        assert found.metrics[name]["mrr"] == metrics["mrr"]
 
 
 def by_query(ranked):
     """All numbers of each query and side."""
-    trained = list(ranked.ranked.values())[-1]
     columns = (
         ranked.side,
         ranked.provable,
-        ranked.n_better,
-        ranked.n_candidates,
         ranked.answer_score,
-        trained.rank,
+        *ranked.counts,
     )
-    rows = zip(ranked.atom.tolist(), *(column.tolist() for column in columns))
+    atoms = [*ranked.queries.tolist()] * 2
+    rows = zip(atoms, *(column.tolist() for column in columns), strict=True)
     return sorted(rows)
 
 
@@ -131,9 +124,6 @@ def test_choices_of_a_policy_are_those_of_its_proofs_before_and_after(runs):
         assert all(same) == is_kept
 
 
-# -- learnt weights
-
-
 # -- single queries
 
 
@@ -166,7 +156,7 @@ def test_a_run_is_measured_with_its_log_results_and_notes(reports):
     assert run.log == ()
     assert run.results["versions"]["torch"]
     assert len(set(run.notes)) == len(run.notes)
-    assert list(run.ranked)[1] == "evidence, untrained"
+    assert list(run.metrics)[1] == "evidence, untrained"
     proofs = reports["proofs"]
     assert proofs.is_trained and proofs.update == proofs.n_updates == 4
     assert [row["update"] for row in proofs.log][-1] == 4
@@ -185,7 +175,7 @@ def test_a_run_that_is_ranked_by_rules_says_so_before_the_numbers(runs):
         judged = dataclasses.replace(
             run, state=state, rule_metric=0.2, is_learnt_better=is_better
         )
-        html = report.render([measure.measure(judged, folder, max_ranked=1)])
+        html, _ = report.render([measure.measure(judged, folder, max_ranked=1)])
         line = "predict and serve: answers are ranked by the rule score"
         assert (line in html) != is_better
 
