@@ -93,8 +93,11 @@ class Report:
         from funcppo.core.files import write_atomically
         from funcppo.kg.show import report
 
-        found: JsonObject = {"runs": list(self.runs), "out": self.out}
-        line = self.out
+        found: JsonObject = {
+            "runs": list(self.runs),
+            "out": self.out,
+            "plot": self.plot,
+        }
         if self.plot == "returns":
             figure, tables = self._draw_returns()
         else:
@@ -102,22 +105,20 @@ class Report:
             runs = self._measure()
             found["graphs"] = self.cuda_graphs
             found["replays"] = [run.search_replay._asdict() for run in runs]
-        if self.plot is None:
-            page, tables = report.render(runs)
-            content = page.encode()
-            shown, n_test = len(runs[0].entries), runs[0].sizes["test"]
-            size = f"{len(content) / 1e6:,.1f} MB"
-            line += f": {size}, {shown:,} of {n_test:,} test queries"
-        else:
-            if self.plot != "returns":
+            if self.plot is None:
+                figure, tables = report.render(runs)
+            else:
                 figure, tables = report.draw(self.plot, runs)
-            write = report.to_png if suffix == ".png" else report.to_svg
-            content = write(figure)
+        if isinstance(figure, str):  # the page
+            content = figure.encode()
+        elif suffix == ".png":
+            content = report.to_png(figure)
+        else:
+            content = report.to_svg(figure)
         write_atomically(Path(self.out), lambda file: file.write(content))
-        found |= {"plot": self.plot, "tables": report.to_json(tables)}
-        write_json(self.json, found)
+        write_json(self.json, found | {"tables": report.to_json(tables)})
         if self.json != "-":
-            print(line)
+            print(f"{self.out}: {len(content) / 1e6:,.1f} MB")
         return 0
 
     def _draw_returns(self) -> tuple[Figure, list[JsonObject]]:

@@ -134,6 +134,7 @@ class RecountCheck:
     ) -> Comparison:
         """Count support and body pairs of rules again and compare them; later comparisons use the new counts."""
         smoothing = self.task.cfg.smoothing
+        added = float(smoothing or 0.0)
 
         def compare(i: int, deadline: float) -> list[str]:
             heads = recount.derive(
@@ -144,7 +145,7 @@ class RecountCheck:
                 leave_one_out=smoothing is not None,
             )
             # The engine holds them in float32.
-            pairs = float(np.float32(len(heads) + (smoothing or 0.0)))
+            pairs = float(np.float32(len(heads) + added))
             engine = self.counts[i]
             self.counts[i] = again = len(heads & self.facts.all), pairs
             name = f"{self.names.format_rule(i)}: support and body pairs"

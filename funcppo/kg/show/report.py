@@ -456,7 +456,10 @@ def draw_returns(tables: Sequence[Table]) -> Figure:
             axes.set_title(f"{table['env']}, {table['policy']}")
             _draw_line(
                 axes,
-                *(table[name] for name in ("steps", "iqm", "low", "high")),
+                table["steps"],
+                table["iqm"],
+                table["low"],
+                table["high"],
                 # The first colour is a grey, for what others are compared with.
                 COLOURS[1 + len(axes.lines) % 3],
                 f"{label(table['run'])}, {table['n_seeds']} seeds",
