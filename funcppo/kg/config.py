@@ -37,7 +37,6 @@ from funcppo.kg.graph.triples import DEFAULT_CONFIG, DataConfig
 # Bounds that are not set, in a run of the default time; `kg.run.budget` has those of longer runs.
 MAX_FIRINGS = 10_000_000
 MAX_VALID_FIRINGS = 4_000_000
-N_NETWORK_STEPS = 1000
 # Questions of a gradient step of the listwise fit; where there are few, 256 of these make too few steps.
 BATCH_SIZE, SMALL_BATCH_SIZE, FEW_QUESTIONS = 256, 128, 12_800
 
@@ -169,9 +168,8 @@ class BellmanFordConfig:
     """Numbers of the state of an entity."""
     n_layers: Size = 4
     """Number of facts of the longest path that it sees."""
-    n_steps: Size | None = None
-    """Gradient steps of a network, where the time of the run suffices. Default: 1,000, and as many more for each 300
-    seconds that --seconds adds."""
+    n_steps: Size = 1000
+    """Gradient steps of a network, where the time of the run suffices; a larger one makes more with the time left."""
     batch_size: Size = 32
     """Questions of a gradient step."""
     learning_rate: PositiveFloat = 5e-3

@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import torch
 
@@ -20,7 +20,6 @@ from funcppo.core.settings import is_cuda
 from funcppo.kg.config import (
     MAX_FIRINGS,
     MAX_VALID_FIRINGS,
-    N_NETWORK_STEPS,
     BellmanFordConfig,
     EmbeddingConfig,
     Note,
@@ -28,13 +27,10 @@ from funcppo.kg.config import (
     RunConfig,
 )
 from funcppo.kg.logic.derive import GPU_CHUNK_FACTOR
-from funcppo.kg.logic.row_index import unique_values
-from funcppo.kg.scores import evidence, path_network
+from funcppo.kg.scores import evidence
 from funcppo.kg.scores.learned import Capacity
 from funcppo.kg.search.task import PhaseCallback, ProverTask, ignore_phase
 from funcppo.runtime import memory
-
-Group = TypeVar("Group", QuestionConfig, BellmanFordConfig)
 
 # of a firing, with what is computed from it, twice
 BYTES_PER_FIRING = 200
@@ -63,6 +59,7 @@ class Choice(NamedTuple):
     standard_error: float | None = (
         None  # of the gain over the simpler way, queries paired
     )
+    work: str = ""  # how far what it trains came
     # the MRR of each way, the simpler one first
     tried: dict[str, float] = {}  # noqa: RUF012
     reason: str = ""  # why it was not begun; empty if it was
@@ -77,7 +74,7 @@ class RunTime:
       peak_bytes: the most memory of the process, or of the GPU, by the end of each phase.
       choices: what valid decided, in order.
       notes: what was chosen by other means or left out.
-      reserved: seconds at the end that learning leaves to the ranking of test.
+      reserved: seconds at the end that learning leaves to the ranking of test, by what takes them.
     """
 
     def __init__(
@@ -99,15 +96,18 @@ class RunTime:
         self.choices: list[Choice] = []
         self.notes: list[Note] = []
         seconds = math.inf if seconds is None else seconds
-        # What is printed and written at the end takes a moment.
-        self.reserved = 0.02 * seconds if math.isfinite(seconds) else 0.0
+        self.reserved: dict[str, float] = {}
+        if math.isfinite(seconds):
+            self.reserved["printing and writing"] = 0.02 * seconds
+        self._work = ""
         self._clock, self._device = clock, device
         self._phase_start = clock()
         self.end = Deadline(at=self._phase_start + seconds, clock=clock)
 
     def part(self, share: float = 1.0) -> Deadline:
         """Return the deadline of a share of the time that is left for learning."""
-        learning = replace(self.end, at=self.end.at - self.reserved)
+        reserved = sum(self.reserved.values())
+        learning = replace(self.end, at=self.end.at - reserved)
         return learning.share(share)
 
     @property
@@ -115,11 +115,21 @@ class RunTime:
         """Return the seconds since the last phase ended."""
         return self._clock() - self._phase_start
 
-    def reserve(self, seconds: float) -> None:
-        """Leave seconds to the ranking of test, at most `END_SHARE` of the time left."""
+    def reserve(self, name: str, seconds: float) -> None:
+        """Leave seconds to a part of the ranking of test, at most `END_SHARE` of the time left."""
+        self.reserved.pop(name, None)
         left = self.part().seconds_left
         if math.isfinite(left):
-            self.reserved += min(seconds, END_SHARE * left)
+            self.reserved[name] = min(seconds, END_SHARE * left)
+
+    def say_work(self, text: str) -> None:
+        """Set how far what the present stage trains came."""
+        self._work = text
+
+    def take_work(self) -> str:
+        """Return how far what the stage that ends has trained came; empty if nothing was said."""
+        work, self._work = self._work, ""
+        return work
 
     def end_phase(self, name: str) -> float:
         """Record the seconds and peak memory of the phase that ends now; return the seconds."""
@@ -227,13 +237,10 @@ def _with_time_bounds(run_config: RunConfig, spare_bytes: float) -> RunConfig:
             max_firings=int(MAX_FIRINGS * of_firings),
             max_valid_firings=int(MAX_VALID_FIRINGS * of_valid),
         ),
-        bellman_ford=_fill(
-            run_config.bellman_ford, n_steps=int(factor * N_NETWORK_STEPS)
-        ),
     )
 
 
-def _fill(cfg: Group, **values: object) -> Group:
+def _fill(cfg: QuestionConfig, **values: object) -> QuestionConfig:
     """Return the settings with values in place of fields that are None."""
     open_ = {
         name: value
@@ -297,46 +304,20 @@ def batch_firings(n_questions: int, size: Capacity) -> int:
     return n_questions * of_question
 
 
-def embedding_seconds(
-    task: ProverTask, cfg: EmbeddingConfig, device: str
+def slow_step_seconds(
+    task: ProverTask, cfg: EmbeddingConfig | BellmanFordConfig
 ) -> float:
-    """Estimate the seconds of an epoch of link embeddings."""
+    """Count roughly the seconds of a step of link embeddings or of a path network on a CPU core.
+
+    It tells whether to time a step at all, which nothing can end.
+    """
     n_links = 2 * len(evidence.binary_facts(task.kb))
-    n_rows = min(cfg.batch_size, max(n_links, 1))
-    n_steps = max(1, n_links // n_rows)
     n_entities, n_labels = task.sizes.n_constants, evidence.n_labels(task.sizes)
-    width = 2 * cfg.rank * (cfg.n_folds + 1)
-
-    # For each number of a vector: products of the logits and of their gradient, and what a step looks up and moves.
-    operations = 3 * n_rows * n_entities
-    operations += 100 * n_rows + 20 * (n_entities + n_labels)
-    # Operations in a second, beside 3 ms of a step that does next to nothing. On an H100 WN18RR and FB15k-237 with
-    # vectors of rank 256 took 1.5e13 and 1.4e13 (phases of `experiments/results/tuned_results.json`).
-    speed = 1e13 if is_cuda(device) else 3e9
-    return n_steps * (3e-3 + operations * width / speed)
-
-
-def network_seconds(
-    task: ProverTask, cfg: BellmanFordConfig, device: str
-) -> tuple[float, float]:
-    """Estimate the seconds of a gradient step of a path network, and of the priors of a question by it."""
-    facts = evidence.binary_facts(task.kb)
-    n_labels = evidence.n_labels(task.sizes)
-    sizes = path_network.network_config(cfg, task.sizes.n_constants, n_labels)
-    # Operations in a second, measured on one CPU core and on an H200, whose kernel keeps nothing of a source.
-    n_sources, speed = 0, 4e11
-    if not is_cuda(device):
-        predicate, head, tail = facts.unbind(1)
-        keys = (
-            predicate * (sizes.n_entities + 1) + end for end in (head, tail)
-        )
-        n_sources, speed = sum(len(unique_values(key)) for key in keys), 2.5e9
-    # of a source, of an edge, of an entity, and of a label for each number of the state
-    of_layer = 3 * n_sources + 2 * len(facts) + 24 * sizes.n_entities
-    of_layer += 0.1 * sizes.width * sizes.n_labels
-    per_question = sizes.n_layers * sizes.width * of_layer / speed
-
-    # A gradient takes three passes beside layers that do next to nothing, and a prior two, in float64.
-    n_together = min(cfg.batch_size, max(1, 2 * len(facts)))
-    per_step = 3 * (cfg.n_layers * 1e-3 + n_together * per_question)
-    return per_step, 2 * per_question
+    n_rows = min(cfg.batch_size, max(n_links, 1))
+    if isinstance(cfg, EmbeddingConfig):
+        width = 2 * cfg.rank * (cfg.n_folds + 1)
+        operations = 3 * n_rows * n_entities + 100 * n_rows
+        return (operations + 20 * (n_entities + n_labels)) * width / 3e9
+    # of a source or an edge, of an entity, and of a label for each number of the state
+    of_layer = 4 * n_links + 24 * n_entities + 0.1 * cfg.width * n_labels
+    return 3 * n_rows * cfg.n_layers * cfg.width * of_layer / 2.5e9

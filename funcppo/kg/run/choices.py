@@ -14,16 +14,19 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import product
-from typing import Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from funcppo.core.host import NO_DEADLINE, Deadline, map_in_threads
+from funcppo.core.settings import is_cuda
 from funcppo.core.types import F64
 from funcppo.kg.config import (
-    N_NETWORK_STEPS,
+    BellmanFordConfig,
+    EmbeddingConfig,
+    ListwiseConfig,
     Note,
     ProverTaskConfig,
     RunConfig,
@@ -50,7 +53,12 @@ from funcppo.kg.ranking.ranking import (
 )
 from funcppo.kg.run import budget, fit, held_out, rule_files
 from funcppo.kg.run.budget import Choice, RunTime
-from funcppo.kg.run.fit import QuestionSetup
+from funcppo.kg.run.fit import (
+    FitState,
+    QuestionSetup,
+    SplitEvidence,
+    Training,
+)
 from funcppo.kg.run.run import (
     DEFAULT_STEPS,
     MAX_VALIDATION_SUCCESSORS,
@@ -64,7 +72,7 @@ from funcppo.kg.run.run import (
     validation_queries,
     with_valid_evidence,
 )
-from funcppo.kg.scores import evidence, learned, link_embedding
+from funcppo.kg.scores import evidence, learned
 from funcppo.kg.scores.learned import Params
 from funcppo.kg.scores.score import OTHER_FACTS, Candidates, names_to_try, parse
 from funcppo.kg.search.beam import ScoreName
@@ -90,10 +98,10 @@ N_ERRORS = 2.0  # of the gain by which a candidate replaces what is kept
 # evidence of valid, and the ranking of test by rules.
 MINING_SHARE, SETTINGS_SHARE, DERIVING_SHARE = 0.4, 0.25, 0.2
 VALID_SHARE, TEST_SHARE = 0.12, 0.12
-# of the time of a stage that needs them, for listing its questions
-LISTING_SHARE = 0.5
-# with fewer passes over the facts or steps there is little to gain
-MIN_EMBEDDING_EPOCHS, MIN_NETWORK_STEPS = 8, 200
+# of the time that is left, for listing the first questions, at most as many
+LISTING_SHARE, FIRST_QUESTIONS = 0.15, 32_000
+# with a smaller share of its steps a training gains little
+MIN_TRAINING_SHARE = 0.2
 # Linked candidates are compared where as many ranks tell: of fewer the answers may happen to be unlinked.
 MIN_LINKED_RANKS = 100
 
@@ -128,8 +136,11 @@ class Stage(NamedTuple, Generic[T]):
     gain: float = 0.0
     # stages of one family gain alike
     family: str = ""
-    # the least seconds that gain anything, and the seconds of all of it
-    seconds: Callable[[], tuple[float, float]] = lambda: (0.0, 0.0)
+    # the least seconds that gain anything, and those with which it gains nearly all
+    seconds: Callable[[Candidate[T]], tuple[float, float]] = lambda _: (
+        0.0,
+        0.0,
+    )
     # why it cannot be begun yet; empty if it can
     obstacle: Callable[[Candidate[T]], str] = lambda _: ""
     # the user has set it: its first candidate is taken whatever valid says, and no time ends it
@@ -198,6 +209,7 @@ def choose(
             valid_before=None if best.ranks is None else best.mrr,
             valid_after=None if kept.ranks is None else kept.mrr,
             standard_error=error,
+            work=run_time.take_work(),
             tried={
                 one.label: one.mrr for one in tried if one.ranks is not None
             },
@@ -206,52 +218,117 @@ def choose(
     return kept
 
 
+class _Planned(NamedTuple, Generic[T]):
+    """Stage that can be begun, with what it promises."""
+
+    stage: Stage[T]
+    gain: float  # in MRR
+    least: float  # seconds that gain anything
+    whole: float  # seconds that gain nearly all of it
+
+    @property
+    def rate(self) -> tuple[bool, float]:
+        """Return the gain a second, by which stages are ordered; those that are set come first."""
+        return self.stage.is_set, self.gain / self.whole
+
+
 def choose_in_time(
     stages: Sequence[Stage[T]], best: Candidate[T], run_time: RunTime
 ) -> Candidate[T]:
     """Run stages in the order of the gain that they promise a second; return the best way then.
 
-    A stage has the part of the time left that is its part of the gain that all waiting ones promise, or all that these
-    leave. What a stage
-    promises is its usual share of 1 - MRR, averaged with what stages of its family gained in this run. One whose least
-    work does not fit is not begun, and its row says so.
+    Each has the part of the time left that `divide_time` gives it among those that wait. What a stage promises is its
+    usual share of 1 - MRR, averaged with what stages of its family gained in this run. One whose least work does not
+    fit is not begun, and its row says so.
     """
     waiting = list(stages)
     seen: dict[str, list[float]] = {}
 
     while open_ := [stage for stage in waiting if not stage.obstacle(best)]:
-        promised = {one.name: _promised(one, best, seen) for one in open_}
-        planned = {one.name: one.seconds() for one in open_}
-        rates = [
-            (one.is_set, promised[one.name] / max(planned[one.name][1], 0.1))
+        planned = [
+            # What is not begun makes its first steps.
+            _Planned(one, _promised(one, best, seen), least, max(whole, 0.1))
             for one in open_
+            for least, whole in (one.seconds(best),)
         ]
-        stage = open_[rates.index(max(rates))]
-        waiting.remove(stage)
-        least, wanted = planned[stage.name]
+        run_time.end_phase("first steps")
         left = run_time.part().seconds_left
-        if not stage.is_set and (least > left or not left):
-            reason = (
-                f"it takes at least {least:.0f} s, and {left:.0f} s are left"
-            )
-            run_time.choices.append(
-                Choice(stage.name, planned_seconds=wanted, reason=reason)
-            )
+        for one in list(planned):
+            if not one.stage.is_set and (one.least > left or not left):
+                planned.remove(one)
+                waiting.remove(one.stage)
+                reason = f"it takes at least {one.least:.0f} s, and {left:.0f} s are left"
+                run_time.choices.append(
+                    Choice(
+                        one.stage.name,
+                        planned_seconds=one.whole,
+                        reason=reason,
+                    )
+                )
+        if not planned:
             continue
-
+        one, seconds = _next_stage(planned, left)
+        waiting.remove(one.stage)
         deadline = NO_DEADLINE
-        if not stage.is_set:
-            share = promised[stage.name] / (sum(promised.values()) or 1.0)
-            others = sum(most for _, most in planned.values()) - wanted
-            most = max(least, share * left, left - others)
-            deadline = run_time.part().at_most(most)
+        if not one.stage.is_set:
+            deadline = run_time.part().at_most(seconds)
         before = best
-        best = choose(stage, before, run_time, deadline, wanted)
-        seen.setdefault(stage.family, []).append(_gained(before, best))
+        best = choose(one.stage, before, run_time, deadline, one.whole)
+        seen.setdefault(one.stage.family, []).append(_gained(before, best))
     run_time.choices += [
         Choice(stage.name, reason=stage.obstacle(best)) for stage in waiting
     ]
     return best
+
+
+def _next_stage(
+    planned: Sequence[_Planned[T]], left: float
+) -> tuple[_Planned[T], float]:
+    """Return the stage that gains most a second, of those whose part of the time suffices, with its part."""
+    rest = sorted(planned, key=lambda one: one.rate, reverse=True)
+    while True:
+        parts = divide_time(
+            left, [one.gain for one in rest], [one.whole for one in rest]
+        )
+        short = [
+            one
+            for one, part in zip(rest, parts, strict=True)
+            if part < one.least
+        ]
+        if not short or len(rest) == 1:
+            others = sum(one.whole for one in planned if one is not rest[0])
+            return rest[0], max(rest[0].least, parts[0], left - others)
+        rest.remove(short[-1])
+
+
+def divide_time(
+    seconds: float, gains: Sequence[float], whole: Sequence[float]
+) -> list[float]:
+    """Return the seconds of each stage with which all gain most.
+
+    With t of its w seconds a stage is taken to gain the share 1 - exp(-3 t / w) of what it promises. All that have time
+    gain alike in their last second.
+
+    Args:
+      gains: that the stages promise.
+      whole: seconds with which they gain nearly all of it.
+    """
+    rates = [gain / most for gain, most in zip(gains, whole, strict=True)]
+
+    def parts(log_price: float) -> list[float]:
+        return [
+            most / 3.0 * min(3.0, max(0.0, math.log(rate) - log_price))
+            if rate > 0.0
+            else 0.0
+            for rate, most in zip(rates, whole, strict=True)
+        ]
+
+    low, high = -60.0, 60.0
+    for _ in range(60):
+        middle = (low + high) / 2.0
+        fits = sum(parts(middle)) <= seconds
+        low, high = (low, middle) if fits else (middle, high)
+    return parts(high)
 
 
 def _promised(
@@ -287,7 +364,7 @@ def describe_choice(choice: Choice) -> str:
         line += f"; {best} {others[best]:.4f}"
     if len(others) > 1:
         line += f" and {len(others) - 1} more"
-    return line
+    return line + f"; {choice.work}" * bool(choice.work)
 
 
 # -- settings by rule confidences
@@ -1024,7 +1101,8 @@ def _rank_test_by_rules(run: Run, run_time: RunTime) -> Run:
         limit = run_time.part(TEST_SHARE)
         found.rank_by_rules(run, limit, run_time.on_phase)
         run_time.end_phase("ranking of test by rules")
-        run_time.reserve(1.5 * found.seconds * n_all / found.n_queries)
+        seconds = 1.5 * found.seconds * n_all / found.n_queries
+        run_time.reserve("test", seconds)
     return replace(run, ranked_test=found)
 
 
@@ -1046,7 +1124,7 @@ def _choose_proof_score(run: Run, run_time: RunTime) -> Run:
     try:
         tried = [rank(names[0])]
         seconds = run_time.seconds_in_phase
-        run_time.reserve(_seconds_of_policies(run, seconds))
+        run_time.reserve("test by proofs", _seconds_of_policies(run, seconds))
         tried += [rank(name) for name in names[1:]]
     except held_out.TimeOver:
         run_time.note_cut(f"score of proofs: {names[0]}: no time to choose")
@@ -1065,22 +1143,31 @@ def _seconds_of_policies(run: Run, seconds: float) -> float:
 
 
 class Fitted(NamedTuple):
-    """Weights of evidence, with what they have become stage by stage."""
+    """Weights of evidence, with the evidence, and with what they have become stage by stage."""
 
-    setup: QuestionSetup
+    setup: QuestionSetup  # with the questions that they are fitted on
     params: Params
+    valid: SplitEvidence | None  # with the priors of the setup
     # the name of each stage that was kept, and the weights then
     steps: tuple[tuple[str, Params], ...] = ()
 
+    @property
+    def is_fitted(self) -> bool:
+        """Return whether a fit has been kept."""
+        return not {"fit", "+ embeddings"}.isdisjoint(dict(self.steps))
 
-# The share of 1 - MRR that a stage is taken to gain until the run has seen its kind: rough numbers after the gains in
-# docs/results.md and docs/conclusions.md. They order the stages, and accept none.
+
+# The share of 1 - MRR that a stage is taken to gain until the run has seen its kind. They order the stages and divide
+# the time, and accept none.
 GAINS = {
     "listwise fit": 0.2,
-    "degrees": 0.02,
-    "linked candidates": 0.01,
     "link embeddings": 0.08,
-    "path network": 0.04,
+    "path network": 0.06,
+    "degrees": 0.01,
+    "linked candidates": 0.01,
+    "more questions": 0.01,
+    "larger link embeddings": 0.01,
+    "larger path network": 0.01,
     "answers without a proof": 0.01,
 }
 
@@ -1092,12 +1179,13 @@ class _Learner:
         """Set the run, with its settings and the evidence of valid."""
         self.run, self.run_time = run, run_time
         self.options = fit.resolve_left_out(run.task, run.run_config.questions)
-        assert run.questions is not None, "the run learns from questions"
-        # with the questions once they are listed, and all priors that are trained
-        self.setup = run.questions
-        self.valid = run.valid_evidence
         self.problem = ""  # why there are no questions
-        self.fit_seconds = 0.0  # of the last fit
+        self.n_asked, self.listing_seconds = 0, 0.0
+        # of priors, by the name of the stage
+        self.trainings: dict[str, Training[Any]] = {}
+        self.prior_seconds: dict[str, float] = {}  # of a question
+        # the first fit, and what it starts from
+        self.begun_fit: tuple[QuestionSetup, Training[FitState]] | None = None
         # the best weights so far that tell all entities apart, kept or not
         self.knowing: Candidate[Fitted] | None = None
 
@@ -1111,14 +1199,22 @@ class _Learner:
         start = Candidate("rules", untrained.value, by_rules)
         stage = Stage("sum of odds", lambda *_: [untrained])
         best = choose(stage, start, self.run_time)
-        best = choose_in_time(self._stages(), best, self.run_time)
-        if self.options.no_proof == "auto" and self.valid is not None:
+        stages = self._stages()
+        if stages:
+            part = self.run_time.part(LISTING_SHARE)
+            most = self._n_askable()
+            if untrained.ranks is not None:
+                most = min(most, FIRST_QUESTIONS)
+            setup = self._list(best.value.setup, part, most)
+            self.run_time.end_phase("training questions")
+            best = best._replace(value=best.value._replace(setup=setup))
+        best = choose_in_time(stages, best, self.run_time)
+        if self.options.no_proof == "auto" and by_rules is not None:
             # After all priors, which rank what no rule derives.
             last = Stage(
                 "answers without a proof",
                 self._rank_without_proof,
-                gain=GAINS["answers without a proof"],
-                seconds=self._cost_of_linked,
+                seconds=self._cost_of_metrics,
                 obstacle=self._obstacle_without_proof,
             )
             best = choose_in_time([last], best, self.run_time)
@@ -1126,15 +1222,17 @@ class _Learner:
 
     def _choose_power(self) -> Candidate[Fitted]:
         """Return the untrained weights with the power of the odds that is set or ranks valid best."""
+        given, valid = self.run.questions, self.run.valid_evidence
+        assert given is not None, "the run learns from questions"
         power = self.options.odds_power
         first, *others = (1.0, 2.0, 3.0) if power == "auto" else (power,)
-        if self.valid is None:
+        if valid is None:
             others = []
 
         def of_power(power: float) -> Candidate[Fitted]:
-            setup = fit.with_weights_of(self.setup, odds_power=power)
+            setup = fit.with_weights_of(given, odds_power=power)
             params = fit.untrained_params(setup)
-            return self._candidate(f"{power:g}", Fitted(setup, params))
+            return self._candidate(f"{power:g}", Fitted(setup, params, valid))
 
         stage = Stage(
             "power of the odds", lambda *_: (of_power(p) for p in others)
@@ -1144,71 +1242,89 @@ class _Learner:
         self.metric_seconds = (time.monotonic() - began) / (1 + len(others))
         power = best.value.setup.weighed.odds_power
         self.options = replace(self.options, odds_power=power)
-        self.setup = best.value.setup
         return best
 
     def _stages(self) -> list[Stage[Fitted]]:
         """Return the stages that the settings leave open or ask for; without valid those that it need not judge."""
-        options, has_valid = self.options, self.valid is not None
-        stages = [
-            Stage(
-                "listwise fit",
-                partial(self._fit, "fit"),
-                family="fits",
-                seconds=self._cost_of_fit,
-                obstacle=lambda _: self.problem,
+        options, config = self.options, self.run.run_config
+        has_valid = self.run.valid_evidence is not None
+        stages: list[Stage[Fitted]] = []
+
+        def add(
+            name: str, family: str, *functions: Any, is_set: bool = False
+        ) -> None:
+            stage = Stage(
+                name, functions[0], GAINS[name], family, *functions[1:]
             )
-        ]
-        if not self.run.run_config.listwise.learning_rate:
-            stages = []
-        if has_valid and stages:
-            stages += [
-                Stage(
+            stages.append(stage._replace(is_set=is_set))
+
+        if config.listwise.learning_rate:
+            add(
+                "listwise fit",
+                "fits",
+                self._fit,
+                self._cost_of_fit,
+                lambda _: self.problem,
+            )
+            if has_valid:
+                add(
                     "linked candidates",
+                    "offsets",
                     self._move_linked,
-                    family="offsets",
-                    seconds=self._cost_of_linked,
-                    obstacle=self._obstacle_of_linked,
-                ),
-            ]
-            if options.degrees == "auto":
-                fit_degrees = partial(self._fit, "+ degrees", uses_degrees=True)
-                stages.append(
-                    Stage(
-                        "degrees",
-                        fit_degrees,
-                        family="fits",
-                        seconds=self._cost_of_fit,
-                        obstacle=self._needs_fit,
-                    )
+                    self._cost_of_metrics,
+                    self._obstacle_of_linked,
+                )
+            if has_valid and options.degrees == "auto":
+                add(
+                    "degrees",
+                    "fits",
+                    self._fit_degrees,
+                    self._cost_of_fit,
+                    self._needs_fit,
+                )
+            if has_valid and options.max_questions is None:
+                add(
+                    "more questions",
+                    "questions",
+                    self._ask_more,
+                    self._cost_of_more,
+                    self._obstacle_of_more,
                 )
 
-        priors = (
-            (options.embedding, "link embeddings", self._embed, self._cost_of_embedding),
-            (options.bellman_ford, "path network", self._train_network, self._cost_of_network),
+        priors: tuple[tuple[Any, str, Any, Any], ...] = (
+            (options.embedding, "link embeddings", self._embed, config.embedding),
+            (options.bellman_ford, "path network", self._add_network, config.bellman_ford),
         )  # fmt: skip
-        for option, name, candidates, seconds in priors:
-            if option is True or (option == "auto" and has_valid):
-                stages.append(
-                    Stage(
-                        name,
-                        candidates,
-                        family="priors",
-                        seconds=seconds,
-                        obstacle=self._obstacle_of_priors,
-                        is_set=option is True,
-                    )
+        for option, name, train, cfg in priors:
+            if option is not True and not (option == "auto" and has_valid):
+                continue
+            add(
+                name,
+                "priors",
+                partial(train, name, cfg),
+                partial(self._cost_of_prior, name, cfg),
+                self._obstacle_of_priors,
+                is_set=option is True,
+            )
+            if option == "auto":
+                larger = f"larger {name}"
+                cfg = _larger(cfg)
+                add(
+                    larger,
+                    larger,
+                    partial(train, larger, cfg),
+                    partial(self._cost_of_prior, larger, cfg),
+                    partial(self._obstacle_of_larger, name),
                 )
-        return [one._replace(gain=GAINS[one.name]) for one in stages]
+        return stages
+
+    # -- why a stage cannot begin
 
     def _needs_fit(self, best: Candidate[Fitted]) -> str:
         """Return why a stage that needs the fit to be kept cannot begin; empty if it can."""
         if self.problem:
             return self.problem
-        if not self.fit_seconds:
-            return "no fit was made"
-        is_kept = any(name == "fit" for name, _ in best.value.steps)
-        return "" if is_kept else "the fit is not kept"
+        return "" if best.value.is_fitted else "the fit is not kept"
 
     def _obstacle_of_priors(self, best: Candidate[Fitted]) -> str:
         """Return why no prior is trained, which costs most; empty if one is."""
@@ -1217,6 +1333,14 @@ class _Learner:
         return "nothing ranks valid better" * (
             is_perfect and True not in options
         )
+
+    def _obstacle_of_larger(self, name: str, best: Candidate[Fitted]) -> str:
+        """Return why no larger model is trained; empty if one is."""
+        weighed = best.value.setup.weighed
+        is_kept = weighed.uses_bellman_ford
+        if name == "link embeddings":
+            is_kept = weighed.uses_embedding
+        return "" if is_kept else f"{name}: not kept"
 
     def _obstacle_of_linked(self, best: Candidate[Fitted]) -> str:
         """Return why the weights of linked candidates are not moved; empty if they are."""
@@ -1228,123 +1352,215 @@ class _Learner:
             )
         return self._needs_fit(best)
 
-    def _candidate(
+    def _obstacle_of_more(self, best: Candidate[Fitted]) -> str:
+        """Return why no more questions are asked; empty if they are."""
+        is_all = self.n_asked >= self._n_askable()
+        return "all are asked" * is_all or self._needs_fit(best)
+
+    def _obstacle_without_proof(self, best: Candidate[Fitted]) -> str:
+        """Return why entities that no rule derives are not ranked among the others; empty if they are."""
+        if self.run.task.is_countries:
+            return "the rules derive what is ranked"
+        is_known = self._knowing(best) is not None
+        return "" if is_known else "the weights do not tell them apart"
+
+    # -- what a stage costs: the least seconds, and those of all of it
+
+    def _make_fit(
+        self, setup: QuestionSetup, start: Fitted
+    ) -> Training[FitState]:
+        """Return a fit of what a setup weighs, from given weights; that of a path network is left out."""
+        setup = fit.with_weights_of(setup, uses_bellman_ford=False)
+        params = fit.widened(setup, start.params)
+        seed = self.run.run_config.seed
+        return fit.fit_training(setup, self._fit_config(start), seed, params)
+
+    def _cost_of_fit(self, best: Candidate[Fitted]) -> tuple[float, float]:
+        """Return the seconds of a fit, by the first steps of one."""
+        if self.problem:
+            return 0.0, 0.0
+        start = best.value
+        if self.begun_fit is None:
+            training = self._make_fit(start.setup, start)
+            self.begun_fit = start.setup, training
+        world = start.setup.world
+        assert world is not None, "the questions are listed"
+        cfg = self._fit_config(start)
+        n_steps = fit.count_fit_steps(cfg, len(world.question))
+        seconds = n_steps * self.begun_fit[1].step_seconds
+        least = MIN_TRAINING_SHARE * start.is_fitted * seconds
+        return least, seconds + self.metric_seconds
+
+    def _fit_config(self, start: Fitted) -> ListwiseConfig:
+        """Return the settings of a fit; one that starts from fitted weights makes half of the passes."""
+        cfg = self.run.run_config.listwise
+        if not start.is_fitted:
+            return cfg
+        return replace(cfg, n_epochs=max(1, cfg.n_epochs // 2))
+
+    def _cost_of_metrics(self, _: object) -> tuple[float, float]:
+        """Return the seconds of ranking valid with a few amounts."""
+        return 3 * self.metric_seconds, 3 * self.metric_seconds
+
+    def _cost_of_more(self, best: Candidate[Fitted]) -> tuple[float, float]:
+        """Return the seconds of listing and fitting twice the questions, and all."""
+        _, of_fit = self._cost_of_fit(best)
+        each = (self.listing_seconds + of_fit) / max(self.n_asked, 1)
+        n_all = self._n_askable()
+        return each * min(2 * self.n_asked, n_all), each * n_all
+
+    def _n_askable(self) -> int:
+        """Return how many questions there are."""
+        return 2 * len(fit.training_facts(self.run.task))
+
+    def _cost_of_prior(
         self,
-        label: str,
-        fitted: Fitted,
-        best: Candidate[Fitted] | None = None,
-        row: str = "",
-    ) -> Candidate[Fitted]:
-        """Return weights with their ranks of valid.
+        name: str,
+        cfg: EmbeddingConfig | BellmanFordConfig,
+        best: Candidate[Fitted],
+    ) -> tuple[float, float]:
+        """Return the seconds of training a prior, by its first steps, and of what follows on it."""
+        left = self.run_time.part().seconds_left
+        of_step = budget.slow_step_seconds(self.run.task, cfg)
+        on_gpu = is_cuda(self.run.run_config.device)
+        if not on_gpu and of_step > 0.1 * left:
+            least = 100 * of_step
+            return least, least / MIN_TRAINING_SHARE
+        training = self._prior_training(name, cfg)
+        after = self._seconds_after(name, cfg, best)
+        seconds = training.seconds
+        return MIN_TRAINING_SHARE * seconds + after, seconds + after
+
+    def _prior_training(
+        self, name: str, cfg: EmbeddingConfig | BellmanFordConfig
+    ) -> Training[Any]:
+        """Return the training of a prior, one for each stage."""
+        if name not in self.trainings:
+            make: Any = fit.network_training
+            if isinstance(cfg, EmbeddingConfig):
+                make = fit.embedding_training
+            left_out = fit.left_out_of(self.options)
+            seed = self.run.run_config.seed
+            self.trainings[name] = make(self.run.task, cfg, left_out, seed)
+        return self.trainings[name]
+
+    def _seconds_after(
+        self,
+        name: str,
+        cfg: EmbeddingConfig | BellmanFordConfig,
+        best: Candidate[Fitted],
+    ) -> float:
+        """Return the seconds of the fit after link embeddings, or of the priors of valid and test by a network."""
+        if isinstance(cfg, EmbeddingConfig):
+            return self._cost_of_fit(best)[1] + 4 * self.metric_seconds
+        if name not in self.prior_seconds:
+            params = self._prior_training(name, cfg).state.params
+            network = fit.make_network(self.run.task, params)
+            self.prior_seconds[name] = fit.seconds_of_prior(network)
+        valid, found = best.value.valid, self.run.ranked_test
+        n_ranked = 2 * found.n_queries if found else 0
+        n_ranked += valid.n_questions if valid else 0
+        return n_ranked * self.prior_seconds[name] + 4 * self.metric_seconds
+
+    # -- questions and fits
+
+    def _list(
+        self, setup: QuestionSetup, deadline: Deadline, n_questions: int
+    ) -> QuestionSetup:
+        """Return the setup with the evidence of training questions, as many as there is time for.
 
         Args:
-          best: the way before; its steps come before this one.
-          row: the name of the step.
+          n_questions: at most.
         """
-        setup, params, _ = fitted
-        ranks = None
-        if self.valid is not None:
-            ranked = self.valid.rank_by_weights(setup, params)
-            ranks = fit.reciprocal_ranks(ranked)
-        if best is not None:
-            steps = (*best.value.steps, (row, params))
-            fitted = fitted._replace(steps=steps)
-        found = Candidate(label, fitted, ranks)
-        before = -1.0 if self.knowing is None else self.knowing.mrr
-        if learned.knows_all(params) and found.mrr > before:
-            self.knowing = found
-        return found
-
-    # -- fits
-
-    def _list(self, deadline: Deadline) -> bool:
-        """List the training questions unless they are; return whether there are some."""
-        if self.setup.world is not None or self.problem:
-            return not self.problem
-        task, config = self.run.task, self.run.run_config
-        part = deadline.share(LISTING_SHARE)
-        most = None
-        if self.valid is not None and not math.isinf(part.at):
+        task, config, valid = (
+            self.run.task,
+            self.run.run_config,
+            self.run.valid_evidence,
+        )
+        most = n_questions
+        if math.isfinite(deadline.at) and valid is not None:
             # A chunk of them is not interrupted.
-            seconds = self.run_time.phases["evidence of valid"]
-            each = seconds / max(self.valid.n_questions, 1)
-            most = max(64, int(part.seconds_left / max(each, 1e-6)))
+            each = self.run_time.phases["evidence of valid"]
+            each /= max(valid.n_questions, 1)
+            if self.n_asked:
+                each = self.listing_seconds / self.n_asked
+            most = int(deadline.seconds_left / max(each, 1e-6))
+            most = min(n_questions, max(64, most))
+        began = time.monotonic()
         try:
-            self.setup, _, note = fit.list_questions(
+            setup, self.n_asked, note = fit.list_questions(
                 task,
-                self.setup,
+                setup,
                 self.options,
                 config.seed,
                 self.run_time.on_phase,
-                part,
+                deadline,
                 most,
             )
         except ValueError as error:
             self.problem = f"no question to learn from: {error}"
             self.run_time.notes.append(Note("answers", self.problem))
-            return False
-        self.run_time.notes.append(note)
+            return setup
+        self.listing_seconds = time.monotonic() - began
         left_out = "without its own fact"
         if self.options.left_out == "pair":
             left_out = "without the facts that link its two entities: no known fact links a pair of the valid split"
+        self.run_time.notes.append(note)
         self.run_time.note(f"each training question is asked {left_out}")
-        return True
-
-    def _cost_of_fit(self) -> tuple[float, float]:
-        """Estimate the seconds of a fit: as the last one, or by what ranking valid took."""
-        if self.fit_seconds:
-            return 0.6 * self.fit_seconds, self.fit_seconds
-        seconds = self.run_time.phases.get("evidence of valid", 1.0)
-        n_valid = self.valid.n_questions if self.valid else 1000
-        n_facts = len(evidence.binary_facts(self.run.task.kb))
-        n_asked = self.options.max_questions or 2 * n_facts
-        return 0.0, 2 * seconds * n_asked / max(n_valid, 1)
-
-    def _cost_of_linked(self) -> tuple[float, float]:
-        """Estimate the seconds of ranking valid with three amounts."""
-        return 3 * self.metric_seconds, 3 * self.metric_seconds
+        return setup
 
     def _refit(
         self,
         best: Candidate[Fitted],
         deadline: Deadline,
-        **weighs: bool,
+        setup: QuestionSetup | None = None,
     ) -> Fitted:
-        """Fit the weights of what is weighed, and of more; the weight of a path network stays.
-
-        Args:
-          weighs: changed settings of what is weighed.
-        """
-        kept, config = best.value.setup.weighed, self.run.run_config
-        weighed = replace(kept, uses_bellman_ford=False, **weighs)
-        setup = replace(self.setup, weighed=weighed)
-
-        began = time.monotonic()
-        params = fit.fit_weights(
-            setup,
-            config.listwise,
-            config.seed,
-            self.run_time.on_phase,
-            deadline,
-        )
-        self.fit_seconds = max(time.monotonic() - began, 1e-3)
-        if kept.uses_bellman_ford:
-            setup = fit.with_weights_of(setup, uses_bellman_ford=True)
-            weight = best.value.params.network_prior_weight
+        """Fit the weights of what a setup weighs, from the best ones; the weight of a path network stays."""
+        start = best.value
+        setup = setup or start.setup
+        begun, training = self.begun_fit or (None, None)
+        if training is None or begun is not setup or training.is_run:
+            training = self._make_fit(setup, start)
+        params = training.run(self.run_time.on_phase, deadline).params
+        self._say_work(training)
+        if setup.weighed.uses_bellman_ford:
+            weight = start.params.network_prior_weight
             params = params._replace(network_prior_weight=weight)
-        return Fitted(setup, params)
+        return start._replace(setup=setup, params=params)
+
+    def _say_work(self, *trainings: Training[Any]) -> None:
+        """Say how many steps of trainings were made."""
+        texts = [
+            f"{one.name}: {one.n_made:,} of {one.n_steps:,} steps"
+            for one in trainings
+        ]
+        self.run_time.say_work("; ".join(texts))
 
     def _fit(
-        self,
-        row: str,
-        best: Candidate[Fitted],
-        deadline: Deadline,
-        **weighs: bool,
+        self, best: Candidate[Fitted], deadline: Deadline
     ) -> Iterator[Candidate[Fitted]]:
-        """Yield the fit of what is weighed so far, and of more."""
-        if self._list(deadline):
-            fitted = self._refit(best, deadline, **weighs)
-            yield self._candidate(row, fitted, best, row)
+        """Yield the fit of what is weighed so far."""
+        yield self._candidate("fit", self._refit(best, deadline), best, "fit")
+
+    def _fit_degrees(
+        self, best: Candidate[Fitted], deadline: Deadline
+    ) -> Iterator[Candidate[Fitted]]:
+        """Yield the fit with degrees."""
+        setup = fit.with_weights_of(best.value.setup, uses_degrees=True)
+        fitted = self._refit(best, deadline, setup)
+        yield self._candidate("+ degrees", fitted, best, "+ degrees")
+
+    def _ask_more(
+        self, best: Candidate[Fitted], deadline: Deadline
+    ) -> Iterator[Candidate[Fitted]]:
+        """Yield the fit on more questions."""
+        of_fit = self._cost_of_fit(best)[1]
+        share = self.listing_seconds / (self.listing_seconds + of_fit + 1e-9)
+        setup = self._list(
+            best.value.setup, deadline.share(share), self._n_askable()
+        )
+        fitted = self._refit(best, deadline, setup)
+        yield self._candidate("on", fitted, best, "+ questions")
 
     def _move_linked(
         self, best: Candidate[Fitted], deadline: Deadline
@@ -1363,121 +1579,93 @@ class _Learner:
 
     # -- priors
 
-    def _cost_of_embedding(self) -> tuple[float, float]:
-        """Estimate the least and the most seconds of link embeddings with the fit after them."""
-        config = self.run.run_config
-        each = budget.embedding_seconds(
-            self.run.task, config.embedding, config.device
-        )
-        n_epochs = config.embedding.n_epochs
-        least = min(MIN_EMBEDDING_EPOCHS, n_epochs) * each
-        fit_least, fit_most = self._cost_of_fit()
-        return least + fit_least, n_epochs * each + fit_most
-
     def _embed(
-        self, best: Candidate[Fitted], deadline: Deadline
+        self,
+        name: str,
+        cfg: EmbeddingConfig,
+        best: Candidate[Fitted],
+        deadline: Deadline,
     ) -> Iterator[Candidate[Fitted]]:
         """Yield fits with link embeddings, an amount added to their weights.
 
         A fit gives link embeddings too little: those of a training question have not seen a part of the facts, and
         those of other questions have seen all.
         """
-        if not self._list(deadline):
+        if self.problem:
             return
-        config, left_out = self.run.run_config, fit.left_out_of(self.options)
-        _, of_fit = self._cost_of_fit()
-        left = deadline.seconds_left
-        trained = fit.train_embedding(
-            self.run.task,
-            config.embedding,
-            left_out,
-            config.seed,
-            self.run_time.on_phase,
-            deadline.at_most(max(left - of_fit, 0.5 * left)),
-        )
-        self.setup = fit.with_embedding(self.setup, trained, left_out)
-        if self.valid is not None:
-            self.valid = self.valid.change(
+        training = self._prior_training(name, cfg)
+        of_fit = self._seconds_after(name, cfg, best)
+        share = training.seconds / (training.seconds + of_fit + 1e-9)
+        state = training.run(self.run_time.on_phase, deadline.share(share))
+        left_out = fit.left_out_of(self.options)
+        setup = fit.with_embedding(best.value.setup, state.params, left_out)
+        valid = best.value.valid
+        if valid is not None:
+            valid = valid.change(
                 lambda part: evidence.with_embedding_scores(
-                    part, trained, "fact"
+                    part, state.params, "fact"
                 )
             )
 
-        fitted = self._refit(best, deadline, uses_embedding=True)
+        fitted = self._refit(best, deadline, setup)._replace(valid=valid)
+        self._say_work(training)
         weight = fitted.params.prior_weight
-        for amount in (0.0, 1.0, 0.5, 2.0) if self.valid else (0.0,):
+        for amount in (0.0, 1.0, 0.5, 2.0) if valid else (0.0,):
             params = fitted.params._replace(prior_weight=weight + amount)
             changed = fitted._replace(params=params)
             yield self._candidate(
                 f"on, {amount:g} added", changed, best, "+ embeddings"
             )
 
-    def _cost_of_network(self) -> tuple[float, float]:
-        """Estimate the least and the most seconds of a path network with the priors of valid and test."""
-        config, task = self.run.run_config, self.run.task
-        cfg = config.bellman_ford
-        of_step, of_priors = budget.network_seconds(task, cfg, config.device)
-        n_ranked = self.run.ranked_test.n_queries if self.run.ranked_test else 0
-        n_ranked = 2 * n_ranked + (self.valid.n_questions if self.valid else 0)
-        n_steps = cfg.n_steps or N_NETWORK_STEPS
-        least = min(MIN_NETWORK_STEPS, n_steps)
-        priors = n_ranked * of_priors
-        return least * of_step + priors, n_steps * of_step + priors
-
-    def _train_network(
-        self, best: Candidate[Fitted], deadline: Deadline
+    def _add_network(
+        self,
+        name: str,
+        cfg: BellmanFordConfig,
+        best: Candidate[Fitted],
+        deadline: Deadline,
     ) -> Iterator[Candidate[Fitted]]:
         """Yield the weights with a path network, by one weight for all labels.
 
         Training questions cannot tell the weight: the network has learnt from their facts, and rules were elected and
         other weights fitted by them. A fit trusts the one or the others more than new questions do.
         """
-        task, config = self.run.task, self.run.run_config
-        _, most = self._cost_of_network()
-        of_step, _ = budget.network_seconds(
-            task, config.bellman_ford, config.device
-        )
-        n_steps = config.bellman_ford.n_steps or N_NETWORK_STEPS
-        of_priors = (most - n_steps * of_step) / most
-        trained, reason = fit.train_network(
-            task,
-            config.bellman_ford,
-            fit.left_out_of(self.options),
-            config.seed,
-            self.run_time.on_phase,
-            deadline.share(1.0 - of_priors),
-        )
-        if reason:
-            self.run_time.note(f"path network: no CUDA graph: {reason}")
-        network = fit.make_network(task, trained)
-        facts = self.setup.facts._replace(network=network)
-        self.setup = replace(self.setup, facts=facts)
-        if self.valid is not None:
+        training = self._prior_training(name, cfg)
+        of_priors = self._seconds_after(name, cfg, best)
+        share = training.seconds / (training.seconds + of_priors + 1e-9)
+        state = training.run(self.run_time.on_phase, deadline.share(share))
+        self._say_work(training)
+        if training.no_graph:
+            self.run_time.note(f"{name}: no CUDA graph: {training.no_graph}")
+        network = fit.make_network(self.run.task, state.params)
+        setup = fit.with_network(best.value.setup, network)
+        valid = best.value.valid
+        if valid is not None:
             began = time.monotonic()
-            self.valid = self.valid.change(
+            valid = valid.change(
                 lambda part: evidence.with_path_scores(part, network, "fact")
             )
-            self._reserve_priors(time.monotonic() - began)
+            self._reserve_priors(valid, time.monotonic() - began)
 
-        weighed = replace(best.value.setup.weighed, uses_bellman_ford=True)
-        setup = replace(self.setup, weighed=weighed)
         params = fit.widened(setup, best.value.params)
-        for weight in (1.0, 0.5, 2.0, 0.25) if self.valid else (0.5,):
+        for weight in (1.0, 0.5, 2.0, 0.25) if valid else (0.5,):
             of_all = torch.full_like(params.linked_weight, weight)
-            changed = params._replace(network_prior_weight=of_all)
+            changed = best.value._replace(
+                setup=setup,
+                params=params._replace(network_prior_weight=of_all),
+                valid=valid,
+            )
             yield self._candidate(
-                f"on, weight {weight:g}",
-                Fitted(setup, changed),
-                best,
-                "+ path network",
+                f"on, weight {weight:g}", changed, best, "+ path network"
             )
 
-    def _obstacle_without_proof(self, best: Candidate[Fitted]) -> str:
-        """Return why entities that no rule derives are not ranked among the others; empty if they are."""
-        if self.run.task.is_countries:
-            return "the rules derive what is ranked"
-        is_known = self._knowing(best) is not None
-        return "" if is_known else "the weights do not tell them apart"
+    def _reserve_priors(self, valid: SplitEvidence, seconds: float) -> None:
+        """Reserve the time that the priors of test take, as those of valid took some seconds."""
+        if self.run.ranked_test is not None:
+            per_query = seconds / max(len(valid.queries), 1)
+            n_queries = self.run.ranked_test.n_queries
+            self.run_time.reserve("priors", per_query * n_queries)
+
+    # -- the end
 
     def _knowing(self, best: Candidate[Fitted]) -> Fitted | None:
         """Return the best weights that tell entities apart which no rule derives, kept or not."""
@@ -1496,27 +1684,39 @@ class _Learner:
             changed = fitted._replace(setup=setup)
             yield self._candidate(f"{log_odds:g}", changed, best, NO_PROOF_ROW)
 
-    def _reserve_priors(self, seconds: float) -> None:
-        """Reserve the time that the priors of test take, as those of valid took some seconds."""
-        valid, found = self.valid, self.run.ranked_test
-        if valid is not None and found is not None:
-            per_query = seconds / max(len(valid.queries), 1)
-            self.run_time.reserve(per_query * found.n_queries)
+    def _candidate(
+        self,
+        label: str,
+        fitted: Fitted,
+        best: Candidate[Fitted] | None = None,
+        row: str = "",
+    ) -> Candidate[Fitted]:
+        """Return weights with their ranks of valid.
 
-    # -- the end
+        Args:
+          best: the way before; its steps come before this one.
+          row: the name of the step.
+        """
+        setup, params, valid, _ = fitted
+        ranks = None
+        if valid is not None:
+            ranked = valid.rank_by_weights(setup, params)
+            ranks = fit.reciprocal_ranks(ranked)
+        if best is not None:
+            # A larger prior takes the place of the other.
+            before = [step for step in best.value.steps if step[0] != row]
+            fitted = fitted._replace(steps=(*before, (row, params)))
+        found = Candidate(label, fitted, ranks)
+        most = -1.0 if self.knowing is None else self.knowing.mrr
+        if learned.knows_all(params) and found.mrr > most:
+            self.knowing = found
+        return found
 
     def _finish(self, best: Candidate[Fitted], is_better: bool) -> Run:
         """Return the run with the best weights."""
-        setup, _, steps = best.value
-        weighed, task = setup.weighed, self.run.task
-        facts = self.setup.facts
-        if not weighed.uses_embedding:
-            device = facts.degree.device
-            none = link_embedding.without_models(device)
-            facts = facts._replace(embedding=none)
-        if not weighed.uses_bellman_ford:
-            facts = facts._replace(network=None)
-        setup = replace(self.setup, facts=facts, weighed=weighed, world=None)
+        setup, _, valid, steps = best.value
+        setup = replace(setup, world=None)
+        weighed, config = setup.weighed, self.run.run_config
         options = replace(
             self.options,
             degrees=weighed.uses_degrees,
@@ -1524,12 +1724,22 @@ class _Learner:
             bellman_ford=weighed.uses_bellman_ford,
             no_proof=weighed.no_proof,
         )
-        config = replace(self.run.run_config, questions=options)
+        config = replace(config, questions=options)
+        if weighed.uses_embedding:
+            rank = setup.facts.embedding.entity.shape[-1]
+            config = replace(
+                config, embedding=replace(config.embedding, rank=rank)
+            )
+        if setup.facts.network is not None:
+            n_layers = len(setup.facts.network.params.weight)
+            cfg = replace(config.bellman_ford, n_layers=n_layers)
+            config = replace(config, bellman_ford=cfg)
 
-        state = fitted_state(task, setup, config, [one for _, one in steps])
+        params = [one for _, one in steps]
+        state = fitted_state(self.run.task, setup, config, params)
         metric = -1.0
-        if self.valid is not None:
-            ranked = self.valid.rank_by_weights(setup, state.best_params)
+        if valid is not None:
+            ranked = valid.rank_by_weights(setup, state.best_params)
             metric = held_out.metric_of(self.run, ranked)
         state = state._replace(
             best_valid_metric=torch.full_like(state.best_valid_metric, metric)
@@ -1538,8 +1748,17 @@ class _Learner:
             self.run,
             run_config=config,
             questions=setup,
-            valid_evidence=self.valid,
+            valid_evidence=valid,
             state=state,
             step_names=tuple(name for name, _ in steps),
             is_learnt_better=is_better,
         )
+
+
+def _larger(
+    cfg: EmbeddingConfig | BellmanFordConfig,
+) -> EmbeddingConfig | BellmanFordConfig:
+    """Return the settings of a larger prior, which time that is left may train."""
+    if isinstance(cfg, EmbeddingConfig):
+        return replace(cfg, rank=4 * cfg.rank)
+    return replace(cfg, n_layers=cfg.n_layers + 1, n_steps=4 * cfg.n_steps)

@@ -8,10 +8,12 @@ ranks queries by any weights. `kg.run.choices` decides which of it a run has.
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import NamedTuple
+from itertools import count
+from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -26,7 +28,6 @@ from funcppo.core.settings import is_cuda
 from funcppo.core.types import F64, I64
 from funcppo.kg.config import (
     MAX_FIRINGS,
-    N_NETWORK_STEPS,
     BellmanFordConfig,
     EmbeddingConfig,
     ListwiseConfig,
@@ -68,10 +69,14 @@ from funcppo.kg.search.task import (
 )
 from funcppo.optim import AdamState
 from funcppo.runtime import memory
-from funcppo.runtime.capture import GraphedStep
+from funcppo.runtime.capture import GraphedStep, clear_graph_pools
 
 # steps of a GPU that may be under way when the time ends
 MAX_QUEUED_STEPS = 16
+# the first steps of a training, which tell what a step takes
+MAX_FIRST_STEPS, FIRST_SECONDS = 16, 0.3
+
+State = TypeVar("State")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -95,24 +100,100 @@ class FitState(NamedTuple):
     adam: AdamState[Params]
 
 
-class Progress:
-    """How far a training is, by its steps or by its time, whichever has less left."""
+class Training(Generic[State]):
+    """Training step by step, which may stop after its first steps and go on later.
 
-    def __init__(self, n_steps: int, deadline: Deadline, device: str) -> None:
-        """Start the time."""
-        self.n_steps, self._deadline = n_steps, deadline
-        self._seconds = deadline.seconds_left
-        self._device = device if is_cuda(device) else ""
+    Attributes:
+      state: after the steps that are made.
+      n_steps: of the whole training.
+      n_made: steps that are made.
+      is_run: it has ended.
+      no_graph: why its steps replay no CUDA graph on a GPU; empty if they do.
+    """
 
-    def left(self, step: int) -> float:
-        """Return the share that is left before a step, from 1 to 0; a GPU makes the steps before it first."""
-        if self._device and step % MAX_QUEUED_STEPS == 0:
-            torch.cuda.synchronize(self._device)
-        by_steps = 1.0 - step / self.n_steps
-        if math.isinf(self._seconds):
-            return by_steps
-        by_time = self._deadline.seconds_left / max(self._seconds, 1e-9)
-        return max(0.0, min(by_steps, by_time))
+    def __init__(
+        self,
+        name: str,
+        take: Callable[[I64[Tensor, "n"], float, State], State],
+        state: State,
+        batches: Iterator[I64[Tensor, "n"]],
+        n_steps: int,
+        step_fn: object = None,
+    ) -> None:
+        """Set the training, of which no step is made.
+
+        Args:
+          name: what is done, for callbacks.
+          take: a step on a batch, with a share of the learning rate.
+          batches: of `n_steps` steps.
+          step_fn: what `take` calls; a `GraphedStep` is released at the end.
+        """
+        self.name, self.state, self.n_steps = name, state, n_steps
+        self.n_made, self.no_graph, self.is_run = 0, "", False
+        self._take, self._batches, self._step_fn = take, batches, step_fn
+        self._step_seconds: float | None = None
+
+    @property
+    def step_seconds(self) -> float:
+        """Return the seconds of a step, by the first ones, which are made where none is yet."""
+        if self._step_seconds is None:
+            began = time.monotonic()
+            self._make(1.0)
+            # The first step on a GPU records a graph, beside those of other trainings.
+            clear_graph_pools()
+            self._step_seconds = time.monotonic() - began
+            n_before, began = self.n_made, time.monotonic()
+            while time.monotonic() - began < FIRST_SECONDS:
+                if self.n_made - n_before == MAX_FIRST_STEPS:
+                    break
+                if not self._make(1.0):
+                    break
+            if self.n_made > n_before:
+                seconds = time.monotonic() - began
+                self._step_seconds = seconds / (self.n_made - n_before)
+        return self._step_seconds
+
+    @property
+    def seconds(self) -> float:
+        """Return the seconds of all steps, by the first ones."""
+        return self.step_seconds * self.n_steps
+
+    def run(
+        self,
+        on_phase: PhaseCallback = ignore_phase,
+        deadline: Deadline = NO_DEADLINE,
+    ) -> State:
+        """Make all steps, or those that there is time for; return the last state.
+
+        The learning rate falls to 0 with the steps or with the time, whichever has less left.
+        """
+        seconds = deadline.seconds_left
+        by_time = 1.0
+        while self._make(by_time):
+            on_phase(self.name, self.n_made, self.n_steps, deadline)
+            if deadline.is_over:
+                break
+            if math.isfinite(seconds):
+                by_time = deadline.seconds_left / max(seconds, 1e-9)
+        self.state, self.is_run = tree.map(torch.clone, self.state), True
+        if isinstance(self._step_fn, GraphedStep):
+            self.no_graph = "; ".join(self._step_fn.fallback_reasons())
+            self._step_fn.release()
+        return self.state
+
+    def _make(self, by_time: float) -> bool:
+        """Make a step; return whether there was one left."""
+        batch = next(self._batches, None)
+        if batch is None:
+            return False
+        by_steps = 1.0 - self.n_made / self.n_steps
+        self.state = self._take(batch, min(by_steps, by_time), self.state)
+        self.n_made += 1
+        # Otherwise steps of a GPU would be under way when the time ends.
+        is_first = self.n_made <= MAX_FIRST_STEPS
+        if batch.is_cuda and (is_first or self.n_made % MAX_QUEUED_STEPS == 0):
+            torch.cuda.synchronize(batch.device)
+        return True
 
 
 def set_up(task: ProverTask, cfg: QuestionConfig) -> QuestionSetup:
@@ -469,42 +550,41 @@ def derived_questions(listed: Evidence) -> I64[Tensor, "n"]:
 # -- the listwise fit
 
 
-def fit_weights(
+def fit_training(
     setup: QuestionSetup,
     cfg: ListwiseConfig,
     seed: int,
-    on_phase: PhaseCallback = ignore_phase,
-    deadline: Deadline = NO_DEADLINE,
-) -> Params:
-    """Fit the weights of evidence by gradient steps down the listwise loss; return them.
+    start: Params | None = None,
+) -> Training[FitState]:
+    """Return the fit of the weights of evidence by gradient steps down the listwise loss.
 
     Args:
       setup: with listed questions.
       seed: of the order of the questions.
-      deadline: ends the fit after a step.
+      start: weights to start from; None for the untrained ones.
     """
     assert setup.world is not None, "the questions are listed"
     weighed, world = setup.weighed, setup.world
-    params = untrained_params(setup)
-    state = FitState(params, optim.init(params))
-    device = world.question.device
-    size = batch_size(cfg, len(world.question))
-    n_batches = max(1, len(world.question) // size)
-    progress = Progress(cfg.n_epochs * n_batches, deadline, str(device))
+    params = untrained_params(setup) if start is None else start
+    n_questions = len(world.question)
 
-    step = 0
-    for epoch in range(cfg.n_epochs):
-        key = random.fold_in(random.key(seed, device), epoch)
-        for question in _batches(world, key, size):
-            rate = cfg.learning_rate * progress.left(step)
-            state = take_step(weighed, world, state, cfg, question, rate)
-            step += 1
-            if step % 16 == 0:
-                text = "listwise fit"
-                on_phase(text, step, progress.n_steps, deadline)
-            if deadline.is_over:
-                return state.params
-    return state.params
+    def take(question: Tensor, share: float, state: FitState) -> FitState:
+        rate = share * cfg.learning_rate
+        return take_step(weighed, world, state, cfg, question, rate)
+
+    return Training(
+        "listwise fit",
+        take,
+        FitState(params, optim.init(params)),
+        _batches(world, seed, batch_size(cfg, n_questions), cfg.n_epochs),
+        count_fit_steps(cfg, n_questions),
+    )
+
+
+def count_fit_steps(cfg: ListwiseConfig, n_questions: int) -> int:
+    """Return the number of steps of a listwise fit on some questions."""
+    n_in_epoch = n_questions // batch_size(cfg, n_questions)
+    return cfg.n_epochs * max(1, n_in_epoch)
 
 
 def take_step(
@@ -547,15 +627,23 @@ def batch_gradient(
 
 
 def _batches(
-    world: QuestionWorld, key: I64[Tensor, "2"], size: int
+    world: QuestionWorld, seed: int, size: int, n_epochs: int
 ) -> Iterator[I64[Tensor, "B"]]:
-    """Yield the questions in random order, similar sizes together; an incomplete batch only if it is the only one."""
-    order = random.permutation(key, len(world.question))
-    rows = world.question[order]
-    rows = rows[: max(1, len(rows) // size) * size]
-    for group in rows.split(8 * size):  # sorted by size within eight batches
-        _, n_firings, _ = learned.question_sizes(world.evidence, group)
-        yield from group[torch.argsort(n_firings, stable=True)].split(size)
+    """Yield passes over the questions in random order, similar sizes together.
+
+    An incomplete batch comes only if it is the only one.
+    """
+    key = random.key(seed, world.question.device)
+    for epoch in range(n_epochs):
+        order = random.permutation(
+            random.fold_in(key, epoch), len(world.question)
+        )
+        rows = world.question[order]
+        rows = rows[: max(1, len(rows) // size) * size]
+        for group in rows.split(8 * size):  # sorted within eight batches
+            _, n_firings, _ = learned.question_sizes(world.evidence, group)
+            order = torch.argsort(n_firings, stable=True)
+            yield from group[order].split(size)
 
 
 # -- priors by link embeddings
@@ -582,20 +670,14 @@ def with_embedding(
     return with_weights_of(setup, uses_embedding=True)
 
 
-def train_embedding(
-    task: ProverTask,
-    cfg: EmbeddingConfig,
-    left_out: LeftOut,
-    seed: int,
-    on_phase: PhaseCallback = ignore_phase,
-    deadline: Deadline = NO_DEADLINE,
-) -> link_embedding.Params:
-    """Train link embeddings on the known facts of two arguments; nothing of valid or test is read.
+def embedding_training(
+    task: ProverTask, cfg: EmbeddingConfig, left_out: LeftOut, seed: int
+) -> Training[link_embedding.TrainState]:
+    """Return the training of link embeddings on known facts of two arguments; nothing of valid or test is read.
 
     Args:
       left_out: what a training question leaves out, which its model must not have seen.
       seed: of the initial vectors and of the order of the questions.
-      deadline: ends the training after a step.
     """
     asked = evidence.training_questions(training_facts(task))
     label = evidence.make_label(asked.predicate, asked.side)
@@ -607,26 +689,25 @@ def train_embedding(
     params = link_embedding.init(
         cfg, task.sizes.n_constants, n_labels, init_key
     )
-    state = link_embedding.TrainState(params, optim.init(params))
-    eager = link_embedding.train_step
-    step_fn = GraphedStep(eager) if is_cuda(str(device)) else eager
+    step = link_embedding.train_step
+    step_fn = GraphedStep(step) if is_cuda(str(device)) else step
+
+    def take(
+        rows: Tensor, share: float, state: link_embedding.TrainState
+    ) -> link_embedding.TrainState:
+        rate = torch.full((), share * cfg.learning_rate, device=device)
+        return step_fn(cfg, links, rows, rate, state)
 
     n_links = len(links.label)
     size = min(cfg.batch_size, n_links)
-    progress = Progress(cfg.n_epochs * (n_links // size), deadline, str(device))
-    batches = _shuffled_batches(key, n_links, size, cfg.n_epochs)
-    for step, rows in enumerate(batches):
-        on_phase("training link embeddings", step, progress.n_steps, deadline)
-        rate = cfg.learning_rate * progress.left(step)
-        state = step_fn(
-            cfg, links, rows, torch.full((), rate, device=device), state
-        )
-        if deadline.is_over:
-            break
-    params = tree.map(torch.clone, state.params)
-    if isinstance(step_fn, GraphedStep):
-        step_fn.release()
-    return params
+    return Training(
+        "training link embeddings",
+        take,
+        link_embedding.TrainState(params, optim.init(params)),
+        _shuffled_batches(key, n_links, size, cfg.n_epochs),
+        cfg.n_epochs * (n_links // size),
+        step_fn,
+    )
 
 
 def _shuffled_batches(
@@ -654,23 +735,14 @@ def with_network(setup: QuestionSetup, network: PathNetwork) -> QuestionSetup:
     return with_weights_of(setup, uses_bellman_ford=True)
 
 
-def train_network(
-    task: ProverTask,
-    cfg: BellmanFordConfig,
-    left_out: LeftOut,
-    seed: int,
-    on_phase: PhaseCallback = ignore_phase,
-    deadline: Deadline = NO_DEADLINE,
-) -> tuple[path_network.Params, str]:
-    """Train a Bellman-Ford network on the known facts of two arguments; nothing of valid or test is read.
+def network_training(
+    task: ProverTask, cfg: BellmanFordConfig, left_out: LeftOut, seed: int
+) -> Training[path_network.TrainState]:
+    """Return the training of a network on the known facts of two arguments; nothing of valid or test is read.
 
     Args:
       left_out: what a training question leaves out.
       seed: of the initial weights, of the order of the questions, and of what is dropped.
-      deadline: ends the training after a step.
-
-    Returns:
-      The weights, and why its steps replay no CUDA graph on a GPU; empty if they do.
     """
     sizes = _network_config(task, cfg)
     graph = path_network.build_graph(
@@ -678,45 +750,44 @@ def train_network(
     )
     device = str(graph.source.device)
     init_key, key = random.split(random.key(seed, device)).unbind(-2)
-
-    state = path_network.init_training(path_network.init(sizes, init_key))
     most = _max_step_bytes(device) * task.cfg.memory_share
     most /= path_network.bytes_per_question(sizes, graph)
     sizes = replace(sizes, n_at_once=max(1, int(most)))
     step = path_network.train_step
     step_fn = GraphedStep(step) if is_cuda(device) else step
 
-    n_steps, host_key = cfg.n_steps or N_NETWORK_STEPS, key.cpu()
-    progress = Progress(n_steps, deadline, device)
-    batches = _edge_batches(
-        key,
-        path_network.edges_of(sizes, graph, training_facts(task)),
-        cfg.batch_size,
-        n_steps,
+    # On the host: a key takes a hundred operations.
+    host_key, steps = key.cpu(), count(1)
+
+    def take(
+        edge: Tensor, share: float, state: path_network.TrainState
+    ) -> path_network.TrainState:
+        drop_key = random.fold_in(random.fold_in(host_key, next(steps)), 1)
+        rate = torch.full((), share * cfg.learning_rate, device=device)
+        return step_fn(sizes, graph, edge, drop_key.to(device), rate, state)
+
+    edges = path_network.edges_of(sizes, graph, training_facts(task))
+    return Training(
+        "training a Bellman-Ford network",
+        take,
+        path_network.init_training(path_network.init(sizes, init_key)),
+        _edge_batches(key, edges, cfg.batch_size, cfg.n_steps),
+        cfg.n_steps,
+        step_fn,
     )
-    for i, edge in enumerate(batches, 1):
-        # On the host: a key takes a hundred operations.
-        drop_key = random.fold_in(random.fold_in(host_key, i), 1)
-        state = step_fn(
-            sizes,
-            graph,
-            edge,
-            drop_key.to(device),
-            torch.full(
-                (),
-                cfg.learning_rate * progress.left(i - 1),
-                device=device,
-            ),
-            state,
-        )
-        on_phase("training a Bellman-Ford network", i, n_steps, deadline)
-        if deadline.is_over:
-            break
-    params, reason = tree.map(torch.clone, state.params), ""
-    if isinstance(step_fn, GraphedStep):
-        reason = "; ".join(step_fn.fallback_reasons())
-        step_fn.release()
-    return params, reason
+
+
+def seconds_of_prior(network: PathNetwork) -> float:
+    """Return the seconds of the scores of a question by a network, as those of a few questions take."""
+    label, entity = network.graph.source_label, network.graph.source_entity
+    size = path_network.n_at_once(network.cfg, network.graph)
+    seconds = 0.0
+    # The first ones load what computes them.
+    for n in (1, min(16, size, len(label))):
+        began = time.monotonic()
+        path_network.entity_scores(network, label[:n], entity[:n]).sum().item()
+        seconds = (time.monotonic() - began) / max(n, 1)
+    return seconds
 
 
 def _max_step_bytes(device: str) -> float:

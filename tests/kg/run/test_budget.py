@@ -10,7 +10,6 @@ import pytest
 from funcppo.kg.config import (
     MAX_FIRINGS,
     MAX_VALID_FIRINGS,
-    N_NETWORK_STEPS,
     RunConfig,
 )
 from funcppo.kg.run import budget
@@ -27,7 +26,7 @@ HELD, LARGEST = budget._needed_bytes(N_TRIPLES, "cpu")
 def test_learning_has_the_time_that_is_not_reserved():
     now = [5.0]
     run_time = RunTime(100.0, clock=lambda: now[0])
-    run_time.reserved = 20.0
+    run_time.reserved = {"test": 20.0}
     assert run_time.part().seconds_left == 80.0
     assert run_time.part(0.25).seconds_left == 20.0
     now[0] += 10.0
@@ -40,6 +39,10 @@ def test_learning_has_the_time_that_is_not_reserved():
     assert run_time.phases == {"mining": 10.0, "training": 3.0}
     peaks = run_time.peak_bytes
     assert 0 < peaks["mining"] <= peaks["training"]
+    # What is reserved again takes the place of what was.
+    for seconds in (100.0, 3.0):
+        run_time.reserve("priors", seconds)
+    assert run_time.reserved == {"test": 20.0, "priors": 3.0}
     now[0] = 200.0
     assert run_time.part().is_over
     assert RunTime(None).part(0.1).seconds_left == math.inf
@@ -54,7 +57,6 @@ def test_bounds_grow_with_the_time_of_the_run(seconds, factor):
     planned, notes = budget.plan_settings(config, N_TRIPLES, None)
     assert planned.questions.max_firings == factor * MAX_FIRINGS
     assert planned.questions.max_valid_firings == factor * MAX_VALID_FIRINGS
-    assert planned.bellman_ford.n_steps == factor * N_NETWORK_STEPS
     assert notes == []
 
 

@@ -30,6 +30,7 @@ from funcppo.kg.run.choices import (
     choose_in_time,
     choose_settings,
     describe_choice,
+    divide_time,
     is_better,
 )
 from funcppo.kg.run.run import (
@@ -93,7 +94,7 @@ def stage(name, *metrics, gain=0.1, least=0.0, most=1.0, **settings):
         yield from (way(f"{name}{i}", m) for i, m in enumerate(metrics))
 
     return Stage(
-        name, candidates, gain, seconds=lambda: (least, most), **settings
+        name, candidates, gain, seconds=lambda _: (least, most), **settings
     )
 
 
@@ -120,13 +121,32 @@ def test_a_stage_replaces_what_is_kept_candidate_by_candidate_with_a_row():
     assert list(run_time.phases) == ["a", "b", "c", "d"]
 
 
+def test_time_is_divided_so_that_all_gain_alike_in_their_last_second():
+    def last_gains(gains, whole, parts):
+        return [
+            3 * gain / most * math.exp(-3 * part / most)
+            for gain, most, part in zip(gains, whole, parts)
+        ]
+
+    gains, whole = [0.1, 0.05, 0.05, 0.0005], [100.0, 100.0, 10.0, 100.0]
+    parts = divide_time(60.0, gains, whole)
+    assert sum(parts) == pytest.approx(60.0)
+    one, other, short, none = parts
+    assert none == 0.0 and short < 10.0 and one > other > 0.0
+    first, *others = last_gains(gains, whole, parts)[:3]
+    assert others == pytest.approx([first, first])
+    assert divide_time(1e3, gains, whole) == pytest.approx(whole)
+    assert divide_time(math.inf, gains, whole) == pytest.approx(whole)
+    assert divide_time(0.0, gains, whole) == pytest.approx([0.0] * 4)
+
+
 def test_stages_run_by_gain_a_second_each_in_its_part_of_the_time():
     now = [0.0]
     run_time = RunTime(100.0, clock=lambda: now[0])
-    run_time.reserved = 20.0
+    run_time.reserved = {"test": 20.0}
     stage_seen.clear()
     stages = [
-        stage("slow", 0.6, gain=0.3, most=60.0, family="slow"),
+        stage("slow", 0.6, gain=0.3, most=160.0, family="slow"),
         stage("fast", 0.55, gain=0.1, most=1.0, family="fast"),
         stage("huge", 0.9, gain=0.9, least=81.0, most=1e3, family="huge"),
         stage("late", 0.9, obstacle=lambda best: "never"),
@@ -137,15 +157,73 @@ def test_stages_run_by_gain_a_second_each_in_its_part_of_the_time():
         ("fast", "start"),
         ("slow", "fast0"),
     ]
-    # A thirteenth and a fourth of the 80 seconds that the ranking of test leaves.
-    seconds = [left for *_, left in stage_seen]
-    assert seconds == pytest.approx([80 * 0.1 / 1.3, 80 * 0.3 / 1.2])
+    # The fast one has all that it can use, and the last all that is left.
+    assert [left for *_, left in stage_seen] == pytest.approx([1.0, 80.0])
     reasons = {row.stage: row.reason for row in run_time.choices if row.reason}
     assert reasons == {
         "huge": "it takes at least 81 s, and 80 s are left",
         "late": "never",
     }
     assert all(not row.is_kept for row in run_time.choices if row.reason)
+
+
+class Learner:
+    """A stage that takes the time that it is given, and gains by the share of its plan that this is."""
+
+    def __init__(self, clock, name, gain, most, obstacle=None):
+        self.clock, self.name, self.most = clock, name, most
+        self.gained, self.seconds = gain, None
+        self.stage = Stage(
+            name,
+            self.candidates,
+            gain,
+            name,
+            lambda _: (0.1 * most, most),
+            obstacle or (lambda _: ""),
+        )
+
+    def candidates(self, best, deadline):
+        self.seconds = min(deadline.seconds_left, self.most)
+        self.clock[0] += self.seconds
+        share = 1 - math.exp(-3 * self.seconds / self.most)
+        yield way(self.name, best.mrr + self.gained * share)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "begun"),
+    [
+        (10.0, {"network"}),
+        (60.0, {"network", "embeddings", "fit"}),
+        (200.0, {"network", "embeddings", "fit", "degrees"}),
+        (1000.0, {"network", "embeddings", "fit", "degrees", "larger"}),
+    ],
+)
+def test_a_run_spends_its_time_where_it_gains_and_no_more(seconds, begun):
+    clock = [0.0]
+    run_time = RunTime(seconds, clock=lambda: clock[0])
+    run_time.reserved = {"test": 0.2 * seconds}
+    learners = [
+        Learner(clock, "fit", 0.06, 80.0),
+        Learner(clock, "embeddings", 0.04, 60.0),
+        Learner(clock, "network", 0.05, 45.0),
+        Learner(clock, "degrees", 0.005, 40.0),
+        Learner(
+            clock, "larger", 0.01, 400.0,
+            lambda best: "" if best.mrr > 0.4 else "too early",
+        ),
+    ]  # fmt: skip
+    best = choose_in_time(
+        [one.stage for one in learners], way("start", 0.3), run_time
+    )
+    time_of = {one.name: one.seconds for one in learners if one.seconds}
+    assert set(time_of) == begun
+    assert sum(time_of.values()) <= 0.8 * seconds + 1e-6
+    if "fit" in begun and len(begun) < 5:
+        assert time_of["fit"] <= 0.5 * sum(time_of.values())
+    # Time that is left is used as long as something can use it.
+    if seconds < 1000.0:
+        assert sum(time_of.values()) > 0.75 * seconds
+    assert best.mrr > 0.32
 
 
 def test_a_family_that_has_gained_nothing_is_expected_to_gain_less():

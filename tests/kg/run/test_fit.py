@@ -24,7 +24,7 @@ from funcppo.kg.logic.kb import HEAD, TAIL
 from funcppo.kg.ranking import ranking
 from funcppo.kg.ranking.ranking import RankingProtocol
 from funcppo.kg.run import budget, fit
-from funcppo.kg.run.fit import Progress, fit_weights, list_questions
+from funcppo.kg.run.fit import Training, list_questions
 from funcppo.kg.scores import evidence, learned, link_embedding, path_network
 from funcppo.kg.scores.learned import LearnedScore
 from funcppo.kg.search.task import build_task
@@ -191,24 +191,56 @@ def test_a_batch_that_is_computed_in_parts_has_the_same_gradient(setup, start):
 def test_the_listwise_loss_learns_what_a_link_says(task, setup, start):
     before = valid_mrr(task, setup, start)
     cfg = ListwiseConfig(n_epochs=4, batch_size=32, learning_rate=0.1)
-    one, other = (fit_weights(setup, cfg, 0) for _ in range(2))
-    assert before < 0.9 and valid_mrr(task, setup, one) > before + 0.1
-    assert all(map(torch.equal, one, other))
-    cut = fit_weights(setup, cfg, 0, deadline=OVER)
-    assert not torch.equal(cut.linked_weight, one.linked_weight)
+    one, other = (fit.fit_training(setup, cfg, 0).run() for _ in range(2))
+    assert before < 0.9 and valid_mrr(task, setup, one.params) > before + 0.1
+    assert all(map(torch.equal, one.params, other.params))
+    again = fit.fit_training(setup, cfg, 0, one.params)
+    assert torch.equal(
+        again.state.params.linked_weight, one.params.linked_weight
+    )
+
+
+def shares_of(n_steps, seconds, n_first=0):
+    """The shares of the learning rate at each step of a training, which take a second each."""
+    now, shares = [0.0], []
+
+    def take(batch, share, state):
+        now[0] += 1.0
+        shares.append(round(share, 3))
+        return state + batch
+
+    batches = (torch.ones(()) for _ in range(n_steps))
+    training = Training("steps", take, torch.zeros(()), batches, n_steps)
+    for _ in range(n_first):
+        training._make(1.0)
+    deadline = Deadline(at=now[0] + seconds, clock=lambda: now[0])
+    assert int(training.run(deadline=deadline)) == training.n_made
+    assert training.is_run and training.n_made == len(shares)
+    return shares
 
 
 def test_a_rate_falls_with_the_steps_or_with_the_time_whichever_is_further():
-    now = [0.0]
-    deadline = Deadline(at=10.0, clock=lambda: now[0])
-    progress = Progress(100, deadline, "cpu")
-    assert progress.left(0) == 1.0
-    now[0] = 2.0
-    assert progress.left(50) == 0.5 and progress.left(10) == 0.8
-    now[0] = 10.0
-    assert progress.left(10) == 0.0
-    unbounded = Progress(4, Deadline(at=math.inf), "cpu")
-    assert [unbounded.left(i) for i in range(4)] == [1.0, 0.75, 0.5, 0.25]
+    assert shares_of(4, math.inf) == [1.0, 0.75, 0.5, 0.25]
+    assert shares_of(4, 40.0) == [1.0, 0.75, 0.5, 0.25]
+    assert shares_of(100, 4.0) == [1.0, 0.75, 0.5, 0.25]
+    assert shares_of(4, 0.0) == [1.0]
+    # The first steps, which tell the time, are steps of the training.
+    assert shares_of(4, 40.0, 2) == [1.0, 0.75, 0.5, 0.25]
+    assert shares_of(100, 2.0, 2) == [1.0, 0.99, 0.98, 0.5]
+
+
+def test_the_first_steps_tell_the_seconds_of_all(setup, colours, chains):
+    cfg = ListwiseConfig(n_epochs=8, batch_size=32)
+    for training in (
+        fit.fit_training(setup, cfg, 0),
+        fit.embedding_training(colours, EMBEDDING, "fact", 0),
+        fit.network_training(chains, NETWORK, "fact", 0),
+    ):
+        assert training.seconds == training.step_seconds * training.n_steps > 0
+        assert 0 < training.n_made <= 1 + fit.MAX_FIRST_STEPS
+        n_made = training.n_made
+        training.run(deadline=OVER)
+        assert training.n_made == n_made + 1
 
 
 def test_weights_are_widened_by_zeros(setup, start):
@@ -249,7 +281,7 @@ def colours():
 
 
 def test_facts_that_were_not_seen_rank_above_chance(colours):
-    params = fit.train_embedding(colours, EMBEDDING, "fact", 0)
+    params = fit.embedding_training(colours, EMBEDDING, "fact", 0).run().params
     n = colours.sizes.n_constants
     asked = evidence.training_questions(torch.from_numpy(colours.dataset.test))
     label = evidence.make_label(asked.predicate, asked.side)
@@ -278,30 +310,16 @@ def test_the_same_seed_gives_the_same_numbers_and_another_one_others(
 ):
     embedding = replace(EMBEDDING, n_epochs=1)
     network = replace(NETWORK, n_steps=2)
-    for one, same, other in (
-        [fit.train_embedding(colours, embedding, "fact", s) for s in (0, 0, 1)],
-        [fit.train_network(chains, network, "fact", s)[0] for s in (0, 0, 1)],
+    for make, task, cfg in (
+        (fit.embedding_training, colours, embedding),
+        (fit.network_training, chains, network),
     ):
+        one, same, other = (
+            make(task, cfg, "fact", seed).run().params for seed in (0, 0, 1)
+        )
         leaves = [tree.ravel(x) for x in (one, same, other)]
         assert torch.equal(leaves[0], leaves[1])
         assert not torch.equal(leaves[0], leaves[2])
-
-
-def test_the_deadline_ends_the_training_after_an_epoch_or_a_step(
-    colours, chains
-):
-    one, cut = (
-        fit.train_embedding(
-            colours, replace(EMBEDDING, n_epochs=2), "fact", 0, deadline=d
-        )
-        for d in (Deadline(at=math.inf), OVER)
-    )
-    assert not torch.equal(one.entity, cut.entity)
-    done = []
-    cut, reason = fit.train_network(
-        chains, NETWORK, "fact", 0, lambda *args: done.append(args[1:3]), OVER
-    )
-    assert done == [(1, NETWORK.n_steps)] and not reason
 
 
 # -- Bellman-Ford networks
@@ -326,7 +344,7 @@ def chains():
 
 
 def test_facts_that_a_network_has_not_seen_rank_first(chains):
-    params, _ = fit.train_network(chains, NETWORK, "fact", 0)
+    params = fit.network_training(chains, NETWORK, "fact", 0).run().params
     n = chains.sizes.n_constants
     prior = path_network.make_network(
         params, evidence.binary_facts(chains.kb), n
@@ -340,26 +358,6 @@ def test_facts_that_a_network_has_not_seen_rank_first(chains):
         prior, open_, "fact", offsets, entity
     )
     assert torch.equal(values.view(-1, n).argmax(1) + 1, asked.left_out)
-
-
-# -- the time of priors
-
-
-def test_the_cost_of_priors_grows_with_what_is_asked_for(chains):
-    def seconds(**options):
-        return budget.network_seconds(
-            chains, replace(NETWORK, **options), "cpu"
-        )
-
-    of_step, of_priors = seconds()
-    assert 0 < of_priors < of_step
-    for option in ({"width": 80}, {"n_layers": 20}, {"batch_size": 64}):
-        assert seconds(**option)[0] > of_step
-    one, other = (
-        budget.embedding_seconds(chains, replace(EMBEDDING, rank=rank), "cpu")
-        for rank in (8, 80)
-    )
-    assert 0 < one < other
 
 
 def test_nothing_is_asked_or_trained_about_further_facts():
