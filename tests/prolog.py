@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from tests.oracles import Atom, Program
@@ -115,20 +117,52 @@ def successors(
     return found
 
 
+_ALL = """
+main :- forall((program(M, File, Predicates), load_files(M:File, [silent(true)]), member(P/N, Predicates),
+                functor(G, P, N), M:G), (G =.. L, maplist(atom_codes, L, C), print([M | C]), nl)), halt.
+"""
+
+
+def all_answers(
+    programs: Sequence[str], predicates: Sequence[Iterable[tuple[str, int]]]
+) -> list[set[tuple[str, tuple[str, ...]]]]:
+    """The ground atoms that follow from each of some programs, by tabling, as names.
+
+    Args:
+      programs: their texts.
+      predicates: the names and numbers of arguments of each.
+    """
+    lines = [_ALL]
+    found: list[set[tuple[str, tuple[str, ...]]]] = [set() for _ in programs]
+    with tempfile.TemporaryDirectory() as folder:
+        for i, (text, signatures) in enumerate(zip(programs, predicates)):
+            names = ["'" + re.sub(r"(['\\])", r"\\\1", p) + f"'/{n}" for p, n in signatures]  # fmt: skip
+            declared = ", ".join(names)
+            start = f":- dynamic {declared}.\n:- table {declared}.\n"
+            path = Path(folder) / f"{i}.pl"
+            path.write_text(_QUIET + start + text, encoding="utf-8")
+            lines.append(f"program(m{i}, '{path}', [{declared}]).")
+        for line in _run(lines):
+            module, *codes = json.loads(re.sub("^.m", "[", line))
+            name, *arguments = ["".join(map(chr, c)) for c in codes]
+            found[module].add((name, tuple(arguments)))
+    return found
+
+
+_QUIET = ":- style_check(-discontiguous).\n:- style_check(-singleton).\n"
+
+
 def _run(lines: list[str]) -> list[str]:
     """What `main` of a program prints."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "program.pl"
-        path.write_text(
-            ":- style_check(-discontiguous).\n:- style_check(-singleton).\n"
-            + "\n".join(lines)
-            + "\n"
-        )
+        path.write_text(_QUIET + "\n".join(lines) + "\n", encoding="utf-8")
         done = subprocess.run(
             ["swipl", "-q", "-g", "main", str(path)],
             capture_output=True,
-            text=True,
+            encoding="utf-8",
             timeout=300,
+            env={**os.environ, "LANG": "C.UTF-8"},
         )
     assert done.returncode == 0 and not done.stderr, done.stderr[:2000]
     return done.stdout.splitlines()
