@@ -1,9 +1,9 @@
-"""What the README's programs print: its PPO example, and `make train`.
+"""What the README's programs print, its PPO example and `make train`, and its picture.
 
     python experiments/benchmarks/readme_outputs.py
 
 The code of the example is taken from README.md, the command of `make train` from the Makefile. `experiments/tables.py`
-puts what they print into the README.
+puts what they print into the README. The picture is `docs/answer.svg`.
 """
 
 from __future__ import annotations
@@ -18,13 +18,22 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # project root
 
+import funcppo as fp
 from experiments.benchmarks.side_by_side import write_record
-from experiments.paths import RESULTS, ROOT
+from experiments.paths import DOCS, RESULTS, ROOT
 from experiments.provenance import describe_machine
+from funcppo.kg.show import drawing
+
+# A picture that a page loads has no text around it whose colour it could take.
+COLOURS = (
+    "<style>svg{color:#1f2328}"
+    "@media(prefers-color-scheme:dark){svg{color:#e6edf3}}</style>"
+)
 
 
 def main() -> None:
-    """Run both and write the record."""
+    """Run both, write the record, and draw the picture."""
+    (DOCS / "answer.svg").write_text(draw_answer())
     readme = (ROOT / "README.md").read_text()
     makefile = (ROOT / "Makefile").read_text()
     with tempfile.TemporaryDirectory() as folder:
@@ -62,6 +71,30 @@ def train_commands(makefile: str, out: Path) -> list[list[str]]:
 def result_part(text: str) -> str:
     """The table of test metrics: from its title to the line before the last."""
     return text[text.index("test (") : text.index("\ndone in ")]
+
+
+def draw_answer() -> str:
+    """Return a picture of an answer, the facts of its proof, and four neighbours."""
+    graph = fp.load("countries_s3")
+    data = graph.dataset
+    names, relations = data.entities, data.predicates
+    answer = fp.fit(graph, seconds=8).prove("locatedIn(france, europe)")
+    assert answer.proof, "expected a proof"
+    edges, columns = drawing.proof_edges(
+        ((node.goal, node.rule) for node in answer.proof.nodes),
+        lambda i: relations[i - 1],
+    )
+    ids = {name: i for i, name in enumerate(names, 1)}
+    beside = [
+        drawing.Edge(ids[head], ids[tail], relation)
+        for head, relation, tail in graph.triples
+        if (head, relation) == ("france", "neighborOf")
+    ][:4]
+    columns |= {edge.tail: -1 for edge in beside}
+    picture = drawing.draw(
+        [*beside, *edges], columns, lambda i: names[i - 1], title=answer.query
+    )
+    return picture.replace("<defs>", f"{COLOURS}<defs>", 1) + "\n"
 
 
 def run(command: list[str]) -> str:
