@@ -405,15 +405,12 @@ def _prove_facts(
     from funcppo.kg.logic import prove
     from funcppo.kg.logic.joins import RowBudget
 
-    return prove.fact_heights(
-        knowledge_base,
-        model.sizes,
-        facts,
+    limits = prove.Limits(
         max_height=max_height,
-        max_atoms=sys.maxsize,  # the time bounds them
-        budget=RowBudget(sys.maxsize, deadline=deadline),
         object_identity=model.object_identity,
+        budget=RowBudget(sys.maxsize, deadline=deadline),
     )
+    return prove.fact_heights(knowledge_base, model.sizes, facts, limits)
 
 
 def _with_counts(

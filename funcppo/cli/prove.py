@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import numpy as np
 
@@ -47,8 +47,9 @@ from funcppo.kg.graph.text import escape_unprintable
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from funcppo.kg.logic.fixpoint import StepCallback
     from funcppo.kg.logic.proof import Proof
-    from funcppo.kg.logic.prove import Answers, QueryResult
+    from funcppo.kg.logic.prove import Answers, Limits, QueryResult
     from funcppo.kg.run.run import Run
 
 RAISE_LIMITS = (
@@ -165,17 +166,19 @@ class Prove(TargetOptions):
             "fixpoint_seconds": round(found.seconds, 3),
         }
 
-    def _limits(self) -> dict[str, Any]:
-        """Return the arguments of the prover that bound its work."""
+    def _limits(self, progress: StepCallback) -> Limits:
+        """Return the limits of a search for proofs that begins now."""
         from funcppo.kg.logic.joins import RowBudget
+        from funcppo.kg.logic.prove import Limits
 
         deadline = Deadline(at=time.monotonic() + self.seconds)
-        return {
-            "max_height": self.height,
-            "max_atoms": self.max_atoms,
-            "object_identity": self.object_identity,
-            "budget": RowBudget(self.max_rows, deadline=deadline),
-        }
+        return Limits(
+            max_height=self.height,
+            max_atoms=self.max_atoms,
+            object_identity=self.object_identity,
+            budget=RowBudget(self.max_rows, deadline=deadline),
+            progress=progress,
+        )
 
     # -- a query without variables
 
@@ -185,14 +188,8 @@ class Prove(TargetOptions):
 
         dataset, atom = query.dataset, tuple(query.atom.tolist())
         with fixpoint_progress() as progress:
-            knowledge_base, sizes = kb.from_dataset(dataset)
-            found = prove.prove_ground(
-                knowledge_base,
-                sizes,
-                atom,
-                progress=progress,
-                **self._limits(),
-            )
+            clauses = prove.Clauses(*kb.from_dataset(dataset))
+            found = prove.prove_ground(clauses, atom, self._limits(progress))
         result = _describe_verdict(dataset, atom, found)
         names = proof_names(dataset)
         run = self._open_run() if found.proof else None
@@ -228,14 +225,8 @@ class Prove(TargetOptions):
 
         dataset, atom = query.dataset, tuple(query.atom.tolist())
         with fixpoint_progress() as progress:
-            knowledge_base, sizes = kb.from_dataset(dataset)
-            found = prove.solve(
-                knowledge_base,
-                sizes,
-                atom,
-                progress=progress,
-                **self._limits(),
-            )
+            clauses = prove.Clauses(*kb.from_dataset(dataset))
+            found = prove.solve(clauses, atom, self._limits(progress))
 
         heights = found.heights
         atoms = torch.tensor(sorted(heights)).view(-1, len(atom))

@@ -851,11 +851,13 @@ def most_general_unifier(
 
 def substitute_rule(rule: Rule, substitution: dict[int, int]) -> Rule:
     """Return the rule with its variables replaced."""
-    head, *body = (
-        (atom[0], *substitute_terms(atom[1:], substitution))
-        for atom in (rule.head, *rule.body)
-    )
-    return Rule(rule.id, head, tuple(body))
+    body = tuple(substitute_atom(atom, substitution) for atom in rule.body)
+    return Rule(rule.id, substitute_atom(rule.head, substitution), body)
+
+
+def substitute_atom(atom: Atom, substitution: dict[int, int]) -> Atom:
+    """Return the atom with its variables replaced."""
+    return (atom[0], *substitute_terms(atom[1:], substitution))
 
 
 def substitute_terms(

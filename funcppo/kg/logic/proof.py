@@ -157,6 +157,15 @@ def _order_nodes(
     return heights, users, unsupported
 
 
+def proof_height(proof: Proof) -> int:
+    """Return the most rule applications on one branch of a proof."""
+    heights, _, _ = _order_nodes(proof)
+    by_rule = (node.rule is not None for node in proof.nodes)
+    return max(
+        (1 + h for h, is_rule in zip(heights, by_rule) if is_rule), default=0
+    )
+
+
 def _format_path(position: int, users: Sequence[tuple[int, int]]) -> str:
     """Format the path of a node: root/1/0 is the first child of the second child of the root."""
     ordinals: list[str] = []

@@ -38,7 +38,13 @@ from funcppo.kg.logic.derive import Questions
 from funcppo.kg.logic.joins import RowBudget
 from funcppo.kg.logic.kb import HEAD, SIDE_NAMES, TAIL
 from funcppo.kg.logic.proof import Atom, Proof
-from funcppo.kg.logic.prove import Choice, Clauses, Program, QueryResult
+from funcppo.kg.logic.prove import (
+    Choice,
+    Clauses,
+    Limits,
+    Program,
+    QueryResult,
+)
 from funcppo.kg.logic.row_index import unique_rows_with_inverse
 from funcppo.kg.ranking import scoring
 from funcppo.kg.scores import evidence
@@ -135,16 +141,14 @@ def prove_from_other_facts(
       max_rows: rows that the joins may make; more end in the verdict unknown.
       clauses: of the task, for many atoms; None to read them for this one.
     """
-    return prove.prove_ground(
-        task.kb,
-        task.sizes,
-        tuple(atom.tolist()),
+    limits = Limits(
         max_height=task.max_height,
         max_atoms=task.cfg.max_atoms,
         object_identity=task.least_model.object_identity,
         budget=RowBudget(max_rows),
-        clauses=clauses,
     )
+    clauses = clauses or Clauses(task.kb, task.sizes)
+    return prove.prove_ground(clauses, _to_tuple(atom), limits)
 
 
 def proof_by_rule(
@@ -171,7 +175,10 @@ def proof_by_rule(
     )
     # The body consists of facts, so the root is the only goal that is derived.
     built = prove.from_model(
-        program, lambda _: (rule, body or ()), goal, leave_one_out=True
+        program.rules,
+        program.n_constants,
+        lambda atom: (rule, body or ()) if atom == goal else None,
+        goal,
     )
     root, *leaves = built.nodes
     root = dataclasses.replace(root, probability=probability)

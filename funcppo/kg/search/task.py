@@ -621,16 +621,13 @@ def _unproved_facts(
     """Return the known facts in valid and test that other facts do not prove, and a note on undecided facts."""
     held_out = unique_rows(torch.from_numpy(held_out_triples(dataset)))
     facts = held_out[kbase.contains(kb, sizes, held_out)]
-    found = prove.fact_heights(
-        kb,
-        sizes,
-        facts,
+    limits = prove.Limits(
         max_height=settings.max_height,
         max_atoms=cfg.max_atoms,
-        budget=RowBudget(prove.MAX_FACT_ROWS),
         object_identity=settings.object_identity,
-        memory_share=cfg.memory_share,
+        budget=RowBudget(prove.MAX_FACT_ROWS),
     )
+    found = prove.fact_heights(kb, sizes, facts, limits, cfg.memory_share)
 
     notes: list[str] = []
     if found.n_undecided:

@@ -123,11 +123,13 @@ def proved_by_model(program):
     model = heights_and_derivations(
         program.fact_set, program.rules, program.n_constants
     )
-    derive = lambda atom: model[atom][1:]
+    derive = lambda atom: model[atom][1:] if model[atom][0] else None
     return [
-        (
-            model[atom][0],
-            prove.from_model(program, derive, atom, leave_one_out=False),
-        )
+        (model[atom][0], modelled(program, derive, atom))
         for atom in sorted(model)
     ]
+
+
+def modelled(program, derive, root):
+    """The proof of a root by `derive`."""
+    return prove.from_model(program.rules, program.n_constants, derive, root)

@@ -29,6 +29,7 @@ from tests.kg.logic.proof_cases import (
     format_atom,
     format_rule,
     make_node,
+    modelled,
     programs,
     proved_by_model,
     read_proof,
@@ -278,11 +279,14 @@ def test_a_proof_thousands_deep_is_built_checked_written_and_read():
     n = 5000
     program = chain(n)
     root = (2, n + 1, 0)
-    by_model = prove.from_model(
+    by_model = modelled(
         program,
-        lambda a: (0, [(1, a[1] - 1, a[1]), (2, a[1] - 1, 0)]),
+        lambda a: (
+            None
+            if a in program.fact_set
+            else (0, [(1, a[1] - 1, a[1]), (2, a[1] - 1, 0)])
+        ),
         root,
-        leave_one_out=True,
     )
     choices = [
         step
@@ -308,11 +312,10 @@ def test_a_subproof_used_often_is_stored_and_shown_once():
         [[(k + 1, X, X), (k, X, X), (k, X, X)] for k in range(1, 61)],
         1,
     )
-    proof = prove.from_model(
+    proof = modelled(
         program,
-        lambda a: (a[0] - 2, [(a[0] - 1, 1, 1)] * 2),
+        lambda a: (a[0] - 2, [(a[0] - 1, 1, 1)] * 2) if a[0] > 1 else None,
         (61, 1, 1),
-        leave_one_out=True,
     )
     assert (
         len(proof.nodes) == 61 and checked(program, proof, max_height=60) == []
@@ -460,16 +463,8 @@ def test_an_open_root_is_bound_by_its_proof():
 def test_a_known_root_is_derived_when_it_is_left_out():
     """Two neighbours: each is a fact, and the other's symmetric image."""
     program = prove.make_program([(1, 1, 2), (1, 2, 1)], COUNTRIES.rules, C)
-    derive = lambda atom: (1, [(1, atom[2], atom[1])])
-    proof = prove.from_model(program, derive, (1, 1, 2), leave_one_out=True)
+    derive = lambda atom: (1, [(1, 2, 1)]) if atom == (1, 1, 2) else None
+    proof = modelled(program, derive, (1, 1, 2))
     assert [node.rule for node in proof.nodes] == [1, None]
     assert checked(program, proof, max_height=1, leave_one_out=True) == []
     assert prove.from_trace(program, (1, 1, 2), [("rule", 1, None)]) == proof
-    assert (
-        len(
-            prove.from_model(
-                program, derive, (1, 1, 2), leave_one_out=False
-            ).nodes
-        )
-        == 1
-    )

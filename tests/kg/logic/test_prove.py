@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from functools import partial
 
 import pytest
 from hypothesis import given
@@ -14,7 +13,7 @@ from funcppo.kg.logic import prove as proving
 from funcppo.kg.logic.fixpoint import Verdict
 from funcppo.kg.logic.joins import RowBudget
 from funcppo.kg.logic.proof import check_proof
-from funcppo.kg.logic.prove import Clauses, find_ground_body
+from funcppo.kg.logic.prove import Clauses, Limits, find_ground_body
 from tests import oracles
 from tests.kg.logic.test_fixpoint import heights
 from tests.oracles import Program, programs
@@ -38,7 +37,11 @@ def prove(
         max_atoms=max_atoms,
         object_identity=object_identity,
     )
-    return proving.prove_ground(*kb.build(**program.arrays()), atom, **limits)
+    return proving.prove_ground(clauses_of(program), atom, Limits(**limits))
+
+
+def clauses_of(program):
+    return Clauses(*kb.build(**program.arrays()))
 
 
 def test_a_path_round_a_loop_has_a_proof_as_high_as_it_is_long():
@@ -160,15 +163,17 @@ def test_the_answers_and_their_heights_are_those_of_the_least_model(
     world, sizes = kb.build(**program.arrays())
     padding = (0,) * (sizes.atom_width - len(query))
     limits = dict(max_height=max_height, object_identity=object_identity)
-    solve = partial(proving.solve, world, sizes, (*query, *padding), **limits)
-    found = solve(max_atoms=MANY)
+    solve = lambda **more: proving.solve(
+        Clauses(world, sizes), (*query, *padding), Limits(**limits, **more)
+    )
+    found = solve()
     assert found.complete
     assert {
         tuple(t for t in atom if t): h for atom, h in found.heights.items()
     } == expected
     # What a limit leaves is right, as far as it goes.
     for max_rows in (0, 3, 10):
-        part = solve(max_atoms=MANY, budget=RowBudget(max_rows))
+        part = solve(budget=RowBudget(max_rows))
         for atom, height in part.heights.items():
             assert model[tuple(t for t in atom if t)] == (
                 found.heights[atom] if height is None else height
@@ -180,15 +185,13 @@ def test_the_answers_and_their_heights_are_those_of_the_least_model(
 
 @pytest.mark.parametrize("limit", ["max_atoms", "max_rows"])
 def test_a_limit_ends_in_unknown_or_in_a_proof(limit):
-    world, sizes = kb.build(**LOOP.arrays())
+    clauses = clauses_of(LOOP)
     verdicts = set()
     for n in range(40):
-        given = {"max_atoms": MANY, "max_height": None}
+        limits = Limits(budget=RowBudget(n))
         if limit == "max_atoms":
-            given["max_atoms"] = n
-        else:
-            given["budget"] = RowBudget(n)
-        found = proving.prove_ground(world, sizes, (PATH, 1, 1), **given)
+            limits = Limits(max_atoms=n)
+        found = proving.prove_ground(clauses, (PATH, 1, 1), limits)
         verdicts.add(found.verdict)
         assert (found.verdict == Verdict.PROVED) == (found.proof is not None)
         if found.verdict == Verdict.UNKNOWN:
@@ -222,11 +225,7 @@ def test_the_work_is_what_the_goal_reaches_and_not_more_in_a_larger_graph(body):
         budget = RowBudget(MANY)
         program = Program(n, (2, 2), tuple(chain), tuple(rules))
         found = proving.prove_ground(
-            *kb.build(**program.arrays()),
-            (PATH, 1, 11),
-            max_height=None,
-            max_atoms=MANY,
-            budget=budget,
+            clauses_of(program), (PATH, 1, 11), Limits(budget=budget)
         )
         assert found.verdict == Verdict.PROVED
         n_rows.append(budget.n_rows)
@@ -249,11 +248,7 @@ def test_the_work_for_a_chain_is_linear_in_its_length(length):
         )
         budget = RowBudget(8 * length)
         found = proving.prove_ground(
-            *kb.build(**program.arrays()),
-            (PATH, 1, n),
-            max_height=None,
-            max_atoms=MANY,
-            budget=budget,
+            clauses_of(program), (PATH, 1, n), Limits(budget=budget)
         )
         assert found.height == length and found.answers.complete
 
@@ -309,9 +304,7 @@ def test_a_proof_hundreds_of_steps_high_is_found_and_checked():
 def test_a_predicate_with_the_id_of_a_variable_is_no_variable():
     one = Program(1, (1, 1, 2), ((1, 1), (3, 1, 1)), (((2, 2), (1, 2)),))
     matched = lambda *atom: list(
-        proving.solve(
-            *kb.build(**one.arrays()), atom, max_height=None, max_atoms=MANY
-        ).heights
+        proving.solve(clauses_of(one), atom, Limits()).heights
     )
     assert matched(2, 2, 0) == [(2, 1, 0)]
     assert matched(3, 2, 3) == [(3, 1, 1)]
@@ -437,15 +430,11 @@ CIRCLE = Program(
 
 def fact_heights(program, max_height, max_rows=MANY, facts=None, **options):
     base, sizes = kb.build(**program.arrays())
-    found = proving.fact_heights(
-        base,
-        sizes,
-        base.facts if facts is None else facts,
-        max_height=max_height,
-        max_atoms=MANY,
-        budget=RowBudget(max_rows),
-        **options,
+    limits = Limits(
+        max_height=max_height, budget=RowBudget(max_rows), **options
     )
+    facts = base.facts if facts is None else facts
+    found = proving.fact_heights(base, sizes, facts, limits)
     return found.height.tolist(), found.n_undecided
 
 
@@ -476,14 +465,8 @@ def test_what_a_bound_leaves_undecided_is_counted_and_not_proved():
     assert fact_heights(CIRCLE, None, max_rows=0) == ([-1] * 5, 5)
     base, sizes = kb.build(**CIRCLE.arrays())
     budget = RowBudget(MANY)
-    proving.fact_heights(
-        base,
-        sizes,
-        base.facts,
-        max_height=1,
-        max_atoms=MANY,
-        budget=budget,
-    )
+    limits = Limits(max_height=1, budget=budget)
+    proving.fact_heights(base, sizes, base.facts, limits)
     # After the rules there are no rows left for those that need a greater height; s has no rule.
     found, n_undecided = fact_heights(CIRCLE, None, max_rows=budget.n_rows)
     assert (found, n_undecided) == ([-1, 1, -1, 1, -1], 2)
