@@ -24,7 +24,7 @@ NameFormatter = Callable[[int], str]
 JSON_FORMAT = 2
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Node:
     """One goal of a proof and the choice that proves it."""
 

@@ -160,15 +160,8 @@ def from_model(
         bound = sorted(
             pair for pair in binding.items() if pair[0] > n_constants
         )
-        nodes.append(
-            Node(
-                goal=goal,
-                rule=rule,
-                substitution=tuple(bound),
-                probability=None,
-                children=tuple(positions[atom] for atom in body),
-            )
-        )
+        children = tuple(positions[atom] for atom in body)
+        nodes.append(Node(goal, rule, tuple(bound), None, children))
     return Proof(nodes=tuple(nodes))
 
 
@@ -190,69 +183,82 @@ def from_trace(
     Raises:
       ValueError: naming the choice that does not apply, or saying what the choices leave open.
     """
-    n_constants = program.n_constants
     largest = (max(atom) for rule in program.rules for atom in rule)
-    width = max(n_constants, *root, *largest)
+    width = max(program.n_constants, *root, *largest)
     binding: dict[int, int] = {}
-
-    def bind(atom: Atom) -> Atom:
-        terms = list(atom[1:])
-        for i in range(len(terms)):
-            while terms[i] in binding:
-                terms[i] = binding[terms[i]]
-        return (atom[0], *terms)
-
-    leaf = Node(
-        goal=root, rule=None, substitution=(), probability=None, children=()
-    )
-    nodes = [leaf]
-    open_goals: list[int] = [0]  # positions of nodes, leftmost goal first
-    for step, (kind, index, probability) in enumerate(choices):
-        # Variables of a clause get ids that neither the root nor a step before has.
-        is_rule = kind == "rule"
-        clause = program.rules[index] if is_rule else (program.facts[index],)
-        terms = {t for atom in clause for t in atom[1:] if t > n_constants}
-        renaming = {v: v + (step + 1) * width for v in sorted(terms)}
-        head, *body = (substitute_atom(atom, renaming) for atom in clause)
+    nodes = [Node(root, None, (), None, ())]
+    open_goals = [0]  # positions of nodes, leftmost goal first
+    for step, choice in enumerate(choices):
         at, *others = open_goals or [0]
-        goal = bind(nodes[at].goal)
-        unifier = most_general_unifier(head, goal, n_constants)
-        is_root = not is_rule and head == root
-        if not open_goals or unifier is None or is_root:
+        goal = _bind(binding, nodes[at].goal)
+        resolved, body, unifier = _resolve(program, goal, choice, step, width)
+        is_root_itself = resolved.rule is None and goal == root
+        if not open_goals or unifier is None or is_root_itself:
             raise ValueError(
-                f"choice {step}: {kind} {index} does not resolve {list(goal)}"
+                f"choice {step}: {choice[0]} {choice[1]} does not resolve {list(goal)}"
             )
         binding |= unifier
 
         # Complete the node of the goal, and add one for each atom of the body, which takes the goal's place.
         children = tuple(range(len(nodes), len(nodes) + len(body)))
-        nodes[at] = Node(
-            goal=goal,
-            rule=index if is_rule else None,
-            substitution=tuple(renaming.items()),
-            probability=probability,
-            children=children,
-        )
-        nodes += [replace(leaf, goal=atom) for atom in body]
-        open_goals = list[int]()
-        for i in (*children, *others):
-            goal = bind(nodes[i].goal)
-            if goal == root or goal not in program.fact_set:
-                open_goals.append(i)
-
+        nodes[at] = replace(resolved, children=children)
+        nodes += [Node(atom, None, (), None, ()) for atom in body]
+        open_goals = [
+            i
+            for i in (*children, *others)
+            if (goal := _bind(binding, nodes[i].goal)) == root
+            or goal not in program.fact_set
+        ]
     if open_goals:
         raise ValueError(f"the choices leave {len(open_goals)} goals unproved")
-    bound: list[Node] = []
-    for node in nodes:
-        goal = bind(node.goal)
-        _, *values = bind((0, *(term for _, term in node.substitution)))
-        if max([*goal[1:], *values], default=0) > n_constants:
+    bound = [_bind_node(binding, node) for node in nodes]
+    for node in bound:
+        values = [*node.goal[1:], *(term for _, term in node.substitution)]
+        if max(values, default=0) > program.n_constants:
             raise ValueError(
-                f"the choices leave a variable of {list(goal)} unbound"
+                f"the choices leave a variable of {list(node.goal)} unbound"
             )
-        pairs = zip((v for v, _ in node.substitution), values)
-        bound.append(replace(node, goal=goal, substitution=tuple(pairs)))
     return Proof(nodes=tuple(bound))
+
+
+def _resolve(
+    program: Program, goal: Atom, choice: Choice, step: int, width: int
+) -> tuple[Node, list[Atom], dict[int, int] | None]:
+    """Resolve a goal by one choice: return its node (without children), the body of the clause, and the unifier.
+
+    Args:
+      width: the largest term of the program and of the root.
+    """
+    kind, index, probability = choice
+    is_rule = kind == "rule"
+    clause = program.rules[index] if is_rule else (program.facts[index],)
+
+    # Rename the variables of the clause to ids that neither the root nor a step before has.
+    terms = {term for atom in clause for term in atom[1:]}
+    variables = sorted(t for t in terms if t > program.n_constants)
+    renaming = {v: v + (step + 1) * width for v in variables}
+    head, *body = (substitute_atom(atom, renaming) for atom in clause)
+    unifier = most_general_unifier(head, goal, program.n_constants)
+    rule = index if is_rule else None
+    renamed = tuple(renaming.items())
+    return Node(goal, rule, renamed, probability, ()), body, unifier
+
+
+def _bind(binding: Mapping[int, int], atom: Atom) -> Atom:
+    """Return an atom with its variables replaced, by bindings that were made one after another."""
+    terms = list(atom[1:])
+    for i in range(len(terms)):
+        while terms[i] in binding:
+            terms[i] = binding[terms[i]]
+    return (atom[0], *terms)
+
+
+def _bind_node(binding: Mapping[int, int], node: Node) -> Node:
+    """Return a node with the variables of its goal and of its substitution's terms replaced."""
+    variables = [variable for variable, _ in node.substitution]
+    terms = (0, *(term for _, term in node.substitution))
+    pairs = tuple(zip(variables, _bind(binding, terms)[1:]))
+    return replace(node, goal=_bind(binding, node.goal), substitution=pairs)
 
 
 # -- plans: in which order a body is solved
@@ -877,7 +883,6 @@ class _Tables:
 
     def _run_round(self, fresh: list[Goal], changed: list[Goal]) -> None:
         """Give out answers of the rounds before, apply rules to new goals, and solve the bodies that have rows."""
-        active: dict[_Body, None] = {}
         given: dict[_Site, list[Pair]] = defaultdict(list)
         for group, key in changed:
             answers = self.changed.pop((group, key))
@@ -887,30 +892,39 @@ class _Tables:
                     given[site].append((site.rows[key], ends))
         for site, pairs in given.items():
             self._advance(site.body, site.position, pairs)
-            active[site.body] = None
+        active = dict.fromkeys(site.body for site in given)
 
         self.n_expanded += len(fresh)
         for group, key in fresh:
             del self.fresh[group, key]
             for body in self.bodies(group, key):
                 rows = body.start(key, self.n_constants)
-                body.rows[0] |= rows
                 if rows:
+                    body.rows[0] |= rows
                     active[body] = None
         for body in active:
-            for position, step in enumerate(body.plan.steps):
-                rows, body.rows[position] = body.rows[position], set()
-                if rows:
-                    body.reached = max(body.reached, position)
-                    site = body.sites[position]
-                    pairs = (
-                        self._ask_facts(step, rows)
-                        if site is None
-                        else self._ask_goals(site, step, rows)
-                    )
-                    self._advance(body, position, pairs)
-            rows, body.rows[-1] = body.rows[-1], set()
-            self._add_rows(body, rows)
+            self._solve(body)
+
+    def _solve(self, body: _Body) -> None:
+        """Take the waiting rows of a body through its steps, and add the answers that come out."""
+        for position, step in enumerate(body.plan.steps):
+            rows, body.rows[position] = body.rows[position], set()
+            if rows:
+                body.reached = max(body.reached, position)
+                site = body.sites[position]
+                pairs = (
+                    self._ask_facts(step, rows)
+                    if site is None
+                    else self._ask_goals(site, step, rows)
+                )
+                self._advance(body, position, pairs)
+
+        rows, body.rows[-1] = body.rows[-1], set()
+        answers: dict[Row, set[Row]] = defaultdict(set)
+        for row in rows:
+            answers[body.goal_keys[-1](row)].add(body.answer(row))
+        for key, found in answers.items():
+            self._add(body.group, key, found)
 
     def _find_facts(self, step: _Step, keys: Collection[Row]) -> Found:
         """Return the facts that a step asks for."""
@@ -976,14 +990,6 @@ class _Tables:
             for part in kept:
                 budget.spend(len(answers))
                 self._add(body.group, body.kept_key(part), answers)
-
-    def _add_rows(self, body: _Body, rows: set[Row]) -> None:
-        """Add what the rows of a solved body answer to their goals."""
-        answers: dict[Row, set[Row]] = defaultdict(set)
-        for row in rows:
-            answers[body.goal_keys[-1](row)].add(body.answer(row))
-        for key, found in answers.items():
-            self._add(body.group, key, found)
 
     def _add(self, group: _Group, key: Row, answers: set[Row]) -> None:
         """Add answers to a goal."""
