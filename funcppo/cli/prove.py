@@ -433,6 +433,7 @@ def _answers_text(result: JsonObject) -> str:
     order = f", by the score {result['score']}" if result["score"] else ""
     query = escape_unprintable(result["query"])
     lines = [f"{at_least}{n_answers:,} {noun} to {query}{limits}{order}"]
+
     for answer in result["answers"]:
         height = answer["height"]
         source = f"height {height}" if height else "fact"

@@ -146,6 +146,7 @@ def from_model(
     positions = {root: 0}
     goals = [root]
     nodes: list[Node] = []
+
     for goal in goals:  # grows while it is traversed
         rule, found = derive(goal) or (None, ())
         body = [tuple(int(term) for term in atom) for atom in found]
@@ -532,6 +533,7 @@ class Clauses:
             return 2 * is_goal, 0
         if not places:
             return 4 + is_goal, 0
+
         first, last = self._fact_offsets[atom[0] : atom[0] + 2]
         if last - first <= _MAX_INDEXED_FACTS:
             return 2 * is_goal + 1, 0

@@ -564,6 +564,7 @@ def _index_derivations(
     """
     blind = "the policy does not see which rules derive its goal"
     index = None
+
     if n_known <= max_derivations:
         text = f"{INDEXING}, within {MAX_INDEX_ROWS:,} rows of joins"
         on_phase(text, 0, sizes.n_rules)
@@ -829,6 +830,7 @@ def with_ranking_on(task: ProverTask, device: str) -> ProverTask:
             task.entity_pool,
         ),
     )
+
     return replace(
         task,
         least_model=replace(
