@@ -70,6 +70,7 @@ from funcppo.rollout import (
 from funcppo.runtime import compile as compilation
 from funcppo.runtime.capture import (
     CapturedStep,
+    ReasonCode,
     are_trees_demanded,
     capture,
     capture_loop_bodies,
@@ -81,7 +82,6 @@ from funcppo.runtime.compile import (
     with_capture,
 )
 from funcppo.runtime.distributed import Agree, alone
-from funcppo.runtime.reasons import ReasonCode
 from funcppo.train_step import (
     EAGER_PARTS,
     Metrics,
@@ -646,7 +646,7 @@ def _compile(
         ROLLOUT_PARTS,
         select_strategy,
         with_capture,
-        with_host_environment,
+        with_failure,
     )
     from funcppo.runtime.distributed import alone
 
@@ -685,7 +685,12 @@ def _compile(
         agree=agree,
     )
     return CompiledLearner(
-        record=with_host_environment(with_capture(record, captured)),
+        record=with_failure(
+            with_capture(record, captured),
+            "rollout_step",
+            "the environment steps on the host, which can be neither compiled nor captured",
+            ReasonCode.HOST_ENVIRONMENT,
+        ),
         captured=captured,
         roll_out=partial(_roll_out, learner, cfg, parts),
     )
@@ -807,14 +812,15 @@ def prepare_step(
         captured = bodies or capture_bodies()
     else:
         captured = capture(partial(step, parts=parts), state, agree=agree)
+    if is_reason:
+        reason = f"that would take longer than it saves: {numbers} (--strategy one-graph compiles)"
+        failure = compilation.Failure(
+            name="compiling", message=reason, code=ReasonCode.SHORT_RUN
+        )
+        record = dataclasses.replace(record, failures=(failure,))
     record = dataclasses.replace(
         with_capture(record, captured), uncompiled_seconds=uncompiled_seconds
     )
-    if is_reason:
-        reason = f"compiling would take longer than it saves: {numbers} (--strategy one-graph compiles)"
-        record = dataclasses.replace(
-            record, skip_reason=reason, skip_code=ReasonCode.SHORT_RUN
-        )
     return captured, record
 
 
@@ -878,22 +884,12 @@ def n_calls(ppo: PPOConfig) -> int:
 def describe_strategy(record: StrategyRecord) -> str:
     """Format on one line which strategy is used, and why others are not."""
     line = f"strategy {record.strategy} on {record.device}, replayed by: {record.replay_mode}"
-    if record.skip_reason:
-        line += f"; others not tried: {record.skip_reason}"
-    elif record.uncompiled_seconds is not None:
+    if record.strategy != "eager" and record.uncompiled_seconds is not None:
         line += f"; uncompiled its updates would take {record.uncompiled_seconds:.3g} s"
     if record.rollout == "kernel":
         line += "; the rollout is one kernel"
-    elif record.rollout_reason:
-        line += f"; the rollout is no kernel: {record.rollout_reason}"
     if record.network == "kernels":
         line += "; kernels compute the network of the update"
-    elif record.network_reason:
-        line += f"; no kernels compute the network of the update: {record.network_reason}"
-    failures = [
-        f"not {failure.name}: {failure.error_type}: {failure.message}"
-        for failure in record.failures
-    ]
-    if failures:
-        line += f" ({'; '.join(failures)})"
+    if record.failures:
+        line += f" ({'; '.join(map(str, record.failures))})"
     return line

@@ -65,10 +65,9 @@ from funcppo.learner import (
 from funcppo.logs import LoggerName
 from funcppo.losses import Scalars
 from funcppo.rollout import apply_agent, first_env_state, initial_memory
-from funcppo.runtime.capture import CapturedStep, capture
+from funcppo.runtime.capture import CapturedStep, ReasonCode, capture
 from funcppo.runtime.compile import StrategyRecord
 from funcppo.runtime.distributed import launched_size
-from funcppo.runtime.reasons import ReasonCode
 from funcppo.train_step import EAGER_PARTS, Metrics, TrainState, vmap_parts
 
 KEYS_AT_ONCE = 64  # steps of an evaluation whose keys are made together

@@ -256,9 +256,5 @@ def _print_record(console: Console, record: StrategyRecord) -> None:
     console.print(
         f"{'strategy':>10}  {record.strategy} on {record.device}, replay: {record.replay_mode}"
     )
-    if record.skip_reason:
-        console.print(f"{'':>10}  others not tried: {record.skip_reason}")
     for failure in record.failures:
-        console.print(
-            f"{'':>10}  {failure.name} failed: {failure.error_type}: {failure.message}"
-        )
+        console.print(f"{'':>10}  {failure}")

@@ -50,7 +50,6 @@ from funcppo.core.settings import PositiveInt, Seed, is_cuda
 from funcppo.kg.config import Note, read_config
 from funcppo.runtime import distributed
 from funcppo.runtime.distributed import Processes
-from funcppo.runtime.reasons import ReasonCode, failure_code
 
 # PyTorch takes seconds to import, and --help does not wait for it.
 if TYPE_CHECKING:
@@ -77,8 +76,8 @@ TUNING_SAMPLE_SIZE = 2048
 # (`experiments/results/scoring-h200.json`). On a CPU it was not measured.
 COMPILE_MIN_CANDIDATES = 10_000_000
 # Why a search is not compiled.
-Uncompiled: TypeAlias = tuple[str, ReasonCode]
-NO_SEARCH = ("the score needs no search", ReasonCode.NO_SEARCH)
+Uncompiled: TypeAlias = tuple[str, str]
+NO_SEARCH = ("the score needs no search", "no_search")
 CompileChoice: TypeAlias = Literal["auto", "on", "off"]
 
 
@@ -784,6 +783,8 @@ def why_not_compile(options: Evaluate, n_candidates: int) -> Uncompiled | None:
     Args:
       n_candidates: that are ranked.
     """
+    from funcppo.runtime.capture import ReasonCode
+
     if options.compile == "on":
         return None
     if options.compile == "off":
@@ -815,6 +816,7 @@ def _compile_step(
     import torch
 
     from funcppo.kg.ranking import scoring
+    from funcppo.runtime.capture import ReasonCode, failure_code
     from funcppo.runtime.compile import reason_against_compiling
 
     step = scoring.make_search_step(run.run_config.device, compiled=True)

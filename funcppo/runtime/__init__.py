@@ -5,13 +5,12 @@ The runtime receives the functions of a training step as arguments. From this pa
 
     compile.py           `select_strategy` compiles a training step, `compile_function` one function; both compare
     cache.py             compiled functions on disk, found again by later processes
-    capture.py           a step over static buffers, or a function that is called again and again, as a CUDA graph
+    capture.py           a step over static buffers, or a function that is called again and again, as a CUDA graph;
+                         codes of why something is not as fast as it may be
     monitor.py           counts of compilations and recordings, times, and one warning when they repeat
     memory.py            memory in use on a device; copies between host and GPU that overlap with computation
     distributed.py       the processes that torchrun started: agreement, tasks, results in order, collectives
-    reasons.py           codes of why something is not as fast as it may be
-    operators.py         operators of this package in graphs of PyTorch
-    triton_kernels.py    kernels written by hand: of these operators, and of `nets.fused_mlp`
+    triton_kernels.py    kernels written by hand: of path networks, and of `nets.fused_mlp`
     inductor.py          graph rewrites and lowerings that Inductor uses
     env_kernel/          the rollout of an environment and a network as one Triton kernel
 

@@ -45,12 +45,14 @@ from funcppo.core import tree
 from funcppo.core.files import write_atomically
 from funcppo.core.settings import as_compiled
 from funcppo.runtime import distributed
-from funcppo.runtime.reasons import error_line
+from funcppo.runtime.distributed import error_line
 
 FOLDER_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 PACKAGE_FOLDER = Path(__file__).parents[1]
 # seconds; a source that changed later is not what runs
 STARTED_AT = time.time()
+# where PyTorch's own folder of compiled code begins, and those that are made here
+TEMPORARY_FOLDER = f"{tempfile.gettempdir()}/torchinductor_"
 
 Result = TypeVar("Result")
 
@@ -94,25 +96,23 @@ def use_folder(folder: Path | None = None) -> Path | None:
     Raises:
       ValueError: others own the folder, or may write it or replace it.
     """
-    given = os.environ.get(FOLDER_VARIABLE)
+    given = os.environ.get(FOLDER_VARIABLE, TEMPORARY_FOLDER)
     # PyTorch sets its default where it compiles before.
-    default = f"{tempfile.gettempdir()}/torchinductor_"
-    if folder is None and given is not None and not given.startswith(default):
-        path = Path(given)
+    if folder is None and not given.startswith(TEMPORARY_FOLDER):
+        path = Path(given).resolve()
     else:
         caches = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
         folder = folder or Path(caches) / PACKAGE_FOLDER.name
-        path = folder / "compiled"
-    path = path.resolve()
-    if not _make_private(path):
-        os.environ[FOLDER_VARIABLE] = temporary_folder()
-        return None
-    os.environ[FOLDER_VARIABLE] = str(path)
-    return path
+        path = (folder / "compiled").resolve()
+    if _make_private(path):
+        os.environ[FOLDER_VARIABLE] = str(path)
+        return path
+    os.environ[FOLDER_VARIABLE] = _temporary_folder()
+    return None
 
 
 @functools.cache
-def temporary_folder() -> str:
+def _temporary_folder() -> str:
     """Create a folder of this process, which `use_folder` does not take for the user's choice."""
     folder = tempfile.TemporaryDirectory(prefix="torchinductor_")
     atexit.register(folder.cleanup)
@@ -120,16 +120,14 @@ def temporary_folder() -> str:
 
 
 def functions_folder() -> Path | None:
-    """Return the folder of saved functions and generated sources; None if it cannot be made.
+    """Return the folder of saved functions; None if it cannot be made.
 
     Raises:
       ValueError: others own it, or may write it or replace it.
     """
     folder = use_folder()
-    if folder is None:
-        return None
-    path = folder / PACKAGE_FOLDER.name
-    return path if _make_private(path) else None
+    path = folder and folder / PACKAGE_FOLDER.name
+    return path if path and _make_private(path) else None
 
 
 def _make_private(path: Path) -> bool:
@@ -265,11 +263,10 @@ class CompiledFunction(Generic[Result]):
         if self._code_by_key:
             last = next(reversed(self._code_by_key))
             reason = describe_change(last, key, args)
-        stance = torch._dynamo.eval_frame._stance.stance
-        if reason and stance == "fail_on_recompile":
-            raise RuntimeError(
-                f"{self._fn}: to be compiled again, because {reason}"
-            )
+            if torch._dynamo.eval_frame._stance.stance == "fail_on_recompile":
+                raise RuntimeError(
+                    f"{self._fn}: to be compiled again, because {reason}"
+                )
 
         try:
             path = self._code_path(args)
@@ -322,13 +319,9 @@ class CompiledFunction(Generic[Result]):
         from torch._dynamo.exc import RestartAnalysis
 
         globals_read: dict[str, str] = {}
-        tensors_read: list[UncachedError] = []
 
         def drop_guards(entries: Sequence[Any]) -> list[bool]:
-            try:
-                globals_read.update(_describe_globals(entries))
-            except UncachedError as error:
-                tensors_read.append(error)
+            globals_read.update(_describe_globals(entries))
             return [False] * len(entries)
 
         prepared = self._prepare()
@@ -339,19 +332,15 @@ class CompiledFunction(Generic[Result]):
             unguarded: Any = torch.compile(
                 self._fn, fullgraph=True, dynamic=False, options=options
             )
+            code: Any = None
             try:
                 # Tracing begins again whenever a number of float64 turns out to be no constant.
-                for _ in range(4):
+                while code is None:
                     with suppress(RestartAnalysis):
                         code = unguarded.aot_compile((args, {}))
-                        break
-                else:
-                    code = unguarded.aot_compile((args, {}))
             except Exception as error:
                 reason = "it is not compiled ahead of its call"
                 raise UncachedError(f"{reason}: {error_line(error)}") from error
-        if tensors_read:
-            raise tensors_read[0]
         self._note_uncached(_save_code(path, code, globals_read))
         return code
 
@@ -368,27 +357,26 @@ def _raise_recompile_limit() -> None:
 
 def _load_code(path: Path, function: Any) -> Callable[..., Any] | None:
     """Load code that `_save_code` wrote; None if there is none, or if anything it depends on has changed."""
+    values = _Globals(getattr(function, "__globals__", {}))
     try:
         saved = json.loads(path.with_suffix(".json").read_text())
-        values = _Globals(getattr(function, "__globals__", {}))
-        for name, before in saved["globals"].items():
-            if describe_value(eval(name, {"G": values})) != before:
-                return None
-        for name, before in saved["sources"].items():
-            if _source_digest(name) != before:
-                return None
+        now = {name: _source_digest(name) for name in saved["sources"]} | {
+            name: describe_value(eval(name, {"G": values}))
+            for name in saved["globals"]
+        }
+        if now != saved["sources"] | saved["globals"]:
+            return None
         from torch._inductor import config
 
         # no processes for kernels that are on disk: the end of this one would wait for them
         with path.open("rb") as file, config.patch(compile_threads=1):
-            code: Any = torch.compiler.load_compiled_function(file)
+            return torch.compiler.load_compiled_function(file)
     except (FileNotFoundError, UncachedError):
         return None
     except Exception as error:
         message = f"compiled again, because it cannot be read: {error}"
         warnings.warn(f"{path}: {message}", stacklevel=2)
         return None
-    return code
 
 
 def _save_code(path: Path, code: Any, globals_read: dict[str, str]) -> str:
@@ -400,14 +388,15 @@ def _save_code(path: Path, code: Any, globals_read: dict[str, str]) -> str:
     names = [name for name, x in [*sys.modules.items()] if _is_source(name, x)]
     try:
         sources = {name: _source_digest(name) for name in names}
-    except UncachedError as error:
-        return str(error)
-    text = json.dumps({"globals": globals_read, "sources": sources}).encode()
-    try:
+        text = json.dumps({"globals": globals_read, "sources": sources})
         code.save_compiled_function(str(path))
         write_atomically(
-            path.with_suffix(".json"), lambda f: f.write(text), durable=False
+            path.with_suffix(".json"),
+            lambda file: file.write(text.encode()),
+            durable=False,
         )
+    except UncachedError as error:
+        return str(error)
     except Exception as error:
         message = f"not kept for later processes: {error}"
         warnings.warn(f"{path}: {message}", stacklevel=2)
@@ -448,17 +437,15 @@ def call_key(args: tuple[object, ...]) -> CallKey | None:
     alias_numbers: dict[int, int] = {}
     leaves: list[_TensorKey | bytes] = []
     for leaf in tree.leaves(args):
-        if not isinstance(leaf, Tensor):
-            serialized = _serialize_settings(leaf)
-            if serialized is None:
-                return None
-            leaves.append(serialized)
-        elif type(leaf) is Tensor and not leaf.requires_grad:
+        if type(leaf) is Tensor and not leaf.requires_grad:
             number = alias_numbers.setdefault(id(leaf), len(alias_numbers))
             layout = (tuple(leaf.shape), leaf.stride())
             leaves.append((number, *layout, leaf.dtype, str(leaf.device)))
-        else:
+            continue
+        serialized = _serialize_settings(leaf)  # None of another tensor
+        if serialized is None:
             return None
+        leaves.append(serialized)
     return CallKey(tree.structure(args), tuple(leaves), _global_settings())
 
 
@@ -529,14 +516,11 @@ def _serialize_settings(settings: object) -> bytes | None:
 
 def _global_settings() -> tuple[object, ...]:
     """Return the global PyTorch settings that affect compilation."""
-    autocast = [
-        (torch.is_autocast_enabled(device), torch.get_autocast_dtype(device))
-        for device in ("cpu", "cuda")
-    ]
     return (
         torch.is_grad_enabled(),
         torch.is_inference_mode_enabled(),
-        *autocast,
+        *map(torch.is_autocast_enabled, ("cpu", "cuda")),
+        *map(torch.get_autocast_dtype, ("cpu", "cuda")),
         torch.are_deterministic_algorithms_enabled(),
         torch.get_default_dtype(),
         str(torch.get_default_device()),
@@ -559,17 +543,17 @@ def _environment(args: tuple[object, ...]) -> tuple[object, ...]:
         return sorted(map(repr, setting)) if is_set else repr(setting)
 
     configs = (torch._dynamo.config, functorch_config, inductor_config)
-    devices = {x.device for x in tree.leaves(args) if isinstance(x, Tensor)}
-    gpus = sorted(str(x) for x in devices if x.type == "cuda")
+    devices = {str(getattr(x, "device", "")) for x in tree.leaves(args)}
+    gpus = sorted(name for name in devices if name.startswith("cuda"))
     return (
         *(torch.__version__, torch.version.git_version, sys.version_info),
         *(platform.machine(), torch.backends.cpu.get_cpu_capability()),
-        [torch.cuda.get_device_name(x) for x in gpus],
-        [torch.cuda.get_device_capability(x) for x in gpus],
-        [
+        *map(torch.cuda.get_device_name, gpus),
+        *map(torch.cuda.get_device_capability, gpus),
+        *(
             json.dumps(x.save_config_portable(), default=describe)
             for x in configs
-        ],
+        ),
     )
 
 
@@ -604,19 +588,17 @@ def _is_source(name: str, module: Any) -> bool:
     left_out = (
         *(str(PACKAGE_FOLDER), *sysconfig.get_paths().values()),
         f"{os.environ.get(FOLDER_VARIABLE)}/",
-        f"{tempfile.gettempdir()}/torchinductor_",
+        TEMPORARY_FOLDER,
     )
-    is_made = name.startswith(("torch.", "triton.", "funcppo_source_"))
+    is_made = name.startswith(("torch.", "triton."))
     return file.endswith(".py") and not (is_made or file.startswith(left_out))
 
 
 def _source_digest(name: str) -> str:
     """Hash the source of a module, loaded or not; empty if it has none."""
-    module = sys.modules.get(name)
-    file = getattr(module, "__file__", None)
-    if module is None:
-        spec = importlib.util.find_spec(name)
-        file = spec and spec.origin
+    file = getattr(sys.modules.get(name), "__file__", None)
+    if name not in sys.modules:
+        file = getattr(importlib.util.find_spec(name), "origin", None)
     if file is None or not Path(file).is_file():
         return ""
     return hashlib.sha256(_read_source(Path(file))).hexdigest()
@@ -647,11 +629,12 @@ def describe_value(value: Any) -> str:
     """Describe a constant, function or class identically in every process; empty for any other value."""
     if isinstance(value, bool | int | float | complex | str | bytes | None):
         return repr(value)
-    name = f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', '')}"
-    if isinstance(value, types.FunctionType):
-        # another one may have its name
-        return f"{name} {zlib.crc32(value.__code__.co_code)}"
-    return name if isinstance(value, type) else ""
+    if not isinstance(value, type | types.FunctionType):
+        return ""
+    # another function may have the name
+    code = getattr(value, "__code__", None)
+    digest = zlib.crc32(code.co_code) if code else ""
+    return f"{value.__module__}.{value.__qualname__} {digest}"
 
 
 class _Globals(dict[str, object]):

@@ -25,11 +25,11 @@ import threading
 import time
 import traceback
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from enum import StrEnum, unique
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeVar
 
 import torch
@@ -37,7 +37,6 @@ from torch import Tensor
 
 from funcppo.core import tree
 from funcppo.runtime.distributed import Agree, alone, backend_options
-from funcppo.runtime.reasons import ReasonCode
 
 if TYPE_CHECKING:
     from torch.cuda import _POOL_HANDLE
@@ -60,6 +59,143 @@ _reasons_to_stay_eager: list[str] = []
 _demands: list[str] = []
 _tree_demands: list[str] = []
 _separations: list[str] = []
+
+
+# ---- Codes of reasons.
+
+
+@unique
+class ReasonCode(StrEnum):
+    """Reason why a step is not as fast as it may be; never renamed, as labels of metrics and files of runs hold it."""
+
+    OTHER = "other"
+    OUT_OF_MEMORY = "out_of_memory"
+    DISABLED = "disabled"
+    NO_GPU = "no_gpu"
+    SEVERAL_DEVICES = "several_devices"
+    CPU_TENSOR = "cpu_tensor"
+    HOST_SYNC = "host_sync"
+    GENERATOR = "generator"
+    NOT_REQUESTED = "not_requested"
+    WRONG_RESULT = "wrong_result"
+    UNSUPPORTED = "unsupported"
+    COMPILER_ERROR = "compiler_error"
+    NOT_CAPTURED = "not_captured"
+    SHORT_RUN = "short_run"
+    HOST_ENVIRONMENT = "host_environment"
+    NO_SEARCH = "no_search"
+    MUTATED_INPUTS = "mutated_inputs"
+    CPU_OPERATOR = "cpu_operator"
+    DYNAMIC_SHAPES = "dynamic_shapes"
+    INCOMPATIBLE_OPERATOR = "incompatible_operator"
+    SHAPE = "shape"
+    DTYPE = "dtype"
+    DEVICE = "device"
+    GRAD_MODE = "grad_mode"
+    VALUE = "value"
+
+
+# why a step is not replayed as a CUDA graph
+FALLBACKS = (
+    ReasonCode.NO_GPU,
+    ReasonCode.DISABLED,
+    ReasonCode.SEVERAL_DEVICES,
+    ReasonCode.CPU_TENSOR,
+    ReasonCode.HOST_SYNC,
+    ReasonCode.GENERATOR,
+    ReasonCode.OUT_OF_MEMORY,
+    ReasonCode.OTHER,
+)
+# why a strategy, a part of the training step, or a compiled search is not in use
+FAILURES = (
+    ReasonCode.DISABLED,
+    ReasonCode.NOT_REQUESTED,
+    ReasonCode.WRONG_RESULT,
+    ReasonCode.UNSUPPORTED,
+    ReasonCode.COMPILER_ERROR,
+    ReasonCode.NOT_CAPTURED,
+    ReasonCode.OUT_OF_MEMORY,
+    ReasonCode.SHORT_RUN,
+    ReasonCode.HOST_ENVIRONMENT,
+    ReasonCode.NO_GPU,
+    ReasonCode.NO_SEARCH,
+    ReasonCode.OTHER,
+)
+
+# The first code with a word that the text holds, in lower case.
+_SKIP_WORDS: Mapping[ReasonCode, Sequence[str]] = {
+    ReasonCode.MUTATED_INPUTS: ("mutated inputs",),
+    ReasonCode.CPU_OPERATOR: ("cpu device", "cpu scalar", "cpu tensor"),
+    ReasonCode.SEVERAL_DEVICES: ("multiple device",),
+    ReasonCode.DYNAMIC_SHAPES: (
+        "dynamic shape",
+        "symbolic shape",
+        "unbacked",
+        "symint",
+    ),
+    ReasonCode.INCOMPATIBLE_OPERATOR: ("incompatible op", "deterministic"),
+}
+# Guards of Dynamo, and what `cache_key` says; arguments may have any of the bare words as names.
+_RECOMPILE_WORDS: Mapping[ReasonCode, Sequence[str]] = {
+    ReasonCode.SHAPE: (
+        *("size mismatch", "rank mismatch", "stride mismatch"),
+        *(".size()", ".stride()", "differs: shape ", "differs: stride "),
+    ),
+    ReasonCode.DTYPE: ("dtype mismatch", "differs: dtype "),
+    ReasonCode.DEVICE: (
+        "device index mismatch",
+        "dispatch key set mismatch",
+        "differs: device ",
+    ),
+    ReasonCode.GRAD_MODE: ("requires_grad mismatch", "changed: grad_mode"),
+    ReasonCode.VALUE: ("==", " is ", "len(", "type(", "differs"),
+}
+SKIPS = (*_SKIP_WORDS, ReasonCode.OTHER)
+RECOMPILES = (*_RECOMPILE_WORDS, ReasonCode.OTHER)
+# Classes of exceptions, by name: the modules of some are not loaded.
+_FAILURE_NAMES: Mapping[ReasonCode, set[str]] = {
+    ReasonCode.WRONG_RESULT: {"EquivalenceError"},
+    ReasonCode.OUT_OF_MEMORY: {"OutOfMemoryError"},
+    ReasonCode.NOT_CAPTURED: {"CaptureError"},
+    ReasonCode.UNSUPPORTED: {
+        *("Unsupported", "UserError", "GuardOnDataDependentSymNode"),
+        "UnsupportedError",  # of `env_kernel`
+    },
+}
+_COMPILER_MODULES = ("torch._dynamo", "torch._inductor", "triton")
+
+
+def skip_code(text: str) -> ReasonCode:
+    """Return the code of a reason that CUDAGraph Trees log for skipping a graph."""
+    return _first_match(_SKIP_WORDS, text)
+
+
+def recompile_code(text: str) -> ReasonCode:
+    """Return the code of a guard that failed and caused a recompilation."""
+    return _first_match(_RECOMPILE_WORDS, text)
+
+
+def failure_code(error: BaseException) -> ReasonCode:
+    """Return the code of an exception from a strategy or a part of the step."""
+    classes = type(error).__mro__
+    names = {cls.__name__ for cls in classes}
+    for code, known in _FAILURE_NAMES.items():
+        if names & known:
+            return code
+    if any(cls.__module__.startswith(_COMPILER_MODULES) for cls in classes):
+        return ReasonCode.COMPILER_ERROR
+    return ReasonCode.OTHER
+
+
+def _first_match(
+    words: Mapping[ReasonCode, Sequence[str]], text: str
+) -> ReasonCode:
+    """Return the first code that has a word in the text; `OTHER` if no code has."""
+    lower = text.lower()
+    for code, parts in words.items():
+        if any(part in lower for part in parts):
+            return code
+    return ReasonCode.OTHER
 
 
 class CaptureError(RuntimeError):
@@ -131,52 +267,49 @@ def capture(
     Raises:
       CaptureError: `fn` returns a state of other shapes than it was given; or `strict`, and no graph can be captured.
     """
-    buffers = _clone_contiguous(state)
-    reason, code = "disabled by use_cuda_graph=False", ReasonCode.DISABLED
-    if use_cuda_graph:
-        reason, code = _reason_against_graph(tree.leaves(buffers))
-    reason, code = _agree_on(agree, reason, code)
+    buffers = tree.contiguous_copy(state)
+    problem = _reason_against_graph(tree.leaves(buffers))
+    if not use_cuda_graph:
+        reason = "disabled by use_cuda_graph=False"
+        problem = CaptureError(reason, ReasonCode.DISABLED)
+    problem = _agree_on(agree, problem)
 
-    is_of_trees = code is None and are_trees_demanded()
-    if code is None and not is_of_trees:
+    is_of_trees = problem is None and are_trees_demanded()
+    if problem is None and not is_of_trees:
         captured = None
         try:
             captured = _capture_cuda_graph(fn, buffers)
-        except StateMismatchError:
-            raise
-        except Exception as error:
-            reason, code = _root_cause(error)
-        except BaseException:
-            # One that is interrupted, as by the deadline of a request, may have spoilt the pool too.
+        except BaseException as error:
+            # A broken capture may have spoilt the pool, and one that is interrupted, as by the deadline of a request.
             _memory_pools.pop(_device_index(), None)
-            raise
-        reason, code = _agree_on(agree, reason, code)
-        if captured is not None and code is None:
+            if isinstance(error, StateMismatchError) or not isinstance(
+                error, Exception
+            ):
+                raise
+            problem = _root_cause(error)
+        problem = _agree_on(agree, problem)
+        if captured is not None and problem is None:
             return captured
-        # A broken capture may have spoilt the pool and the buffers: start from new ones.
-        _memory_pools.pop(_device_index(), None)
-        buffers = _clone_contiguous(state)
+        buffers = tree.contiguous_copy(state)  # it may have spoilt them, too
 
-    if code is not None and (strict or (use_cuda_graph and _demands)):
-        raise CaptureError(reason, code)
+    if problem is not None and (strict or (use_cuda_graph and _demands)):
+        raise problem
     return CapturedStep(
         state=buffers,
         step=partial(_call_and_write_back, fn, buffers),
         replay_mode="cuda-graph-trees" if is_of_trees else "none",
-        fallback_reason=reason,
-        fallback_code=code,
+        fallback_reason=str(problem or ""),
+        fallback_code=problem and problem.code,
         fn=fn,
     )
 
 
 def _agree_on(
-    agree: Agree, reason: str, code: ReasonCode | None
-) -> tuple[str, ReasonCode | None]:
-    """Return why this or another process has no CUDA graph, as text and code; empty and None if all have one."""
-    found = agree("recording a CUDA graph", reason)
-    if found and code is None:
-        return found, ReasonCode.OTHER
-    return reason, code
+    agree: Agree, problem: CaptureError | None
+) -> CaptureError | None:
+    """Return why this or another process has no CUDA graph; None if all have one."""
+    found = agree("recording a CUDA graph", str(problem or ""))
+    return CaptureError(found) if found and problem is None else problem
 
 
 def _device_index() -> int:
@@ -226,26 +359,20 @@ def clear_graph_pools() -> None:
     _memory_pools.clear()
 
 
-def _clone_contiguous(state: State) -> State:
-    return tree.map(
-        lambda x: x.clone(memory_format=torch.contiguous_format), state
-    )
-
-
-def _reason_against_graph(
-    leaves: list[Tensor],
-) -> tuple[str, ReasonCode | None]:
-    """Return why a CUDA graph is not even tried, as text and code; empty and None if it may be tried."""
+def _reason_against_graph(leaves: list[Tensor]) -> CaptureError | None:
+    """Return why a CUDA graph is not even tried; None if it may be tried."""
     if _reasons_to_stay_eager:
-        return _reasons_to_stay_eager[-1], ReasonCode.DISABLED
-    devices = {leaf.device for leaf in leaves}
-    if not any(device.type == "cuda" for device in devices):
-        return "no CUDA tensor in the state", ReasonCode.NO_GPU
-    if len(devices) > 1:
-        names = ", ".join(sorted(str(device) for device in devices))
-        reason = f"the state lies on several devices: {names}"
-        return reason, ReasonCode.SEVERAL_DEVICES
-    return "", None
+        reason = _reasons_to_stay_eager[-1]
+        return CaptureError(reason, ReasonCode.DISABLED)
+    names = {str(leaf.device) for leaf in leaves}
+    if not any(name.startswith("cuda") for name in names):
+        reason = "no CUDA tensor in the state"
+        return CaptureError(reason, ReasonCode.NO_GPU)
+    if len(names) > 1:
+        devices = ", ".join(sorted(names))
+        reason = f"the state lies on several devices: {devices}"
+        return CaptureError(reason, ReasonCode.SEVERAL_DEVICES)
+    return None
 
 
 def _capture_cuda_graph(
@@ -304,7 +431,7 @@ def _captured_region(
         return _write_back(buffers, new_state, out)
     except Exception as error:
         # Explained here, because the end of a broken capture raises another error.
-        raise CaptureError(*_explain(error)) from error
+        raise _explain(error) from error
 
 
 def _call_and_write_back(
@@ -322,9 +449,11 @@ def _write_back(old: State, new: State, out: Output) -> Output:
     before the first one is overwritten. A leaf that is the very leaf it replaces is left alone.
     """
     storages = {leaf.untyped_storage().data_ptr() for leaf in tree.leaves(old)}
-    copy = partial(_clone_if_aliased, storages)
-    out = tree.map(copy, out)
 
+    def copy(x: Tensor) -> Tensor:
+        return x.clone() if x.untyped_storage().data_ptr() in storages else x
+
+    out = tree.map(copy, out)
     targets: list[Tensor] = []
     values: list[Tensor] = []
     for target, value in zip(tree.leaves(old), tree.leaves(new)):
@@ -336,14 +465,9 @@ def _write_back(old: State, new: State, out: Output) -> Output:
     return out
 
 
-def _clone_if_aliased(storages: set[int], x: Tensor) -> Tensor:
-    return x.clone() if x.untyped_storage().data_ptr() in storages else x
-
-
 def _is_same_view(a: Tensor, b: Tensor) -> bool:
-    has_same_address = a.data_ptr() == b.data_ptr()
-    has_same_strides = a.stride() == b.stride()
-    return has_same_address and has_same_strides and a.numel() > 0
+    is_at_address = a.data_ptr() == b.data_ptr() and a.numel() > 0
+    return is_at_address and a.stride() == b.stride()
 
 
 def _check_fits(old: Tree, new: Tree, error_type: type[Exception]) -> None:
@@ -353,15 +477,11 @@ def _check_fits(old: Tree, new: Tree, error_type: type[Exception]) -> None:
         raise error_type(
             f"the step changes the structure of the state: expected leaves {tree.paths(old)}, got {tree.paths(new)}"
         )
-
     leaves = zip(tree.leaves(old), tree.leaves(new))
-    for i, (old_leaf, new_leaf) in enumerate(leaves):
-        has_same_type = old_leaf.dtype == new_leaf.dtype
-        has_same_shape = old_leaf.shape == new_leaf.shape
-        is_beside = old_leaf.device == new_leaf.device
-        if not (has_same_type and has_same_shape and is_beside):
+    for i, (x, y) in enumerate(leaves):
+        if (x.dtype, x.shape, x.device) != (y.dtype, y.shape, y.device):
             raise error_type(
-                f"the step changes {tree.paths(old)[i]}: expected {_describe(old_leaf)}, got {_describe(new_leaf)}"
+                f"the step changes {tree.paths(old)[i]}: expected {_describe(x)}, got {_describe(y)}"
             )
 
 
@@ -383,16 +503,16 @@ def _check_capturable(buffers: State, new_state: State, out: object) -> None:
             )
 
 
-def _root_cause(error: BaseException) -> tuple[str, ReasonCode]:
-    """Return the first failure of a broken capture as text and code; the capture's end raises an error on top of it."""
+def _root_cause(error: BaseException) -> CaptureError:
+    """Return the first failure of a broken capture; the capture's end raises an error on top of it."""
     cause: BaseException | None = error
     while cause is not None and not isinstance(cause, CaptureError):
         cause = cause.__context__
-    return _explain(error) if cause is None else (str(cause), cause.code)
+    return cause or _explain(error)
 
 
-def _explain(error: BaseException) -> tuple[str, ReasonCode]:
-    """Format an error on one line, with the place in the user's code; return it with its reason code."""
+def _explain(error: BaseException) -> CaptureError:
+    """Return an error that says on one line what was raised and where in the user's code, with its reason code."""
     line = next(iter(str(error).strip().splitlines()), "")
     code = ReasonCode.OTHER
     if isinstance(error, torch.cuda.OutOfMemoryError):
@@ -409,14 +529,10 @@ def _explain(error: BaseException) -> tuple[str, ReasonCode]:
     # where it arose outside of this module, of installed packages and of generated code
     place = ""
     for frame in traceback.extract_tb(error.__traceback__):
-        is_generated = "<" in frame.filename
-        is_installed = "site-packages" in frame.filename
-        if frame.filename != __file__ and not is_installed and not is_generated:
-            file = Path(frame.filename)
-            if file.is_relative_to(Path.cwd()):
-                file = file.relative_to(Path.cwd())
-            place = f", in {file}:{frame.lineno}: {frame.line}"
-    return f"{type(error).__name__}: {line}{place}", code
+        of_others = (__file__, "site-packages", "<")
+        if not any(name in frame.filename for name in of_others):
+            place = f", in {frame.filename}:{frame.lineno}: {frame.line}"
+    return CaptureError(f"{type(error).__name__}: {line}{place}", code)
 
 
 # ---- Repeated calls, and loops, that replay graphs.
@@ -444,9 +560,9 @@ class _GraphCache:
     def _get_or_capture(
         self,
         key: tuple[object, ...],
-        fn: Callable[[State], tuple[State, tuple[()]]],
-        make_initial_state: Callable[[], State],
-    ) -> CapturedStep[State, tuple[()]]:
+        fn: Callable[[Any], tuple[Any, tuple[()]]],
+        make_initial_state: Callable[[], object],
+    ) -> _Capture:
         if key not in self._captures:
             self._captures[key] = self._capture(fn, make_initial_state())
         return self._captures[key]
@@ -633,12 +749,12 @@ def capture_loop_bodies(
 
     reasons = scan.fallback_reasons()
     captures = scan.captures()
-    codes = [body.fallback_code for body in captures if body.fallback_code]
+    codes = (body.fallback_code for body in captures if body.fallback_code)
     return dataclasses.replace(
         captured,
         replay_mode="none" if reasons else "cuda-graph-per-loop-body",
         fallback_reason="; ".join(reasons),
-        fallback_code=codes[0] if codes else None,
+        fallback_code=next(codes, None),
         n_graphs=sum(body.n_graphs for body in captures),
         capture_ms=sum(body.capture_ms for body in captures),
     )

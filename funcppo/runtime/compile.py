@@ -17,12 +17,11 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import math
 import os
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -34,24 +33,23 @@ from torch.optim.adam import adam
 
 from funcppo.core import tree
 from funcppo.core.settings import FieldError
-from funcppo.runtime import (
-    cache,
-    operators,  # noqa: F401  # registers them
-)
+from funcppo.runtime import cache
 from funcppo.runtime.cache import CompiledFunction
 from funcppo.runtime.capture import (
     CapturedStep,
+    ReasonCode,
     ReplayMode,
     TreeFunction,
     are_trees_demanded,
+    failure_code,
 )
 from funcppo.runtime.distributed import (
     Agree,
     alone,
     attempt_together,
     backend_options,
+    error_line,
 )
-from funcppo.runtime.reasons import ReasonCode, error_line, failure_code
 
 # from the fastest to the most robust
 STRATEGIES = ("one-graph", "forward", "eager")
@@ -82,19 +80,44 @@ Minibatch = TypeVar("Minibatch")
 _Calls = Mapping[str, list[tuple[Any, ...]]]
 
 
+def _stable_argsort(x: Tensor, dim: int, descending: bool) -> Tensor:
+    """Return the indices of a stable sort of x, [.., n] int64."""
+    return torch.argsort(x, dim=dim, descending=descending, stable=True)
+
+
+def _empty_order(x: Tensor, dim: int, descending: bool) -> Tensor:
+    return torch.empty_like(x, dtype=torch.int64)
+
+
+# An operator that Inductor leaves to PyTorch: `inductor.MatmulPass` calls it. Inductor writes a kernel of its own for
+# rows of up to some hundred numbers. For thousands of rows PyTorch's sort is faster, for few it is as fast, and Triton
+# takes seconds to compile the kernel. Declared by hand, because `torch.library.custom_op` imports Dynamo.
+_LIBRARY = torch.library.Library("funcppo", "FRAGMENT")
+_LIBRARY.define("stable_argsort(Tensor x, int dim, bool descending) -> Tensor")
+_LIBRARY.impl("stable_argsort", _stable_argsort, "CompositeExplicitAutograd")
+torch.library.register_fake(
+    "funcppo::stable_argsort", _empty_order, lib=_LIBRARY
+)
+stable_argsort: Any = torch.ops.funcppo.stable_argsort.default
+
+
 class EquivalenceError(RuntimeError):
     """Error for a compiled function that runs but returns other numbers than the eager one."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Failure:
-    """Strategy or part that is not in use, and the reason."""
+    """Part of a fast training step that is not in use, and the reason."""
 
-    name: str  # of the strategy, the rollout part or the replay mode
-    error_type: str  # class of the exception
+    # a strategy, a rollout part, "rollout" or "network" for the kernels of Triton, "cuda-graph"; "compiling": all
+    name: str
+    error_type: str = ""  # class of the exception, where one was raised
     message: str  # first line of its text
-    torch_version: str = torch.__version__
     code: ReasonCode = ReasonCode.OTHER
+
+    def __str__(self) -> str:
+        parts = (f"not {self.name}", self.error_type, self.message)
+        return ": ".join(filter(None, parts))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -102,31 +125,19 @@ class StrategyRecord:
     """Record of how the training step runs on this machine, and why not faster."""
 
     strategy: str  # the one in use
-    # of faster strategies, in the order of trial, and of rollout parts that run eagerly
-    failures: tuple[Failure, ...]
+    failures: tuple[Failure, ...]  # in the order of trial
     torch_version: str
     device: str
     backend: str  # of torch.compile
     # how the compiled step is replayed: see `capture.CapturedStep`
     replay_mode: ReplayMode = "none"
-    # why nothing is compiled; empty if something is
-    skip_reason: str = ""
-    skip_code: ReasonCode | None = None  # the same as a code
-    # why a step on a GPU is not replayed; None if it is, and on a CPU
-    fallback_code: ReasonCode | None = None
     # of all updates of a run, at most the time left for them, by which auto decided whether to compile; None if that
     # was not measured
     uncompiled_seconds: float | None = None
     # "kernel": the rollout is one kernel of Triton; "steps": its steps are called one by one
     rollout: Literal["kernel", "steps"] = "steps"
-    # why it is no kernel; empty if it is one, and where there is no GPU
-    rollout_reason: str = ""
-    rollout_code: ReasonCode | None = None  # the same as a code
     # "kernels": kernels of Triton compute the network of the update and its gradient; "operators": those of PyTorch do
     network: Literal["kernels", "operators"] = "operators"
-    # why these are no kernels; empty if they are, and where there is no GPU
-    network_reason: str = ""
-    network_code: ReasonCode | None = None  # the same as a code
 
 
 def reason_against_compiling(device_type: str = "") -> str:
@@ -282,11 +293,9 @@ def select_strategy(
         backend=backend,
     )
     needs = device.type if backend == "inductor" else ""
-    reason, code = _reason_to_stay_eager(strategy, agree, needs)
-    if code is not None:
-        return parts, dataclasses.replace(
-            record, skip_reason=reason, skip_code=code
-        )
+    reason = _reason_to_stay_eager(strategy, agree, needs)
+    if reason is not None:
+        return parts, dataclasses.replace(record, failures=(reason,))
 
     folder = cache.use_folder()
     logger.info(
@@ -316,8 +325,8 @@ def select_strategy(
 
 def _reason_to_stay_eager(
     strategy: str, agree: Agree = alone, device_type: str = ""
-) -> tuple[str, ReasonCode | None]:
-    """Return why nothing is compiled for a strategy, as text and code; empty and None if it compiles.
+) -> Failure | None:
+    """Return why nothing is compiled for a strategy; None if it compiles.
 
     Raises:
       FieldError: as of `select_strategy`.
@@ -327,24 +336,22 @@ def _reason_to_stay_eager(
         raise FieldError("strategy", ", ".join(names), strategy)
     reason = reason_against_compiling(device_type)
     if are_trees_demanded() and (strategy == "eager" or reason):
-        expected = "one that compiles, for CUDAGraph Trees"
-        if reason:
-            expected = f"{expected}, but {reason}"
+        but = f", but {reason}" if reason else ""
+        expected = f"one that compiles, for CUDAGraph Trees{but}"
         raise FieldError("strategy", expected, strategy)
     if reason and strategy not in ("auto", "eager"):
         expected = f"auto or eager, since {reason}"
         raise FieldError("strategy", expected, strategy)
 
-    code: ReasonCode | None = None
+    code = ReasonCode.DISABLED
     if strategy == "eager":
         reason, code = "eager was asked for", ReasonCode.NOT_REQUESTED
-    elif reason:
-        code = ReasonCode.DISABLED
     peer_reason = agree("compiling", reason)
-    if peer_reason and code is None:
+    if peer_reason and not reason:
         reason = f"another process stays eager: {peer_reason}"
-        code = ReasonCode.DISABLED
-    return reason, code
+    if not reason:
+        return None
+    return Failure(name="compiling", message=reason, code=code)
 
 
 def _record_calls(
@@ -375,16 +382,12 @@ def _scan_first_steps(
     xs: Inputs,
 ) -> tuple[Carry, Result]:
     """Scan only the first four steps; the fourth output stands for all later ones."""
-    n_steps = tree.length(xs)
-    outputs: list[Result] = []
-    for t in range(min(4, n_steps)):
-        carry, y = fn(carry, tree.item(xs, t))
-        outputs.append(y)
-    outputs += [outputs[-1]] * (n_steps - len(outputs))
-    return carry, _stack(outputs)
+    carry, ys = tree.scan(fn, carry, tree.map(lambda x: x[:4], xs))
+    rows = [min(t, 3) for t in range(tree.length(xs))]
+    return carry, tree.map(lambda y: y[rows], ys)
 
 
-def _stack(trees: Iterable[Result]) -> Result:
+def _stack(trees: Sequence[Result]) -> Result:
     """Stack several trees leaf by leaf into one tree."""
     return tree.map(lambda *leaves: torch.stack(leaves), *trees)
 
@@ -412,10 +415,10 @@ class _Trial:
           raise_on_failure: the strategy is chosen by name, so that its failure is an error.
         """
         self.parts = parts
-        self.backend = backend
         self.tolerance = tolerance
         self.agree = agree
         self.raise_on_failure = raise_on_failure
+        self._compile = partial(compile_function, backend=backend)
         # Rounding of less precise products changes some of the random choices.
         self.is_exact = tolerance <= TF32_TOLERANCE
         self.failures: list[Failure] = []
@@ -429,36 +432,38 @@ class _Trial:
     ) -> None:
         """Find Triton kernels for the rollout and, in one-graph, the network; note a reason where there is none."""
         cache.share_triton_cache(device)
-        if are_trees_demanded():
-            reason = "CUDAGraph Trees are asked for"
-            self._note_no_kernel("rollout", reason, ReasonCode.NOT_REQUESTED)
-            self._note_no_kernel("network", reason, ReasonCode.NOT_REQUESTED)
-            return
-        self.may_use_kernels = True
-        if candidates[0] != "one-graph":
-            return
-        reason = self.parts.kernels.reason_against(cfg)
-        if reason:
-            self._note_no_kernel("network", reason, ReasonCode.UNSUPPORTED)
-        else:
-            self.kernels.append(self.parts.kernels)
+        reason, code = "CUDAGraph Trees are asked for", ReasonCode.NOT_REQUESTED
+        absent = ["rollout", "network"]
+        if not are_trees_demanded():
+            self.may_use_kernels = True
+            if candidates[0] != "one-graph":
+                return
+            code = ReasonCode.UNSUPPORTED
+            reason = self.parts.kernels.reason_against(cfg)
+            absent = ["network"] if reason else []
+            self.kernels = [] if reason else [self.parts.kernels]
+        self.failures += [
+            Failure(name=name, message=reason, code=code) for name in absent
+        ]
 
     def compile_rollout(self, calls: _Calls, names: tuple[str, ...]) -> Any:
         """Compile those of the named rollout functions that can be; return all step functions."""
         compiled = {}
-        if "rollout_step" in names and self.may_use_kernels:
-            unroll = self._compile_unroll(calls["rollout_step"])
-            if unroll is not None:
-                compiled["unroll"] = unroll
         for name in names:
-            if name == "rollout_step" and "unroll" in compiled:
-                continue
-            attempts = self._rollout_attempts(name, calls[name])
-            try:
-                compiled[name] = self._first_that_works(attempts)
-            except Exception:
-                if self.raise_on_failure:
-                    raise
+            attempts = [(name, self._rollout_attempts(name, calls[name]))]
+            if name == "rollout_step" and self.may_use_kernels:
+                attempts.insert(
+                    0, ("unroll", self._unroll_attempts(calls[name]))
+                )
+            for field, ways in attempts:
+                try:
+                    _, compiled[field] = self._first_that_works(ways)
+                    break
+                except Exception:
+                    if self.raise_on_failure and field == name:
+                        raise
+        if "unroll" in compiled:
+            self.found["rollout"] = "kernel"
         return dataclasses.replace(self.parts, **compiled)
 
     def compile_update(
@@ -470,42 +475,36 @@ class _Trial:
           args: of the minibatch step, but for the update state and the minibatch.
           collected: the inputs of the minibatch updates, `train_step.RolloutResult`.
         """
+        attempt = partial(self._attempt_update, args, collected)
         eager = self.parts.minibatch_step
-        # name of the attempt, strategy, step
-        forms = [(name, name, eager) for name in candidates]
+        attempts = [
+            (name, partial(attempt, name, eager)) for name in candidates
+        ]
         if candidates[0] == "one-graph":
-            forms[:0] = [
-                ("network", "one-graph", x.minibatch_step) for x in self.kernels
+            attempts[:0] = [
+                ("network", partial(attempt, "one-graph", x.minibatch_step))
+                for x in self.kernels
             ]
-
-        step, found = self._first_that_works(
-            (form[0], partial(self._attempt_update, args, collected, *form))
-            for form in forms
-        )
-        self.found |= found
-        if found == {"strategy": "one-graph"}:
-            self._note_failed_kernel("network")
+        name, step = self._first_that_works(attempts)
+        self.found["strategy"] = name
+        if name == "network":
+            self.found |= {"strategy": "one-graph", "network": "kernels"}
         return step
 
     def _attempt_update(
         self,
         args: tuple[Any, ...],
         collected: Any,
-        name: str,
         strategy: str,
-        step: Any,
-    ) -> tuple[Callable[..., Any], dict[str, str]]:
-        """Compile the minibatch step by a strategy and check it on minibatches; return it and fields of the record."""
-        compiled = build_minibatch_step(
-            strategy,
-            step,
-            self.parts.minibatch_loss,
-            partial(compile_function, backend=self.backend),
-        )
+        step: Callable[..., Any],
+    ) -> Callable[..., Any]:
+        """Compile a minibatch step by a strategy, and check it on minibatches."""
+        loss = self.parts.minibatch_loss
+        compiled = build_minibatch_step(strategy, step, loss, self._compile)
         eager = self.parts.minibatch_step
         if strategy == "forward":
             # which networks that `torch.func` cannot differentiate have, too
-            gradient = partial(_gradient_by_autograd, self.parts.minibatch_loss)
+            gradient = partial(_gradient_by_autograd, loss)
             eager = partial(eager, gradient_fn=gradient)
         check_update(
             partial(compiled, *args),
@@ -514,15 +513,12 @@ class _Trial:
             collected.minibatches,
             self.tolerance,
         )
-        found = {"strategy": strategy}
-        if name == "network":
-            found["network"] = "kernels"
-        return compiled, found
+        return compiled
 
     def _first_that_works(
         self, attempts: Iterable[tuple[str, Callable[[], Result]]]
-    ) -> Result:
-        """Return the result of the first attempt that succeeds in all processes; record the failures before it.
+    ) -> tuple[str, Result]:
+        """Return the name and result of the first attempt that succeeds in all processes; record failures before it.
 
         Args:
           attempts: the name of each, and what it calls; at least one.
@@ -536,26 +532,26 @@ class _Trial:
             try:
                 with attempt_together(self.agree, name):
                     result = attempt()
+            except Exception as error:
+                last_error = error
+            else:
                 seconds = time.perf_counter() - start
                 logger.info("%s is compiled: %.1f s", name, seconds)
-                return result
-            except Exception as error:
-                seconds = time.perf_counter() - start
-                line = error_line(error)
-                logger.info("no %s: %s; %.1f s", name, line, seconds)
-                failure = Failure(
-                    name=name,
-                    error_type=type(error).__name__,
-                    message=line,
-                    code=failure_code(error),
-                )
-                self.failures.append(failure)
-                last_error = error
+                return name, result
+            failure = Failure(
+                name=name,
+                error_type=type(last_error).__name__,
+                message=error_line(last_error),
+                code=failure_code(last_error),
+            )
+            self.failures.append(failure)
+            seconds = time.perf_counter() - start
+            logger.info("no %s: %s; %.1f s", name, failure.message, seconds)
         raise last_error
 
     def _rollout_attempts(
         self, name: str, calls: list[tuple[Any, ...]]
-    ) -> Iterable[tuple[str, Callable[[], Callable[..., Any]]]]:
+    ) -> Iterator[tuple[str, Callable[[], Callable[..., Any]]]]:
         """Yield ways to compile a rollout function by name, each checked on some recorded calls."""
         part = getattr(self.parts, name)
         attempt = partial(self._attempt_part, part)
@@ -580,63 +576,42 @@ class _Trial:
         compare: bool,
     ) -> Callable[..., Any]:
         """Compile a function in place of the eager one; check it on the given calls."""
-        compiled = compile_function(fn, self.backend)
+        compiled = self._compile(fn)
         for args in calls:
             actual = compiled(*args)  # compiles at the first call
             if compare:
                 check_output(actual, eager(*args), self.tolerance)
         return compiled
 
-    def _compile_unroll(
+    def _unroll_attempts(
         self, steps: list[tuple[Any, ...]]
-    ) -> Callable[..., Any] | None:
-        """Compile the whole rollout as one kernel, checked on its first steps; None if no kernel works."""
-        # Each with what computes the values afterwards, or None if the step does.
-        forms = [(x.actor_step, x.values) for x in self.kernels]
-        forms.append((self.parts.rollout_step, None))
-        try:
-            unroll = self._first_that_works(
-                ("rollout", partial(self._unroll_by_kernel, steps, *form))
-                for form in forms
-            )
-        except Exception:
-            self._note_failed_kernel("rollout")
-            return None
-        self.found["rollout"] = "kernel"
-        return unroll
+    ) -> Iterator[tuple[str, Callable[[], Callable[..., Any]]]]:
+        """Yield ways to make the whole rollout one kernel: the values after it, or in each step."""
+        for kernels in self.kernels:
+            form = (kernels.actor_step, kernels.values)
+            yield "rollout", partial(self._unroll_by_kernel, steps, *form)
+        step = self.parts.rollout_step
+        yield "rollout", partial(self._unroll_by_kernel, steps, step)
 
     def _unroll_by_kernel(
         self,
         steps: list[tuple[Any, ...]],
-        step: Any,
-        values: Callable[..., Any] | None,
+        step: Callable[..., Any],
+        values: Callable[..., Any] | None = None,
     ) -> Callable[..., Any]:
-        """Build and check the rollout kernel of a step function; `values`, unless None, computes the values later."""
+        """Build the rollout kernel of a step, checked on some steps; `values`, if given, computes the values later."""
         from funcppo.runtime.env_kernel import rollout
 
         cfg, *args = steps[0]
         first = rollout.StepArguments(*args)
         kernel = rollout.compile_unroll(step, cfg, first, values)
         states, transitions = zip(*(self.parts.rollout_step(*x) for x in steps))
-        random_inputs = _stack(args[-1] for args in steps)
+        random_inputs = _stack([x[-1] for x in steps])
         actual = kernel(cfg, *first[:-1], random_inputs)
-        expected = (states[-1], _stack(transitions))
         if self.is_exact:
+            expected = (states[-1], _stack(transitions))
             check_output(actual, expected, self.tolerance)
         return kernel
-
-    def _note_no_kernel(
-        self, place: str, reason: str, code: ReasonCode
-    ) -> None:
-        """Note why no kernel computes the rollout or the network."""
-        self.found[f"{place}_reason"] = reason
-        self.found[f"{place}_code"] = code
-
-    def _note_failed_kernel(self, place: str) -> None:
-        """Move a kernel's failure, if any, from the failures to the record's fields for its place."""
-        for failure in [x for x in self.failures if x.name == place]:
-            self.failures.remove(failure)
-            self._note_no_kernel(place, failure.message, failure.code)
 
 
 def _with_truncations(args: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -737,22 +712,22 @@ def fused_adam(
 # ---- Extensions of a record.
 
 
+def with_failure(
+    record: StrategyRecord, name: str, reason: str, code: ReasonCode
+) -> StrategyRecord:
+    """Return the record with one more part that is not in use, before the others."""
+    failure = Failure(name=name, message=reason, code=code)
+    return dataclasses.replace(record, failures=(failure, *record.failures))
+
+
 def with_capture(
     record: StrategyRecord, captured: CapturedStep[Any, Any]
 ) -> StrategyRecord:
     """Return the record with how the step is replayed and, on a GPU without a CUDA graph, the reason."""
-    if captured.replay_mode == "none" and record.device.startswith("cuda"):
-        failure = Failure(
-            name="cuda-graph",
-            error_type="CaptureError",
-            message=captured.fallback_reason,
-            code=ReasonCode.NOT_CAPTURED,
-        )
-        record = dataclasses.replace(
-            record,
-            failures=(*record.failures, failure),
-            fallback_code=captured.fallback_code,
-        )
+    code = captured.fallback_code
+    if code is not None and record.device.startswith("cuda"):
+        reason = captured.fallback_reason
+        record = with_failure(record, "cuda-graph", reason, code)
     return dataclasses.replace(record, replay_mode=captured.replay_mode)
 
 
@@ -764,17 +739,6 @@ def choices(record: StrategyRecord) -> dict[str, str]:
         "network": record.network,
         "replay mode": record.replay_mode,
     }
-
-
-def with_host_environment(record: StrategyRecord) -> StrategyRecord:
-    """Return the record with a note that the rollout step runs eagerly because environments step on the host."""
-    failure = Failure(
-        name="rollout_step",
-        error_type="HostEnvironment",
-        message="the environment steps on the host, which can be neither compiled nor captured",
-        code=ReasonCode.HOST_ENVIRONMENT,
-    )
-    return dataclasses.replace(record, failures=(failure, *record.failures))
 
 
 # ---- Equality of compiled and eager functions.
@@ -802,27 +766,28 @@ def check_update(
     Raises:
       EquivalenceError: a leaf of the update state or of the metrics differs by more.
     """
-    actual = state
-    expected = state
-    shown: list[tuple[object, object]] = []
+    actual = expected = state
     for i in range(min(4, tree.length(minibatches))):
         minibatch = tree.item(minibatches, i)
         actual, metrics = step(actual, minibatch)
         expected, expected_metrics = eager(expected, minibatch)
-        shown.append((metrics, expected_metrics))
+        check_output(metrics, expected_metrics, tolerance)
 
-    names = tree.paths(expected)
-    leaves = zip(tree.leaves(actual), tree.leaves(expected), tree.leaves(state))
-    for name, (actual_leaf, expected_leaf, initial_leaf) in zip(names, leaves):
+    leaves = map(tree.leaves, (actual, expected, state))
+    for name, *triple in zip(tree.paths(expected), *leaves):
+        is_float = triple[1].is_floating_point()
+        actual_leaf, expected_leaf, initial_leaf = (x.double() for x in triple)
         error = _distance(actual_leaf, expected_leaf)
         change = _distance(expected_leaf, initial_leaf)
-        bound = _bound(expected_leaf, change, tolerance)
-        if not error <= bound:  # true for NaN as well
+        # A change smaller than the rounding of what it changes is lost in it.
+        size = float(
+            torch.where(expected_leaf.isfinite(), expected_leaf, 0.0).norm()
+        )
+        bound = tolerance * change + 2.0**-23 * size
+        if not error <= is_float * bound:  # true for NaN as well
             raise EquivalenceError(
                 f"differs from eager by {error:.3g} in {name}, where that changes by {change:.3g}"
             )
-    for metrics, expected_metrics in shown:
-        check_output(metrics, expected_metrics, tolerance)
 
 
 def check_output(
@@ -842,13 +807,12 @@ def check_output(
     Raises:
       EquivalenceError: too many elements of a leaf differ.
     """
-    names = tree.paths(expected)
-    leaves = zip(tree.leaves(actual), tree.leaves(expected))
-    for name, (actual_leaf, expected_leaf) in zip(names, leaves):
+    leaves = map(tree.leaves, (actual, expected))
+    for name, actual_leaf, expected_leaf in zip(tree.paths(expected), *leaves):
         # 1 less a quotient: near 0 too its rounding is that of 1
-        is_less = name.endswith("explained_variance")
+        least_size = float(name.endswith("explained_variance"))
         is_wrong = _wrong_elements(
-            actual_leaf, expected_leaf, tolerance, 1.0 if is_less else 0.0
+            actual_leaf, expected_leaf, tolerance, least_size
         )
         n_wrong = int(is_wrong.sum())
         n = expected_leaf.numel()
@@ -864,37 +828,20 @@ def _wrong_elements(
 ) -> Tensor:
     """Return the mask of elements that differ by more than rounding; sizes below `least_size` count as `least_size`."""
     wrong = actual != expected
-    if not expected.dtype.is_floating_point:
+    if not expected.is_floating_point() or not expected.numel():
         return wrong
 
     both_nan = actual.isnan() & expected.isnan()
-    finite = torch.where(expected.isfinite(), expected, 0.0)
-    typical_size = (
-        float(finite.square().mean().sqrt()) if expected.numel() else 0.0
-    )
-    size = finite.abs().clamp_min(max(typical_size, least_size))
-    error = (actual - expected).abs()
+    size = torch.where(expected.isfinite(), expected, 0.0).abs()
+    typical_size = float(size.square().mean().sqrt())
+    size = size.clamp_min(max(typical_size, least_size))
     # that of a difference of numbers near 1, in float32; larger for products of lower precision, as the tolerance is
     rounding = 1e-6 * max(1.0, tolerance / DEFAULT_TOLERANCE)
-    is_close = error <= tolerance * size + rounding
+    is_close = (actual - expected).abs() <= tolerance * size + rounding
     return wrong & ~both_nan & ~is_close
-
-
-def _bound(expected: Tensor, change: float, tolerance: float) -> float:
-    """Compute the largest allowed error of a leaf whose change has the given norm; 0 for integers."""
-    if not expected.dtype.is_floating_point:
-        return 0.0
-    # A change smaller than the rounding of what it changes is lost in it.
-    size = float(expected.double().norm())
-    rounding = 2.0**-23 * size if math.isfinite(size) else 0.0
-    return tolerance * change + rounding
 
 
 def _distance(a: Tensor, b: Tensor) -> float:
     """Compute the L2 norm of a - b; equal infinities and pairs of NaN count as 0."""
-    a = a.double()
-    b = b.double()
-    both_nan = a.isnan() & b.isnan()
-    is_equal = (a == b) | both_nan
-    difference = torch.where(is_equal, 0.0, a - b)
-    return float(difference.norm())
+    is_equal = (a == b) | (a.isnan() & b.isnan())
+    return float(torch.where(is_equal, 0.0, a - b).norm())

@@ -28,18 +28,20 @@ import atexit
 import json
 import os
 import platform
+import re
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from itertools import count
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from funcppo.core.settings import is_cuda
-from funcppo.runtime.reasons import error_line
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -66,6 +68,22 @@ TELL_SECONDS = 10.0
 MAX_VALUE_BYTES = 4 << 20
 
 _FAILURE, _ACKNOWLEDGED = "failure", "acknowledged"
+
+
+def error_line(error: BaseException) -> str:
+    """Format an error on one line; an error without text is named by the line that raised it."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    is_dynamos = lines[:1] == ["from user code:"]  # added to an empty text
+    if lines and not is_dynamos:
+        # a compiler names its backend in a line before the error
+        return " ".join(lines[: 2 if lines[0].endswith(":") else 1])
+    places = [
+        f"{Path(frame.filename).name}, line {frame.lineno}: {frame.line}"
+        for frame in traceback.extract_tb(error.__traceback__)[-1:]
+    ]
+    if is_dynamos:
+        places.append(re.sub(r'"[^"]*/', '"', " ".join(lines[:3])))
+    return ", ".join(places)
 
 
 class PeerError(ValueError):
@@ -145,8 +163,9 @@ class Processes:
         result = f" failed: {failure}" if failure else ""
         self.report(f"agreement {number}, {what}{result}")
         failures = self.exchange(f"agreement/{number}", failure)
-        found = [f"rank {i}: {text}" for i, text in enumerate(failures) if text]
-        return found[0] if found else ""
+        return next(
+            (f"rank {i}: {text}" for i, text in enumerate(failures) if text), ""
+        )
 
     def check_equal(self, facts: Facts) -> None:
         """Check that all processes hold equal facts (JSON values); also a barrier.
@@ -230,35 +249,36 @@ class Processes:
         self, name: str, n_tasks: int, work: Callable[[int], bytes]
     ) -> Iterator[bytes]:
         """Work on tasks that no process has taken; on rank 0, yield the results of all tasks in order."""
-        own: dict[int, bytes] = {}
-        n_yielded = 0
-        for task, result in self._iter_own(name, n_tasks, work):
-            if not self.is_main:
+        tasks = self._iter_own(name, n_tasks, work)
+        if not self.is_main:
+            for task, result in tasks:
                 self._put(f"{name}/{task}", result)
-                continue
-            own[task] = result
-            while n_yielded in own or self.store.check([f"{name}/{n_yielded}"]):
-                yield self._take(name, n_yielded, own)
-                n_yielded += 1
+            return
 
-        while self.is_main and n_yielded < n_tasks:
-            if n_yielded not in own:
-                self._wait(f"{name}/{n_yielded}")
-            yield self._take(name, n_yielded, own)
-            n_yielded += 1
+        own: dict[int, bytes] = {}
+        for wanted in range(n_tasks):
+            key = f"{name}/{wanted}"
+            while wanted not in own and not self.store.check([key]):
+                done = next(tasks, None)
+                if done is None:
+                    self._wait(key)
+                else:
+                    own |= [done]
+            yield own.pop(wanted) if wanted in own else self._take(key)
 
     def _iter_own(
         self, name: str, n_tasks: int, work: Callable[[int], bytes]
     ) -> Iterator[tuple[int, bytes]]:
         """Work on tasks that no process has taken; yield each task's number and its result."""
-        n_done = 0
-        while (task := self.store.add(f"{name}/next", 1) - 1) < n_tasks:
+        for n_done in count():
+            task = self.store.add(f"{name}/next", 1) - 1
+            if task >= n_tasks:
+                self.report(f"{n_done} done, no {name} left")
+                return
             self.report(f"{n_done} done, at {name} {task + 1} of {n_tasks}")
             result = work(task)
-            n_done += 1
             self._raise_failure()
             yield task, result
-        self.report(f"{n_done} done, no {name} left")
 
     @contextmanager
     def deadline(self, text: str) -> Iterator[None]:
@@ -300,10 +320,9 @@ class Processes:
             except Exception as error:
                 if self.store.check([key]):
                     raise PeerError(self.store.get(key).decode()) from error
-                lines = str(error).strip().splitlines() or [""]
-                name = type(error).__name__
-                line = f"rank {self.rank}: {text}: {name}: {lines[0]}"
-                self.store.set(key, line)
+                line, *_ = str(error).strip().splitlines() or [""]
+                name = f"{text}: {type(error).__name__}"
+                self.store.set(key, f"rank {self.rank}: {name}: {line}")
                 raise
 
     @property
@@ -320,19 +339,15 @@ class Processes:
         stalls = self._iter_stalls()
         while not ended.wait(min(WATCH_SECONDS, self.stall_seconds)):
             if self.store.check([key]):
-                self._exit_for_peer(self.store.get(key).decode())
+                if self.is_main:
+                    _print_error(self.store.get(key).decode())
+                    self.store.set(_ACKNOWLEDGED, "")
+                self._wait_for_acknowledgement()
+                os._exit(EXIT_PEER_FAILED)
             stall = next(stalls)
             if stall:
                 _print_error(f"rank {self.rank}: {stall}")
                 os._exit(EXIT_STALLED)
-
-    def _exit_for_peer(self, error: str) -> None:
-        """Exit because another process has failed, after rank 0 has printed its error."""
-        if self.is_main:
-            _print_error(error)
-            self.store.set(_ACKNOWLEDGED, "")
-        self._wait_for_acknowledgement()
-        os._exit(EXIT_PEER_FAILED)
 
     def fail(self, message: str) -> bool:
         """Tell the other processes that this one ends with an error; return whether rank 0 has printed an error.
@@ -363,11 +378,8 @@ class Processes:
             time.sleep(0.02)
         return True
 
-    def _take(self, name: str, task: int, own: dict[int, bytes]) -> bytes:
+    def _take(self, key: str) -> bytes:
         """Return the result of a finished task, and delete it from the store."""
-        if task in own:
-            return own.pop(task)
-        key = f"{name}/{task}"
         result = self._get(key)
         for i in range(int(self.store.get(key))):
             self.store.delete_key(f"{key}/part/{i}")
@@ -375,11 +387,11 @@ class Processes:
 
     def _put(self, key: str, value: bytes) -> None:
         """Write a value of any size to the store in parts, its key last."""
-        starts = range(0, len(value), MAX_VALUE_BYTES)
-        for i, start in enumerate(starts):
-            part = value[start : start + MAX_VALUE_BYTES]
+        n_parts = -(-len(value) // MAX_VALUE_BYTES)
+        for i in range(n_parts):
+            part = value[i * MAX_VALUE_BYTES :][:MAX_VALUE_BYTES]
             self.store.set(f"{key}/part/{i}", part)  # pyright: ignore[reportArgumentType]
-        self.store.set(key, str(len(starts)))
+        self.store.set(key, str(n_parts))
 
     def _get(self, key: str) -> bytes:
         """Read a value that `_put` wrote."""
@@ -403,26 +415,23 @@ class Processes:
 
     def _iter_stalls(self) -> Iterator[str]:
         """Yield at each look how far all processes are if none has moved for too long, else an empty text."""
-        seen: list[str] = []
+        seen = ""
         moved_at = time.monotonic()
         while True:
-            progress = self._progress()
-            is_stalled = time.monotonic() - moved_at > self.stall_seconds
+            progress = "; ".join(self._progress())
             if progress != seen:
                 seen, moved_at = progress, time.monotonic()
-                is_stalled = False
-            text = f"expected progress within {self.stall_seconds:g} s, got none: {'; '.join(progress)}"
+            is_stalled = time.monotonic() - moved_at > self.stall_seconds
+            text = f"expected progress within {self.stall_seconds:g} s, got none: {progress}"
             yield text if is_stalled else ""
 
-    def _progress(self) -> list[str]:
-        """Return how far each process is, one line per rank."""
-        lines: list[str] = []
+    def _progress(self) -> Iterator[str]:
+        """Yield how far each process is, one line per rank."""
         for rank in range(self.world_size):
             key = f"progress/{rank}"
             is_there = self.store.check([key])
             text = self.store.get(key).decode() if is_there else "not joined"
-            lines.append(f"rank {rank}: {text}")
-        return lines
+            yield f"rank {rank}: {text}"
 
     def _raise_failure(self) -> None:
         """Raise `PeerError` if another process has ended with an error."""
@@ -438,12 +447,12 @@ def _print_error(line: str) -> None:
 
 def launched_size() -> int:
     """Return the number of processes that a launcher started for this program; 0 without a launcher."""
-    return _number("WORLD_SIZE") if _is_launched() else 0
+    return _launched("WORLD_SIZE")
 
 
 def launched_rank() -> int:
     """Return the rank of this process among those that a launcher started; 0 without a launcher."""
-    return _number("RANK") if _is_launched() else 0
+    return _launched("RANK")
 
 
 def local_rank() -> int:
@@ -453,12 +462,13 @@ def local_rank() -> int:
 
 def local_size() -> int:
     """Return the number of processes on this host, at least 1."""
-    return max(1, _number("LOCAL_WORLD_SIZE")) if _is_launched() else 1
+    return max(1, _launched("LOCAL_WORLD_SIZE"))
 
 
-def _is_launched() -> bool:
-    """Return whether a launcher has set the environment variables of this process."""
-    return all(name in os.environ for name in LAUNCH_VARIABLES)
+def _launched(variable: str) -> int:
+    """Return the number in a variable that a launcher sets for its processes; 0 without a launcher."""
+    is_launched = all(name in os.environ for name in LAUNCH_VARIABLES)
+    return _number(variable) if is_launched else 0
 
 
 def _number(variable: str) -> int:
@@ -504,9 +514,8 @@ def join(facts: Facts, *, hide_gpus: bool = True) -> Processes | None:
     store, rank, world_size = next(meetings)
     # Some versions keep the keys of an attempt that torchrun has ended.
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    prefix = f"funcppo/{attempt}"
     processes = Processes(
-        store=distributed.PrefixStore(prefix, store),  # pyright: ignore[reportPrivateImportUsage]
+        store=distributed.PrefixStore(f"funcppo/{attempt}", store),  # pyright: ignore[reportPrivateImportUsage]
         rank=rank,
         world_size=world_size,
         stall_seconds=stall_seconds,
@@ -548,11 +557,10 @@ def _stall_seconds() -> float:
 def _choose_gpu() -> None:
     """Let PyTorch see only the GPU with this process's number on its host, of those that it may see."""
     number = local_rank()
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    names = [] if visible is None else visible.split(",")
     name = str(number)
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
-        name = names[number] if number < len(names) else ""
+        name = "".join(visible.split(",")[number : number + 1])
     os.environ["CUDA_VISIBLE_DEVICES"] = name
 
 
@@ -662,13 +670,13 @@ class PeerFailedError(RuntimeError):
     """Error for an attempt that works here but not in another process; the message names it and the reason."""
 
 
+@dataclass
 class _Attempt:
     """Attempt of all processes, with the first failure among them; empty while there is none."""
 
-    def __init__(self, agree: Agree, what: str) -> None:
-        self.agree = agree
-        self.what = what
-        self.failure = ""
+    agree: Agree
+    what: str
+    failure: str = ""
 
     def settle(self, failure: str = "") -> None:
         """Exchange with the other processes whether each succeeded so far; no effect after the attempt is over.
@@ -729,10 +737,7 @@ def backend_options(
 ) -> dict[str, Any]:
     """Return the arguments of `torch.compile` for a backend, which calls `settle` within `attempt_together`."""
     if not _attempts or _attempts[-1].agree is alone:
-        return {
-            "backend": backend,
-            "options": None if options is None else dict(options),
-        }
+        return {"backend": backend, "options": options and dict(options)}
     import torch
 
     compile_graph: Any = (

@@ -32,9 +32,13 @@ from torch._dynamo.callback import (
 from torch._dynamo.utils import CompilationMetrics, get_compilation_metrics
 
 from funcppo.core import tree
-from funcppo.runtime import cache, reasons
-from funcppo.runtime.capture import CapturedStep
-from funcppo.runtime.reasons import ReasonCode
+from funcppo.runtime import cache
+from funcppo.runtime.capture import (
+    CapturedStep,
+    ReasonCode,
+    recompile_code,
+    skip_code,
+)
 
 # logs why a graph was not recorded
 CUDAGRAPH_SKIP_LOGGER = "torch._inductor.cudagraph_utils.__cudagraphs"
@@ -222,11 +226,11 @@ class Monitor(logging.Handler):
 
     def recompile_codes(self) -> dict[str, int]:
         """Count recompilations by reason code."""
-        return Counter(map(reasons.recompile_code, self.recompile_reasons))
+        return Counter(map(recompile_code, self.recompile_reasons))
 
     def cudagraph_skip_codes(self) -> dict[str, int]:
         """Count by reason code how often CUDAGraph Trees recorded nothing."""
-        return Counter(map(reasons.skip_code, self.cudagraph_skip_reasons))
+        return Counter(map(skip_code, self.cudagraph_skip_reasons))
 
     def report(self) -> dict[str, object]:
         """Return all counts, median times and recent reasons by name, for `metrics.jsonl` and `--log-compiles`."""

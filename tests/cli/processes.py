@@ -105,7 +105,7 @@ def waiting_ends_with(file: Path, seconds: float = 0.5) -> None:
     """
     look = distributed.Processes._progress
 
-    def look_and_hurry(processes: distributed.Processes) -> list[str]:
+    def look_and_hurry(processes: distributed.Processes) -> Iterator[str]:
         if file.exists():
             processes.stall_seconds = seconds
         return look(processes)

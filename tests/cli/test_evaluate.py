@@ -17,7 +17,7 @@ from funcppo.cli import common, evaluate
 from funcppo.cli.evaluate import Evaluate, prepare_evaluation
 from funcppo.kg.ranking import ranking
 from funcppo.kg.search.task import ignore_phase
-from funcppo.runtime.reasons import ReasonCode
+from funcppo.runtime.capture import ReasonCode
 from tests.cli.runner import contains, funcppo, settings
 
 FILES_PAGE = Path(__file__).parents[2] / "docs" / "files.md"

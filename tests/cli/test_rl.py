@@ -71,7 +71,7 @@ def test_a_run_leaves_its_config_metrics_checkpoint_and_results(trained):
     assert results["returns"]["greedy"]["by_seed"] == {
         str(seed): value for seed, value in last.items()
     }
-    assert results["strategy"]["skip_code"] == "short_run"
+    assert results["strategy"]["failures"][0]["code"] == "short_run"
     header = logs.read_header(trained / "metrics.jsonl")
     for name in ("strategy", "versions"):
         assert header[name] == results[name]

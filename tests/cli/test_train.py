@@ -32,9 +32,10 @@ def test_a_run_leaves_its_config_metrics_checkpoint_and_results(trained):
     results = json.loads((trained / RESULTS_FILE).read_text())
     assert 0 < results["seconds"] < results["total_seconds"]
     strategy = results["strategy"]
-    assert (strategy["strategy"], strategy["failures"]) == ("eager", [])
-    assert strategy["skip_reason"] == "eager was asked for"
-    assert strategy["skip_code"] == "not_requested"
+    (failure,) = strategy["failures"]
+    assert (strategy["strategy"], failure["name"]) == ("eager", "compiling")
+    assert failure["message"] == "eager was asked for"
+    assert failure["code"] == "not_requested"
     assert logs.read_header(trained / METRICS_FILE) == {
         "strategy": strategy,
         "graphs": results["graphs"],

@@ -21,10 +21,10 @@ from torch._inductor.runtime.cache_dir_utils import cache_dir, triton_cache_dir
 from funcppo import optim
 from funcppo.envs import classic
 from funcppo.optim import clip_by_global_norm
-from funcppo.runtime import cache, reasons
+from funcppo.runtime import cache, capture
 from funcppo.runtime.cache import CompiledFunction
+from funcppo.runtime.capture import ReasonCode
 from funcppo.runtime.monitor import Monitor
-from funcppo.runtime.reasons import ReasonCode
 
 LIMIT = torch.tensor(1.0)
 # Where a size does not matter, vectors have 4 elements: Inductor calls the C++ compiler once for equal sources.
@@ -263,7 +263,7 @@ def test_compiling_again_fails_where_it_is_not_allowed(changed, code):
         fn(torch.ones(4), LIMIT)
         with pytest.raises(RuntimeError, match="because 0 differs") as caught:
             fn(changed, LIMIT)
-    assert reasons.recompile_code(str(caught.value)) is code
+    assert capture.recompile_code(str(caught.value)) is code
 
 
 def test_where_nothing_can_be_kept_the_code_runs_and_the_reason_is_recorded(

@@ -25,6 +25,7 @@ from funcppo.runtime.distributed import (
     Processes,
     StalledError,
     attempt_together,
+    error_line,
 )
 from tests.cli.processes import run_processes
 
@@ -323,7 +324,7 @@ def test_all_record_a_graph_or_none(tmp_path, broken):
                 fn=fn,
             )
 
-        capture._reason_against_graph = lambda leaves: ("", None)
+        capture._reason_against_graph = lambda leaves: None
         capture._capture_cuda_graph = record
         captured = capture.capture(
             lambda x: (x + 1, x), torch.zeros(2), agree=group.first_failure
@@ -337,3 +338,33 @@ def test_all_record_a_graph_or_none(tmp_path, broken):
     reasons = [f"rank {broken}: planted"] * 2
     reasons[broken] = "planted"
     assert got == [["none", reason] for reason in reasons]
+
+
+def raised(fn):
+    try:
+        fn()
+    except AssertionError as error:
+        return error
+    raise RuntimeError("nothing was raised")
+
+
+def test_a_line_says_what_an_error_says_or_where_it_was_raised():
+    def fail(*text):
+        if text:
+            raise AssertionError(*text)
+        raise AssertionError
+
+    assert error_line(raised(lambda: fail("two\n lines"))) == "two"
+    of_backend = lambda: fail("backend='b' raised:\nValueError: no")
+    line = error_line(raised(of_backend))
+    assert line == "backend='b' raised: ValueError: no"
+    line = error_line(raised(fail))
+    assert line.startswith("test_distributed.py, line ")
+    assert line.endswith(": raise AssertionError")
+    of_dynamo = (
+        '\nfrom user code:\n   File "/a/b/net.py", line 3, in f\n    g()'
+    )
+    line = error_line(raised(lambda: fail(of_dynamo)))
+    assert line.startswith("test_distributed.py, line ")
+    assert line.endswith(', from user code: File "net.py", line 3, in f g()')
+    assert error_line(ValueError()) == ""

@@ -72,12 +72,12 @@ from funcppo.runtime import memory
 from funcppo.runtime.capture import (
     CapturedStep,
     GraphedStep,
+    ReasonCode,
     ReplayMode,
     TreeFunction,
     are_trees_demanded,
 )
 from funcppo.runtime.memory import AsyncReadback, prefetch
-from funcppo.runtime.reasons import ReasonCode
 
 # Each collection of evidence solves every rule's body, so it ranks at least as many queries.
 MIN_CHUNK_QUERIES = 256

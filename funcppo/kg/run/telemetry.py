@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from funcppo.core.files import write_atomically
-from funcppo.runtime import memory, reasons
+from funcppo.runtime import capture, memory
 from funcppo.runtime.capture import CapturedStep
 from funcppo.runtime.compile import StrategyRecord
 
@@ -127,10 +127,10 @@ LOSSES = {"total": "loss", "policy": "policy_loss", "value": "value_loss"}
 # the label of a metric, and all its values
 LABELS: dict[str, tuple[str, Sequence[str]]] = {
     "loss": ("part", tuple(LOSSES)),
-    "graph_fallbacks": ("reason", reasons.FALLBACKS),
-    "graph_skips": ("reason", reasons.SKIPS),
-    "strategy_failures": ("reason", reasons.FAILURES),
-    "recompiles": ("reason", reasons.RECOMPILES),
+    "graph_fallbacks": ("reason", capture.FALLBACKS),
+    "graph_skips": ("reason", capture.SKIPS),
+    "strategy_failures": ("reason", capture.FAILURES),
+    "recompiles": ("reason", capture.RECOMPILES),
     "device_memory_bytes": (
         "kind",
         ("allocated", "reserved", "peak", "total"),
@@ -222,9 +222,10 @@ class Telemetry:
         self, record: StrategyRecord, captured: CapturedStep[Any, Any]
     ) -> None:
         """Count the fallbacks of the training step, and record how it is replayed."""
-        codes = [failure.code for failure in record.failures]
-        for code in filter(None, (*codes, record.skip_code)):
-            self.add("strategy_failures", 1, code)
+        for failure in record.failures:
+            # Graphs are counted below; without kernels of its own a strategy is in use all the same.
+            if failure.name not in ("cuda-graph", "rollout", "network"):
+                self.add("strategy_failures", 1, failure.code)
         if captured.fallback_code:
             self.add("graph_fallbacks", 1, captured.fallback_code)
         self.set("graph_enabled", captured.replay_mode != "none")

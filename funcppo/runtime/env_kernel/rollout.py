@@ -66,7 +66,7 @@ from funcppo.runtime.env_kernel.writer import (
     padded,
     parts_of,
 )
-from funcppo.runtime.reasons import error_line
+from funcppo.runtime.distributed import error_line
 
 # lines of a program: Triton takes more than linear time to compile them
 MAX_LINES = 1_200
