@@ -29,7 +29,9 @@ from funcppo.runtime.env_kernel.writer import (
     UnsupportedError,
     Writer,
     column_code,
+    common_row_dim,
     concatenate,
+    first_tile_axis,
     held_tensor,
     index_code,
     literal,
@@ -37,7 +39,6 @@ from funcppo.runtime.env_kernel.writer import (
     padded,
     parts_of,
     rearrange,
-    without_axis,
 )
 
 aten = torch.ops.aten
@@ -113,19 +114,16 @@ def pointwise(
     Raises:
       UnsupportedError: it has no code for this dtype.
     """
-    kind = "i"
-    if dtype == torch.bool or dtype.is_floating_point:
-        kind = "b" if dtype == torch.bool else "f"
+    operands = dtype
+    if op in COMPARISONS:
+        samples = [
+            torch.empty(1, dtype=x.dtype) if isinstance(x, LaneTensor) else x
+            for x in args
+        ]
+        operands = torch.result_type(samples[0], samples[-1])
+    kind = {torch.bool: "b", torch.int64: "i", torch.int32: "i"}.get(dtype, "f")
     for kinds, template in POINTWISE[op].items():
         if kind in kinds:
-            operands = dtype
-            if op in COMPARISONS:
-                tensors = [x.dtype for x in args if isinstance(x, LaneTensor)]
-                if any(isinstance(x, float) for x in args):
-                    tensors.append(torch.float32)
-                operands = tensors[0]
-                for other in tensors[1:]:
-                    operands = torch.promote_types(operands, other)
             return writer.pointwise(template, args, operands, dtype)
     raise UnsupportedError(f"operator {op} of {dtype}")
 
@@ -146,10 +144,14 @@ def _to_copy(
 
 
 def _where(
-    writer: Writer, dtype: torch.dtype, result: Tensor, *args: Any
+    writer: Writer,
+    dtype: torch.dtype,
+    result: Tensor,
+    condition: LaneTensor,
+    *args: Any,
 ) -> LaneTensor:
-    dtypes = [torch.bool, dtype, dtype]
-    return writer.pointwise(WHERE, args, dtypes, dtype)
+    condition = condition._replace(dtype=dtype)  # it is not cast
+    return writer.pointwise(WHERE, [condition, *args], dtype, dtype)
 
 
 def _divide(
@@ -205,15 +207,14 @@ def _cat(
 ) -> LaneTensor:
     parts = [_to_copy(writer, dtype, result, x) for x in tensors]
     dim %= result.ndim
-    row_dims = {x.row_dim for x in parts if x.row_dim is not None}
-    if len(row_dims) > 1 or dim in row_dims:
-        raise UnsupportedError("tensors side by side, along their rows")
     # Where no rows are, all rows share the numbers.
-    row_dim = next(iter(row_dims), None)
+    row_dim = common_row_dim(parts)
+    if dim == row_dim:
+        raise UnsupportedError("tensors side by side, along their rows")
     n = sum(x.places.size for x in parts)
     if n <= MAX_NUMBERS_A_ROW and all(x.tile == 0 for x in parts):
         return concatenate(parts, dim, row_dim)
-    first = 0 if row_dim is None else row_dim + 1
+    first = first_tile_axis(row_dim)
     if dim < first or n > MAX_TILE_WIDTH:
         raise UnsupportedError(f"{n} numbers of tensors side by side")
     if math.prod(parts[0].places.shape[:first]) > 1:
@@ -236,13 +237,15 @@ def _join(
     n_tile: int,
 ) -> LaneTensor:
     """Concatenate tensors of several sizes in one tile."""
-    ends = np.cumsum([x.places.shape[dim] for x in parts]).tolist()
+    sizes = [x.places.shape[dim] for x in parts]
+    ends = np.cumsum(sizes).tolist()
     pieces: list[Expression] = []
     shape: tuple[int, ...] = ()
-    for x, end in zip(parts, ends):
+    for x, size, end in zip(parts, sizes, ends):
         # Outside of its part a tensor shows its first or last number.
-        size = x.places.shape[dim]
-        along = np.clip(np.arange(ends[-1]) - (end - size), 0, size - 1)
+        along = np.clip(
+            np.arange(size - end, ends[-1] + size - end), 0, size - 1
+        )
         shown = np.take(x.places, along, dim)
         shape = shown.shape
         pieces += writer.take(x, shown, row_dim, n_tile).held
@@ -257,7 +260,7 @@ def _full(
     """Return a tensor of the result's shape filled with the last argument."""
     zeros = np.zeros(result.shape, np.int64)
     places, row_dim = rearrange(torch.clone, zeros, None)
-    return LaneTensor(places * 0, dtype, row_dim, (literal(args[-1], dtype),))
+    return LaneTensor(places, dtype, row_dim, (literal(args[-1], dtype),))
 
 
 def _arange(
@@ -270,10 +273,10 @@ def _arange(
     **_: Any,
 ) -> LaneTensor:
     n = len(result)
-    if n % TRACED_ROWS:
+    k, rest = divmod(n, TRACED_ROWS)
+    if rest:
         numbers = [literal(start + i * step, dtype) for i in range(n)]
         return held_tensor(numbers, (n,), dtype)
-    k = n // TRACED_ROWS
     numbers = [
         writer.line(f"({start} + (rows * {k} + {j}) * {step})", "row")
         for j in range(k)
@@ -338,21 +341,6 @@ def _cumsum(
     return concatenate(sums, dim, x.row_dim)
 
 
-def _index_select(
-    writer: Writer,
-    dtype: torch.dtype,
-    result: Tensor,
-    x: LaneTensor,
-    dim: int,
-    index: LaneTensor,
-) -> LaneTensor:
-    if not index.pointer and _constant_index(index) is None:
-        # It refuses negative ones, other than an index.
-        raise UnsupportedError("numbers by computed indices")
-    dim %= x.places.ndim
-    return _index(writer, dtype, result, x, [*[None] * dim, index])
-
-
 def _index(
     writer: Writer,
     dtype: torch.dtype,
@@ -362,11 +350,9 @@ def _index(
 ) -> LaneTensor:
     """Index a tensor: by constant indices along an axis, or by computed indices of a table that all rows share."""
     given = [index for index in indices if index is not None]
-    dim = next(i for i, index in enumerate(indices) if index is not None)
-    if any(index.dtype == torch.bool for index in given):
-        raise UnsupportedError("numbers by a mask")
-    if any(index.pointer for index in given):
-        raise UnsupportedError("numbers by indices in memory")
+    dim = indices.index(given[0])
+    if any(index.dtype == torch.bool or index.pointer for index in given):
+        raise UnsupportedError("numbers by a mask, or by indices in memory")
     numbers = _constant_index(given[0])
     if len(given) == 1 and numbers is not None:
         return writer.view(_take, x, dim, torch.from_numpy(numbers))
@@ -377,9 +363,9 @@ def _index(
         raise UnsupportedError("numbers by several constant indices")
     if dim or None in indices[: len(given)]:
         raise UnsupportedError("computed indices of axes that are not first")
-    if not x.pointer:
-        return _choose_row(writer, dtype, result, x, given)
-    return _look_up(writer, x, given)
+    if x.pointer:
+        return _look_up(writer, x, given)
+    return _choose_row(writer, x, given)
 
 
 def _take(x: Tensor, dim: int, numbers: Tensor) -> Tensor:
@@ -397,11 +383,7 @@ def _constant_index(index: LaneTensor) -> NDArray[Any] | None:
 
 
 def _choose_row(
-    writer: Writer,
-    dtype: torch.dtype,
-    result: Tensor,
-    x: LaneTensor,
-    indices: Sequence[LaneTensor],
+    writer: Writer, x: LaneTensor, indices: Sequence[LaneTensor]
 ) -> LaneTensor:
     """Choose rows of a small constant table by one computed index."""
     if len(indices) > 1 or indices[0].places.ndim != 1:
@@ -424,20 +406,15 @@ def _choose(
     Args:
       n_back: how much less an index may be that names the same slice; 0: no less.
     """
-    slices = np.split(x.places, x.places.shape[dim], dim)
-    chosen = x._replace(places=slices[0])
-    for i, numbers in enumerate(slices[1:], 1):
+    first, *others = np.split(x.places, x.places.shape[dim], dim)
+    chosen = x._replace(places=first)
+    for i, numbers in enumerate(others, 1):
         template = f"({{0}} == {i})"
         if n_back:
             template = f"({template} | ({{0}} == {i - n_back}))"
         is_it = writer.pointwise(template, [index], torch.int64, torch.bool)
         other = x._replace(places=numbers)
-        chosen = writer.pointwise(
-            WHERE,
-            [is_it, other, chosen],
-            [torch.bool, x.dtype, x.dtype],
-            x.dtype,
-        )
+        chosen = _where(writer, x.dtype, x.places, is_it, other, chosen)
     return chosen
 
 
@@ -490,7 +467,7 @@ def _look_up(
 
 
 def _steps(offsets: NDArray[Any], n_axes: int) -> list[int]:
-    """Return the memory strides of the first axes of a table; raise UnsupportedError if they are not uniform.
+    """Return the memory strides of the first axes of a table.
 
     Raises:
       UnsupportedError: there are no such steps.
@@ -498,11 +475,12 @@ def _steps(offsets: NDArray[Any], n_axes: int) -> list[int]:
     steps: list[int] = []
     expected = offsets[(0,) * n_axes]
     for dim in reversed(range(n_axes)):
-        size = offsets.shape[dim]
-        line = np.moveaxis(offsets, dim, 0).reshape(size, -1)[:, 0]
-        step = int(line[1] - line[0]) if size > 1 else 0
-        column = (step * np.arange(size)).reshape(-1, *(1,) * expected.ndim)
-        expected = expected[None] + column
+        along = np.moveaxis(offsets, dim, 0).reshape(offsets.shape[dim], -1)
+        step = int(np.diff(along[:2, 0]).sum())
+        column = (step * np.arange(len(along))).reshape(
+            -1, *(1,) * expected.ndim
+        )
+        expected = expected + column
         steps.insert(0, step)
     if not np.array_equal(expected, offsets):
         raise UnsupportedError("a table in an order of no rule")
@@ -536,21 +514,6 @@ def _load_many(
     return held_tensor([tile], shape, table.dtype, start.row_dim, offsets.ndim)
 
 
-def _log_softmax(
-    writer: Writer,
-    dtype: torch.dtype,
-    result: Tensor,
-    x: LaneTensor,
-    dim: int,
-    *_: Any,
-) -> LaneTensor:
-    apply = partial(writer.pointwise, operand_dtype=dtype, dtype=dtype)
-    largest = writer.fold("max", x, dim, True)
-    shifted = apply("({0} - {1})", [x, largest])
-    total = writer.fold("sum", apply("tl.exp({0})", [shifted]), dim, True)
-    return apply("({0} - tl.log({1}))", [shifted, total])
-
-
 def _argmax(
     writer: Writer,
     dtype: torch.dtype,
@@ -563,19 +526,18 @@ def _argmax(
 ) -> LaneTensor:
     """Return the index of the first largest number, or smallest by `sign`; a NaN counts as the extreme."""
     x, dim = writer.narrow(x, dim)
-    slices = np.moveaxis(x.places, dim, 0)
-    row_dim = without_axis(x.row_dim, dim)
-    best = x._replace(places=slices[0], row_dim=row_dim)
-    index = LaneTensor(slices[0] * 0, dtype, row_dim, (Expression("0"),))
+    first, *others = np.split(x.places, x.places.shape[dim], dim)
+    best = x._replace(places=first)
+    index = LaneTensor(first * 0, dtype, x.row_dim, (Expression("0"),))
     is_larger = (
         f"(({{0}} {sign} {{1}}) | (({{0}} != {{0}}) & ({{1}} == {{1}})))"
     )
-    for i, numbers in enumerate(slices[1:], 1):
-        other = x._replace(places=numbers, row_dim=row_dim)
+    for i, numbers in enumerate(others, 1):
+        other = x._replace(places=numbers)
         larger = writer.pointwise(is_larger, [other, best], x.dtype, torch.bool)
         index = _where(writer, dtype, result, larger, i, index)
         best = _where(writer, x.dtype, result, larger, other, best)
-    return writer.view(torch.unsqueeze, index, dim) if keep else index
+    return index if keep else writer.view(torch.squeeze, index, dim)
 
 
 def _gather(
@@ -593,10 +555,9 @@ def _gather(
         raise UnsupportedError("many numbers, chosen by an index")
     # Also where there is but one number to choose from.
     shape = np.broadcast_shapes(chosen.places.shape, index.places.shape)
-    return chosen._replace(
-        places=np.broadcast_to(chosen.places, shape),
-        row_dim=index.row_dim if chosen.row_dim is None else chosen.row_dim,
-    )
+    places = np.broadcast_to(chosen.places, shape)
+    row_dim = common_row_dim([chosen, index])
+    return chosen._replace(places=places, row_dim=row_dim)
 
 
 def _matmul(
@@ -658,7 +619,8 @@ def _wide_product(
     is_held = writer.max_held is None or n_in * n_out <= writer.max_held
     if len(row) == 1 and n_in <= 256 and is_held:
         tile = _without_padding(writer, row[0][0], n_in)
-        operands = f"{tile.code}, {_load_matrix(writer, matrix)}"
+        weights = writer.line(_matrix_code(writer, matrix), "wide", once=True)
+        operands = f"{tile.code}, {weights.code}"
         return writer.line(
             f'tl.dot({operands}, input_precision="ieee")', "wide"
         )
@@ -707,11 +669,6 @@ def _without_padding(
     return writer.line(f"tl.where({mask}, {full.code}, 0.0)", "wide")
 
 
-def _load_matrix(writer: Writer, matrix: LaneTensor) -> str:
-    """Load a matrix [K, N] into registers, with padding 0; return its code."""
-    return writer.line(_matrix_code(writer, matrix), "wide", once=True).code
-
-
 def _matrix_code(writer: Writer, matrix: LaneTensor, before: str = "") -> str:
     """Write code that loads a matrix [K, N], with axes of size 1 before it and padding 0."""
     offsets = matrix.places
@@ -757,7 +714,6 @@ OPERATORS: dict[Any, Callable[..., Any]] = {
     aten.cumsum: _cumsum,
     aten.div: _divide,
     aten.index: _index,
-    aten.index_select: _index_select,
     aten.clamp: _clamp,
     aten.pow: _pow,
     aten.cat: _cat,
@@ -767,7 +723,6 @@ OPERATORS: dict[Any, Callable[..., Any]] = {
     aten.arange: _arange,
     aten.sum: partial(_reduce, reduction="sum"),
     aten.any: partial(_reduce, reduction="any"),
-    aten._log_softmax: _log_softmax,
     aten.argmax: _argmax,
     aten.argmin: partial(_argmax, sign="<"),
     aten.gather: _gather,

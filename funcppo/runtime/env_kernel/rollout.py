@@ -17,30 +17,24 @@ refused.
 
 from __future__ import annotations
 
-import hashlib
-import importlib.util
 import inspect
 import math
 import operator
 import re
-import sys
-import types
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, fx
-from torch._decomp import core_aten_decompositions
+from torch._decomp import core_aten_decompositions, get_decompositions
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from funcppo.core import random, tree
-from funcppo.core.files import write_atomically
 from funcppo.runtime import cache
+from funcppo.runtime.distributed import error_line
 from funcppo.runtime.env_kernel.operators import (
     OPERATORS,
     POINTWISE,
@@ -62,11 +56,9 @@ from funcppo.runtime.env_kernel.writer import (
     mask_code,
     memory_tensor,
     named_tensor,
-    numbers_a_row,
     padded,
     parts_of,
 )
-from funcppo.runtime.distributed import error_line
 
 # lines of a program: Triton takes more than linear time to compile them
 MAX_LINES = 1_200
@@ -99,23 +91,15 @@ COPIES = (
 )
 
 
+# Operators that are written as others, beside those that are not of core ATen.
+DECOMPOSED = [aten._log_softmax, aten.index_select, aten.split_with_sizes]
 # Operators that no program has. A function that calls one is refused before it is traced, which may take seconds.
-REFUSED = {aten.searchsorted, aten.nonzero, aten.topk}
+REFUSED = (aten.searchsorted.Tensor, aten.nonzero.default, aten.topk.default)
 
 
-class _Refusal(TorchDispatchMode):
-    """Dispatch mode that raises an error at operators for which no kernel code exists."""
-
-    def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Sequence[type],
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        if func.overloadpacket in REFUSED:
-            raise UnsupportedError(f"operator {func}")
-        return func(*args, **(kwargs or {}))
+def _refuse(op: object, *_: object, **__: object) -> None:
+    """Stop the trace of a function that calls an operator of `REFUSED`."""
+    raise UnsupportedError(f"operator {op}")
 
 
 def write_program(
@@ -148,17 +132,14 @@ def write_program(
     arguments = iter(inputs)
     outputs: list[LaneTensor] = []
     for node in graph.graph.nodes:
+        args, kwargs = fx.map_arg((node.args, node.kwargs), values.__getitem__)
         if node.op == "placeholder":
             values[node] = next(arguments)
         elif node.op == "output":
             outputs = [
-                writer.hold(values[x], x.meta["val"], i < n_carried)
-                for i, x in enumerate(node.args[0])
+                writer.hold(x, i < n_carried) for i, x in enumerate(args[0])
             ]
         elif node.op == "call_function":
-            args, kwargs = fx.map_arg(
-                (node.args, node.kwargs), lambda x: values[x]
-            )
             values[node] = _apply(writer, node, args, kwargs)
         else:
             values[node] = constant_tensor(getattr(graph, node.target))
@@ -174,14 +155,8 @@ def write_program(
             f"params that are read both in bfloat16 and in another dtype: {min(both)}"
         )
     rounded = frozenset(writer.rounded)
-    return Program(
-        preamble,
-        body,
-        outputs,
-        rounded,
-        writer.n_streamed,
-        writer.has_checks,
-    )
+    counts = (writer.n_streamed, writer.has_checks)
+    return Program(preamble, body, outputs, rounded, *counts)
 
 
 def _trace(
@@ -192,9 +167,11 @@ def _trace(
     Raises:
       UnsupportedError: it calls an operator that no program has, or cannot be traced.
     """
-    with _Refusal():
-        fn(*examples)
-    decompositions: Any = core_aten_decompositions()
+    decompositions: Any = {
+        **core_aten_decompositions(),
+        **get_decompositions(DECOMPOSED),
+        **{op: partial(_refuse, op) for op in REFUSED},
+    }
     # not with real tensors, of which some operators read numbers to check them
     traced = make_fx(
         fn,
@@ -204,6 +181,8 @@ def _trace(
     )
     try:
         return traced(*examples)
+    except UnsupportedError:
+        raise
     except Exception as error:
         line = error_line(error)
         raise UnsupportedError(f"it cannot be traced: {line}") from error
@@ -216,21 +195,21 @@ def _apply(
     op: Any = node.target
     if op is operator.getitem:
         return args[0][args[1]]
-    result = node.meta["val"]
-    dtype = result.dtype if isinstance(result, Tensor) else torch.int64
     if op in COPIES:
         return args[0]
+    result = node.meta["val"]
+    dtype = result.dtype if isinstance(result, Tensor) else torch.int64
     packet = getattr(op, "overloadpacket", None)
     is_rounded = "rounding_mode" in kwargs
     if packet in POINTWISE and kwargs.get("alpha", 1) == 1 and not is_rounded:
         return pointwise(writer, packet, dtype, args)
     if packet in VIEWS:
         return writer.view(op, *args)
-    if packet in OPERATORS:
-        # Any other option is one that the operator below takes, or an error.
-        options = {k: v for k, v in kwargs.items() if k not in IGNORED_OPTIONS}
-        return OPERATORS[packet](writer, dtype, result, *args, **options)
-    raise UnsupportedError(f"operator {op}")
+    if packet not in OPERATORS:
+        raise UnsupportedError(f"operator {op}")
+    # Any other option is one that the operator below takes, or an error.
+    options = {k: v for k, v in kwargs.items() if k not in IGNORED_OPTIONS}
+    return OPERATORS[packet](writer, dtype, result, *args, **options)
 
 
 def _needed_lines(
@@ -382,19 +361,21 @@ def write_rollout_kernel(
     n_params = sum(x.numel() for x in tree.leaves((args.world, args.params)))
     max_held = MAX_HELD if n_params > MAX_PARAMS else None
     examples, inputs = _examples(args)
+    like = tree.unflatten(args, [*examples.values()])
 
     def flat_step(*leaves: Tensor) -> list[Tensor]:
         with torch.no_grad():
-            return tree.leaves(step(cfg, *tree.unflatten(examples, [*leaves])))
+            return tree.leaves(step(cfg, *tree.unflatten(args, [*leaves])))
 
     with torch.no_grad():
-        next_state, transition = step(cfg, *examples)
-    n_states = len(tree.leaves(args.rollout_state))
+        results = step(cfg, *like)
+    n_states, n_outputs = (len(tree.leaves(x)) for x in results)
     program = write_program(
-        flat_step, tree.leaves(examples), inputs, max_held, n_states
+        flat_step, [*examples.values()], inputs, max_held, n_states
     )
     _check_params(n_params, program.n_streamed, math.prod(batch_shape))
-    source = _kernel_source(program, examples, len(tree.leaves(transition)))
+    n_world = len(tree.leaves(args.world))
+    source = _kernel_source(program, examples, n_world, n_outputs)
     block = _block(batch_shape[-1], args.params, program)
     return RolloutCode(
         source,
@@ -402,8 +383,7 @@ def write_rollout_kernel(
         block,
         program.rounded,
         program.has_checks,
-        next_state,
-        transition,
+        *results,
     )
 
 
@@ -417,18 +397,26 @@ def _check_params(n_params: int, n_streamed: int, n_rows: int) -> None:
     Raises:
       UnsupportedError: it cannot.
     """
-    held = n_params - n_streamed
-    if held > MAX_PARAMS:
-        reason = (
-            f"{held} params, more than the {MAX_PARAMS} that one block can hold"
-        )
-    elif n_streamed > MAX_STREAMED:
-        reason = f"{n_streamed} params of large layers, more than the {MAX_STREAMED} that a block can read at each step"
-    elif n_streamed and n_rows > MAX_STREAMING_BLOCKS:
-        reason = f"{n_rows} environments would read large layers at each step, more than {MAX_STREAMING_BLOCKS}"
-    else:
-        return
-    raise UnsupportedError(reason)
+    n_blocks = n_rows if n_streamed else 0
+    for number, most, text in (
+        (
+            n_params - n_streamed,
+            MAX_PARAMS,
+            "params, more than the {} that one block can hold",
+        ),
+        (
+            n_streamed,
+            MAX_STREAMED,
+            "params of large layers, more than the {} that a block can read at each step",
+        ),
+        (
+            n_blocks,
+            MAX_STREAMING_BLOCKS,
+            "environments would read large layers at each step, more than {}",
+        ),
+    ):
+        if number > most:
+            raise UnsupportedError(f"{number} {text.format(most)}")
 
 
 def _batch_shape(args: StepArguments) -> tuple[int, ...]:
@@ -437,9 +425,9 @@ def _batch_shape(args: StepArguments) -> tuple[int, ...]:
     Raises:
       UnsupportedError: tensors of the state do not have one row for each environment.
     """
-    key, *_ = tree.leaves(args.random_inputs)
-    shapes = {x.shape[: key.ndim] for x in tree.leaves(args.rollout_state)}
-    if len(shapes) != 1 or key.ndim > 2:
+    n_dims = tree.leaves(args.random_inputs)[0].ndim
+    shapes = {x.shape[:n_dims] for x in tree.leaves(args.rollout_state)}
+    if len(shapes) != 1 or n_dims > 2:
         raise UnsupportedError("a state without a row for each environment")
     return tuple(*shapes)
 
@@ -459,49 +447,45 @@ def _block(
     return 1, 4 if is_wide else 1, 3
 
 
-def _examples(args: StepArguments) -> tuple[StepArguments, list[LaneTensor]]:
-    """Build arguments with `TRACED_ROWS` rows, and the kernel's tensor for each leaf."""
-    inputs: list[LaneTensor] = []
+def _examples(
+    args: StepArguments,
+) -> tuple[dict[str, Tensor], list[LaneTensor]]:
+    """Build leaves of the arguments with `TRACED_ROWS` rows by their names, and the kernel's tensor for each.
 
-    def add(kind: str, x: Tensor) -> Tensor:
-        name = f"{kind}{len(inputs)}"
+    A name begins with p for params and world, s for the state, k for the key of all rows, x for other random inputs.
+    """
+    world, params, state, (key, *drawn) = map(tree.leaves, args)
+    kinds = [("p", world + params), ("s", state), ("k", [key]), ("x", drawn)]
+    examples: dict[str, Tensor] = {}
+    inputs: list[LaneTensor] = []
+    for kind, x in [(kind, x) for kind, leaves in kinds for x in leaves]:
+        name = f"{kind}{len(examples)}"
         example = torch.zeros(x.shape, dtype=x.dtype)
         if kind == "p":
-            inputs.append(memory_tensor(name, x))
+            held = memory_tensor(name, x)
         elif kind == "k":
             numbers = [Expression(f"{name}_{j}") for j in range(x.numel())]
-            inputs.append(held_tensor(numbers, x.shape, x.dtype))
+            held = held_tensor(numbers, x.shape, x.dtype)
         else:
             example = example.new_zeros(TRACED_ROWS, *x.shape[1:])
-            inputs.append(named_tensor(name, example))
-        return example
-
-    world, params = tree.map(partial(add, "p"), args[:2])
-    state = tree.map(partial(add, "s"), args.rollout_state)
-    # The first of the random inputs is a key for all rows.
-    key, *of_each = tree.leaves(args.random_inputs)
-    drawn = [add("k", key), *(add("x", x) for x in of_each)]
-    random_inputs = tree.unflatten(args.random_inputs, drawn)
-    return StepArguments(world, params, state, random_inputs), inputs
+            held = named_tensor(name, example)
+        examples[name] = example
+        inputs.append(held)
+    return examples, inputs
 
 
 def _kernel_source(
-    program: Program, args: StepArguments, n_outputs: int
+    program: Program, examples: dict[str, Tensor], n_world: int, n_outputs: int
 ) -> str:
-    """Write the source of the kernel's module; `args` come from `_examples`, which names tensors by position."""
-    leaves = tree.leaves(args)
-    n_world, n_params, n_states, _ = (len(tree.leaves(x)) for x in args)
-    n_shared = n_world + n_params
-    end = n_shared + n_states
-    states = {f"s{i}": leaves[i] for i in range(n_shared, end)}
-    drawn = {f"x{i}": leaves[i] for i in range(end + 1, len(leaves))}
-    pointers = [
-        *(f"p{i}" for i in range(n_shared)),
-        *(f"{name}_ptr" for name in [*states, f"k{end}", *drawn]),
-        *(f"{name}_out" for name in states),
-        *(f"y{i}_ptr" for i in range(n_outputs)),
-    ]
+    """Write the source of the kernel's module.
 
+    Args:
+      examples: of `_examples`; the first `n_world` are of the world.
+    """
+    shared, states, (key, *_), drawn = (
+        {name: x for name, x in examples.items() if name[0] == kind}
+        for kind in "pskx"
+    )
     lines = [
         "blocks = (n_rows + R - 1) // R",  # of each learner
         "learner = (tl.program_id(0) // blocks).to(tl.int64)",
@@ -511,46 +495,43 @@ def _kernel_source(
         "place = learner * n_rows + first",
         "places = place + tl.arange(0, R)",
     ]
-    for i in range(n_world, n_shared):
-        lines.append(f"p{i} = p{i} + learner * {leaves[i].numel()}")
+    for name in [*shared][n_world:]:
+        lines.append(f"{name} = {name} + learner * {shared[name].numel()}")
     lines += program.preamble
     for name, x in states.items():
         lines += load_rows(name, x)
 
-    key = {f"k{end}": leaves[end]}
-    step = _step_lines(program, key, drawn, states)
+    # one step: load keys and random inputs, compute, store outputs, carry the state
+    n_words = examples[key].numel()
+    step = [
+        f"{key}_{j} = tl.load({key}_ptr + (t * n_learners + learner) * {n_words} + {j})"
+        for j in range(n_words)
+    ]
+    for name, x in drawn.items():
+        step += load_rows(name, x, BEFORE_STEP)
+    step += program.body
+    for i, value in enumerate(program.outputs[len(states) :]):
+        step += store_rows(f"y{i}_ptr", value, BEFORE_STEP)
+    step += _carry(states, program.outputs)
     lines.append("for t in range(n_steps):")
     lines += [INDENT + line for line in step]
     for name, x in states.items():
         lines += store_rows(f"{name}_out", named_tensor(name, x))
+
     signature = ", ".join(
-        [*pointers, "n_rows", "n_learners", "n_steps", "R: tl.constexpr"]
+        [
+            *shared,
+            *(f"{name}_ptr" for name in [*states, key, *drawn]),
+            *(f"{name}_out" for name in states),
+            *(f"y{i}_ptr" for i in range(n_outputs)),
+            "n_rows, n_learners, n_steps, R: tl.constexpr",
+        ]
     )
     # else another number of steps, of a check and of the rollout, would be another kernel to compile
     jit = '@triton.jit(do_not_specialize=["n_steps"])'
     head = f"{jit}\ndef rollout_kernel({signature}):\n"
     body = "".join(f"{INDENT}{line}\n" for line in lines)
     return "".join([HEADER, threefry_source(), head, body])
-
-
-def _step_lines(
-    program: Program,
-    key: dict[str, Tensor],
-    drawn: dict[str, Tensor],
-    states: dict[str, Tensor],
-) -> list[str]:
-    """Write the lines of one step: load keys and random inputs, run the body, store outputs, carry the state."""
-    lines: list[str] = []
-    for name, x in key.items():
-        place = f"(t * n_learners + learner) * {x.numel()}"
-        for j in range(x.numel()):
-            lines.append(f"{name}_{j} = tl.load({name}_ptr + {place} + {j})")
-    for name, x in drawn.items():
-        lines += load_rows(name, x, BEFORE_STEP)
-    lines += program.body
-    for i, value in enumerate(program.outputs[len(states) :]):
-        lines += store_rows(f"y{i}_ptr", value, BEFORE_STEP)
-    return lines + _carry(states, program.outputs)
 
 
 def _tile_places(places: str, n: int, numbers: NDArray[Any]) -> tuple[str, str]:
@@ -589,30 +570,24 @@ def store_rows(pointer: str, value: LaneTensor, before: str = "") -> list[str]:
       before: code of the rows before these in memory.
     """
     lines: list[str] = []
+    n = value.places.size
     if value.tile != 0:
-        places = value.places
-        parts = parts_of(value, places)
+        parts = parts_of(value, value.places)
         if parts is None:
             raise UnsupportedError("an output of parts of tiles")
         for tile, numbers in parts:
-            place, mask = _tile_places(f"{before}places", places.size, numbers)
+            place, mask = _tile_places(f"{before}places", n, numbers)
             code = _spread(tile, len(numbers))
             lines.append(f"tl.store({pointer} + {place}, {code}, mask={mask})")
         return lines
 
-    numbers = numbers_a_row(value)
-    n = len(numbers)
-    for j, number in enumerate(numbers):
-        if number.kind == "row":
-            place = f"({before}place) * {n} + {j}"
-            lines.append(
-                f"store({pointer}, {place}, {n}, {number.code}, mask, R)"
-            )
-        else:
-            place = f"({before}places) * {n} + {j}"
-            lines.append(
-                f"tl.store({pointer} + {place}, {number.code}, mask=mask)"
-            )
+    for j, number in enumerate(value.numbers()):
+        place = f"({before}place) * {n} + {j}, {n}, {number.code}, mask, R)"
+        line = f"store({pointer}, {place}"
+        if number.kind != "row":
+            place = f"({before}places) * {n} + {j}, {number.code}, mask=mask)"
+            line = f"tl.store({pointer} + {place}"
+        lines.append(line)
     return lines
 
 
@@ -629,11 +604,9 @@ def _carry(
     assigned: list[str] = []
     for (name, x), value in zip(states.items(), values):
         dtype = TRITON_DTYPES[x.dtype]
-        is_tiled = value.tile != 0
-        numbers = value.held if is_tiled else numbers_a_row(value)
-        for j, number in enumerate(numbers):
+        for j, number in enumerate(value.needed()):
             code = number.code
-            if is_tiled:
+            if value.tile != 0:
                 code = _spread(number, value.width)
             elif number.kind == "scalar":
                 code = f"tl.zeros([R], {dtype}) + {code}"
@@ -642,31 +615,26 @@ def _carry(
     return [*computed, *assigned]
 
 
-class _Word:
+class _Word(NamedTuple):
     """32-bit word in assembly code, for `random.threefry_rounds`."""
 
-    def __init__(self, code: str, lines: list[str]) -> None:
-        self.code = code  # a register, or a literal
-        self.lines = lines
+    code: str  # a register, or a literal
+    lines: list[str]
 
-    def __add__(self, other: Any) -> _Word:
-        return self._line(f"add.u32 {{}}, {self.code}, {other.code};")
-
-    def __xor__(self, other: Any) -> _Word:
-        return self._line(f"xor.b32 {{}}, {self.code}, {other.code};")
-
-    def __and__(self, other: Any) -> _Word:
-        return self  # a word of 32 bits has no more
-
-    def rotate_left(self, n_bits: int) -> _Word:
-        """Return the word rotated to the left by `n_bits`."""
-        twice = f"{self.code}, {self.code}"
-        return self._line(f"shf.l.wrap.b32 {{}}, {twice}, {n_bits};")
-
-    def _line(self, template: str) -> _Word:
+    def write(self, operation: str, *operands: str) -> _Word:
+        """Return the result of an operation in a new register."""
         name = f"w{len(self.lines)}"
-        self.lines.append(template.format(name))
+        self.lines.append(f"{operation} {', '.join([name, *operands])};")
         return _Word(name, self.lines)
+
+    def __add__(self, other: Any) -> Any:
+        return self.write("add.u32", self.code, other.code)
+
+    def __xor__(self, other: Any) -> Any:
+        return self.write("xor.b32", self.code, other.code)
+
+    def __and__(self, other: Any) -> Any:
+        return self  # a word of 32 bits has no more
 
 
 def threefry_source() -> str:
@@ -679,34 +647,13 @@ def threefry_source() -> str:
     words = random.threefry_rounds(
         *(_Word(f"${i}", lines) for i in range(2, 6)),
         constant=lambda value: _Word(str(value), lines),
-        rotate_left=lambda word, n_bits: word.rotate_left(n_bits),
+        rotate_left=lambda word, n_bits: word.write(
+            "shf.l.wrap.b32", word.code, word.code, str(n_bits)
+        ),
     )
-    code = "\n".join(
-        [
-            f".reg .b32 w<{len(lines)}>;",
-            *lines,
-            *(f"mov.b32 ${i}, {word.code};" for i, word in enumerate(words)),
-        ]
-    )
+    moves = [f"mov.b32 ${i}, {word.code};" for i, word in enumerate(words)]
+    code = "\n".join([f".reg .b32 w<{len(lines)}>;", *lines, *moves])
     return THREEFRY.replace("CODE", code)
-
-
-def load_source(source: str) -> types.ModuleType:
-    """Import generated source as a module, from a file in the folder of compiled code: Triton reads source files."""
-    digest = hashlib.sha256(source.encode()).hexdigest()[:32]
-    name = f"funcppo_source_{digest}"
-    if name in sys.modules:
-        return sys.modules[name]
-    folder = cache.functions_folder() or Path(cache.temporary_folder())
-    path = folder / f"{digest}.py"
-    # Written also where there is one: what is run is what was generated.
-    write_atomically(path, lambda f: f.write(source.encode()), durable=False)
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module
 
 
 class RolloutKernel:
@@ -720,9 +667,13 @@ class RolloutKernel:
     def __init__(
         self, code: RolloutCode, values: Callable[..., Tensor] | None = None
     ) -> None:
+        from torch._inductor.codecache import PyCodeCache
+
         self.code = code
         self._values = values
-        self._kernel: Any = load_source(code.source).rollout_kernel
+        cache.use_folder()
+        module: Any = PyCodeCache.load(code.source)  # Triton reads source files
+        self._kernel = module.rollout_kernel
 
     def __call__(
         self,
@@ -735,25 +686,23 @@ class RolloutKernel:
     ) -> tuple[Any, Any]:
         """Roll out; return the last state and all transitions [T, (L,) B, ...]."""
         code = self.code
-        *shared, state, random_leaves = map(
-            tree.leaves, (world, params, rollout_state, random_inputs)
-        )
-        params_in = [x for leaves in shared for x in leaves]
-        for i, x in enumerate(params_in):
+        shared = tree.leaves((world, params))
+        for i, x in enumerate(shared):
             if f"p{i}" in code.rounded:
-                params_in[i] = x.to(torch.bfloat16).to(torch.float32)
-        n_steps = len(random_leaves[0])
+                shared[i] = x.to(torch.bfloat16).to(torch.float32)
+        key, *_ = tree.leaves(random_inputs)
+        n_steps = len(key)
 
         def empty(shape: tuple[int, ...], x: Tensor) -> Tensor:
             shape = (*shape, *code.batch_shape, *x.shape[1:])
-            return torch.empty(shape, dtype=x.dtype, device=state[0].device)
+            return torch.empty(shape, dtype=x.dtype, device=key.device)
 
         next_state = tree.map(partial(empty, ()), code.next_state)
         trajectory: Any = tree.map(partial(empty, (n_steps,)), code.transition)
         *of_learners, n_rows = code.batch_shape
         n_learners = math.prod(of_learners)
         rows_a_block, n_warps, n_stages = code.block
-        inputs = [*params_in, *state, *random_leaves]
+        inputs = [*shared, *tree.leaves((rollout_state, random_inputs))]
         self._kernel[(n_learners * -(-n_rows // rows_a_block),)](
             *(_bytes(x.contiguous()) for x in inputs),
             *map(_bytes, tree.leaves((next_state, trajectory))),

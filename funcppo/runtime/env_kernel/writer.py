@@ -13,6 +13,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise, repeat
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
@@ -105,28 +106,15 @@ def named_tensor(name: str, x: Tensor) -> LaneTensor:
 
     Where a row has more than `MAX_NUMBERS_A_ROW` numbers, the first of them holds all.
     """
-    shape = x.shape[1:]
+    shape = (1, *x.shape[1:])
     n = math.prod(shape)
     if n > MAX_TILE_WIDTH:
         raise UnsupportedError(f"{n} numbers for each environment")
-    is_wide = n > MAX_NUMBERS_A_ROW
-    held = [Expression(f"{name}_{j}", "row") for j in range(n)]
-    if is_wide:
+    if n > MAX_NUMBERS_A_ROW:
         held = [Expression(f"{name}_0", "wide")]
-    return held_tensor(
-        held, (1, *shape), x.dtype, 0, len(shape) if is_wide else 0
-    )
-
-
-def numbers_a_row(x: LaneTensor) -> list[Expression]:
-    """Return the expressions of one row in memory order, for a tensor [rows, ...] without tiles.
-
-    Raises:
-      UnsupportedError: the rows are not its first axis.
-    """
-    if x.row_dim not in (0, None) or x.tile != 0:
-        raise UnsupportedError("an output whose first axis is not the rows")
-    return x.numbers()
+        return held_tensor(held, shape, x.dtype, 0, len(shape) - 1)
+    held = [Expression(f"{name}_{j}", "row") for j in range(n)]
+    return held_tensor(held, shape, x.dtype, 0)
 
 
 # a tile, and which numbers of a row it holds, in steps of one size
@@ -137,15 +125,14 @@ def parts_of(x: LaneTensor, places: NDArray[Any]) -> list[Part] | None:
     """Return the tiles that hold a row of numbers, with their positions.
     None if a tile is not shown whole and evenly spaced.
     """
-    flat = places.reshape(-1)
-    tile = flat // x.width
+    tiles, numbers = np.divmod(places.reshape(-1), x.width)
     parts: list[Part] = []
-    for i in dict.fromkeys(tile.tolist()):
-        (numbers,) = (tile == i).nonzero()
-        is_whole = np.array_equal(flat[numbers] % x.width, np.arange(x.width))
-        if not is_whole or len(set(np.diff(numbers).tolist())) > 1:
+    for i in dict.fromkeys(tiles.tolist()):
+        (where,) = (tiles == i).nonzero()
+        is_whole = np.array_equal(numbers[where], np.arange(x.width))
+        if not is_whole or len(np.unique(np.diff(where))) > 1:
             return None
-        parts.append((x.held[i], numbers))
+        parts.append((x.held[i], where))
     return parts
 
 
@@ -192,9 +179,9 @@ def literal(value: float | bool, dtype: torch.dtype) -> Expression:
     return Expression(code)
 
 
-def without_axis(row_dim: int | None, dim: int) -> int | None:
-    """Return the axis of the rows after axis `dim` is removed; None stands for no row axis."""
-    return row_dim - (dim < row_dim) if row_dim is not None else None
+def first_tile_axis(row_dim: int | None) -> int:
+    """Return the first axis that a tile may hold: it holds none before the rows."""
+    return 0 if row_dim is None else row_dim + 1
 
 
 def column_code(number: Expression) -> str:
@@ -218,13 +205,12 @@ def rearrange(
     Raises:
       UnsupportedError: it mixes rows.
     """
-    n = int(places.max(initial=0)) + 1
+    step = 0
     if row_dim is not None:
-        # The numbers of row r are r * n places further.
-        first = np.arange(TRACED_ROWS) * n
-        shape = [1] * (places.ndim + 1)
-        shape[row_dim] = TRACED_ROWS
-        rows = np.expand_dims(places, row_dim) + first.reshape(shape)
+        # The numbers of row r are r * step places further.
+        step = int(places.max(initial=0)) + 1
+        first = np.arange(TRACED_ROWS).reshape(-1, *[1] * places.ndim)
+        rows = np.moveaxis(places + step * first, 0, row_dim)
         shape = list(places.shape)
         shape[row_dim] *= TRACED_ROWS
         places = rows.reshape(shape)
@@ -240,9 +226,7 @@ def rearrange(
     shape = list(result.shape)
     shape[dim : dim + 1] = [TRACED_ROWS, shape[dim] // TRACED_ROWS]
     rows = np.moveaxis(result.reshape(shape), dim, 0)
-    step = 0 if row_dim is None else n
-    steps = (step * np.arange(TRACED_ROWS)).reshape(-1, *[1] * rows[0].ndim)
-    if (rows != rows[:1] + steps).any():
+    if (np.diff(rows, axis=0) != step).any():
         raise UnsupportedError("a view that mixes rows")
     return rows[0], dim
 
@@ -276,21 +260,17 @@ def coordinate_code(shape: tuple[int, ...], dim: int, n_dims: int = 1) -> str:
     return code if is_bounded else f"({code} % {math.prod(shape[dim:end])})"
 
 
-def n_tile_axes(expressions: NDArray[Any], row_dim: int | None) -> int | None:
-    """Return the largest number of last axes that single expressions can hold; None if no axis can be held.
+def n_tile_axes(expressions: NDArray[Any], first: int) -> int:
+    """Return the largest number of last axes, from axis `first` on, that single expressions can hold.
 
     Args:
       expressions: which of the expressions each number of a tensor is in.
-      row_dim: its rows, which are in no tile.
     """
-    first = 0 if row_dim is None else row_dim + 1
     for start in range(first, expressions.ndim):
-        blocks = expressions.reshape(
-            *expressions.shape[:start], math.prod(expressions.shape[start:])
-        )
+        blocks = expressions.reshape(*expressions.shape[:start], -1)
         if (blocks == blocks[..., :1]).all():
             return expressions.ndim - start
-    return None
+    return 0
 
 
 def varying_axes(numbers: NDArray[Any]) -> list[int]:
@@ -326,12 +306,10 @@ def index_code(places: NDArray[Any]) -> str | None:
 
 def _line_code(places: NDArray[Any]) -> str:
     """Write places that change in steps of one size, perhaps constant before and after; empty for any other places."""
-    changes = np.flatnonzero(np.diff(places))
-    start, step = int(places[0]), 0
-    if len(changes):
-        first = int(changes[0])
-        step = int(places[first + 1] - places[first])
-        start -= step * first
+    steps = np.diff(places)
+    first = int(np.argmax(steps != 0)) if len(steps) else 0
+    step = int(steps[first]) if len(steps) else 0
+    start = int(places[0]) - step * first
     low, high = int(places.min()), int(places.max())
     numbers = start + step * np.arange(padded(len(places)))
     if not np.array_equal(np.clip(numbers[: len(places)], low, high), places):
@@ -377,9 +355,8 @@ REDUCTIONS: dict[Reduction, tuple[str, str, str]] = {
 
 
 # an operator on numbers of rows, as `Writer.pointwise` writes it: its template, and the dtypes of its operands and they
-_Operation: TypeAlias = tuple[
-    str, tuple[torch.dtype, ...], tuple[Expression, ...]
-]
+# an operator on numbers of rows, as `Writer.pointwise` writes it: its template, and the dtype of its operands and they
+_Operation: TypeAlias = tuple[str, torch.dtype, tuple[Expression, ...]]
 
 
 class Writer:
@@ -452,35 +429,32 @@ class Writer:
 
     # Tiles
 
-    def hold(self, x: LaneTensor, like: Tensor, is_carried: bool) -> LaneTensor:
+    def hold(self, x: LaneTensor, is_carried: bool) -> LaneTensor:
         """Return an output [rows, ...] with an expression for each number, or with tiles if it has many numbers."""
-        n = like.numel() // max(len(like), 1) if like.ndim else 1
+        if x.row_dim != 0:
+            raise UnsupportedError("an output whose first axis is not the rows")
+        n = x.places.size
         if n <= MAX_NUMBERS_A_ROW and x.tile == 0:
             return self.load(x)
-        if x.row_dim not in (0, None):
-            raise UnsupportedError("an output whose first axis is not the rows")
         if n > MAX_TILE_WIDTH:
             raise UnsupportedError(f"an output of {n} numbers for each row")
         if is_carried and n <= MAX_NUMBERS_A_ROW:
             raise UnsupportedError("a state that is a hidden layer")
-        shape = like.shape[1:]
-        places = _with_rows_first(x, shape)
         if is_carried or x.tile == 0:
-            return self.take(x, places, 0, len(shape))
-        if parts_of(x, places) is None:
+            return self.take(x, x.places, 0, x.places.ndim - 1)
+        if parts_of(x, x.places) is None:
             x = self.settle(x)
-            places = _with_rows_first(x, shape)
-        return x._replace(places=places, row_dim=0, tile=None)
+        return x._replace(tile=None)
 
     def settle(self, x: LaneTensor) -> LaneTensor:
         """Return the tensor in tiles that hold exactly the numbers of its last axes."""
         if x.tile is not None:
             return x
-        n_tile = n_tile_axes(x.places // x.width, x.row_dim)
-        if n_tile is None:
-            first = 0 if x.row_dim is None else x.row_dim + 1
-            n_tile = x.places.ndim - first
-        return self.take(x, x.places, x.row_dim, n_tile)
+        first = first_tile_axis(x.row_dim)
+        n_tile = n_tile_axes(x.places // x.width, first)
+        return self.take(
+            x, x.places, x.row_dim, n_tile or x.places.ndim - first
+        )
 
     def take(
         self,
@@ -533,23 +507,21 @@ class Writer:
           expressions: which tile of the tensor each number is in.
           numbers: its place there.
         """
-        dims = varying_axes(expressions)
-        along = np.moveaxis(expressions, dims[0], 0)
-        along = along.reshape(len(along), -1)[:, 0]
-        n_changes = int((np.diff(along) != 0).sum())
-        if len(dims) > 1 or n_changes >= len(set(along.tolist())):
+        dim, *others = varying_axes(expressions)
+        along = np.moveaxis(expressions, dim, 0).reshape(
+            expressions.shape[dim], -1
+        )[:, 0]
+        ends = [*np.flatnonzero(np.diff(along)) + 1, len(along)]
+        if others or len(ends) > len(np.unique(along)):
             raise UnsupportedError("tiles that are mixed")
         parts: list[Expression] = []
-        ends: list[int] = []
-        for part in dict.fromkeys(along.tolist()):
-            (where,) = (along == part).nonzero()
-            inside = np.clip(np.arange(len(along)), where[0], where[-1])
-            shown = np.take(numbers, inside, dims[0])
-            tile = x.held[part]
-            is_wide = tile.kind == "wide"
-            parts.append(self._regard(tile, x, shown) if is_wide else tile)
-            ends.append(int(where[-1]) + 1)
-        return self.join(parts, ends, numbers.shape, dims[0])
+        for start, end in pairwise([0, *ends]):
+            inside = np.clip(np.arange(len(along)), start, end - 1)
+            tile = x.held[along[start]]
+            if tile.kind == "wide":
+                tile = self._regard(tile, x, np.take(numbers, inside, dim))
+            parts.append(tile)
+        return self.join(parts, ends, numbers.shape, dim)
 
     def join(
         self,
@@ -577,15 +549,11 @@ class Writer:
         if place is None:
             raise UnsupportedError("a view of a tile in an order of no rule")
         n = padded(places.size)
-        index = self.line(
-            f"tl.broadcast_to({place}, [R, {n}]).to(tl.int32)",
-            "wide",
-            once=True,
-        )
-        is_bool = x.dtype == torch.bool
-        source = self.full_tile(
-            self.cast(tile, x.dtype, torch.int32) if is_bool else tile, x.width
-        )
+        code = f"tl.broadcast_to({place}, [R, {n}]).to(tl.int32)"
+        index = self.line(code, "wide", once=True)
+        # Bools are gathered as integers.
+        held = torch.int32 if x.dtype == torch.bool else x.dtype
+        source = self.full_tile(self.cast(tile, x.dtype, held), x.width)
         n_times = n // padded(x.width)
         if n_times > 1:
             # Triton 3.6 gathers no more numbers than there are.
@@ -594,7 +562,7 @@ class Writer:
             code = f"tl.reshape({repeated}, [R, {n}])"
             source = self.line(code, "wide")
         found = self.line(f"tl.gather({source.code}, {index.code}, 1)", "wide")
-        return self.cast(found, torch.int32, torch.bool) if is_bool else found
+        return self.cast(found, held, x.dtype)
 
     def _choose(
         self,
@@ -604,25 +572,23 @@ class Writer:
     ) -> Expression:
         """Build a tile of single numbers, chosen by the coordinate along the axes where they differ."""
         dims = varying_axes(expressions)
-        n_dims = dims[-1] + 1 - dims[0]
-        coordinate = coordinate_code(expressions.shape, dims[0], n_dims)
-        along = expressions[
-            (0,) * dims[0]
-            + (slice(None),) * n_dims
-            + (0,) * (expressions.ndim - dims[-1] - 1)
-        ].reshape(-1)
-        numbers = [held[i] for i in along]
+        first, end = dims[0], dims[-1] + 1
+        shape = expressions.shape
+        coordinate = coordinate_code(shape, first, end - first)
+        blocks = expressions.reshape(
+            math.prod(shape[:first]), math.prod(shape[first:end]), -1
+        )
+        numbers = [held[i] for i in blocks[0, :, 0]]
         if operation := self._of_coordinate(numbers, coordinate):
             return operation
 
-        ((chosen, _),) = Counter(numbers).most_common(1)
-        others = [(i, x) for i, x in enumerate(numbers) if x != chosen]
-        for i, number in others:
-            is_it = self.line(f"{coordinate} == {i}", "wide", once=True)
-            codes = (column_code(number), column_code(chosen))
-            chosen = self.line(
-                f"tl.where({is_it.code}, {codes[0]}, {codes[1]})", "wide"
-            )
+        ((most, _),) = Counter(numbers).most_common(1)
+        chosen = most
+        for i, number in enumerate(numbers):
+            if number != most:
+                is_it = self.line(f"{coordinate} == {i}", "wide", once=True)
+                codes = f"{column_code(number)}, {column_code(chosen)}"
+                chosen = self.line(f"tl.where({is_it.code}, {codes})", "wide")
         return self.line(f"({chosen.code}).to({TRITON_DTYPES[dtype]})", "wide")
 
     def _of_coordinate(
@@ -632,22 +598,21 @@ class Writer:
         operations = [
             self._operations[x] for x in numbers if x in self._operations
         ]
-        kinds = {(template, dtypes) for template, dtypes, _ in operations}
+        kinds = {operation[:2] for operation in operations}
         if len(operations) < len(numbers) or len(kinds) > 1:
             return None
 
-        ((template, dtypes),) = kinds
+        ((template, dtype),) = kinds
         codes: list[str] = []
         # by the place of the operand: what it is in each operation
-        for dtype, *operands in zip(dtypes, *(x[2] for x in operations)):
-            start = operands[0].code
-            counted: list[str] = []
-            if start.isdigit():
-                counted = [str(int(start) + i) for i in range(len(operands))]
-            if len(set(operands)) == 1:
+        for operands in zip(*(x[2] for x in operations)):
+            first, *others = (x.code for x in operands)
+            if all(code == first for code in others):
                 codes.append(column_code(operands[0]))
-            elif [x.code for x in operands] == counted:
-                code = f"({coordinate} + {start}).to({TRITON_DTYPES[dtype]})"
+            elif first.isdigit() and others == [
+                str(int(first) + i) for i in range(1, len(operands))
+            ]:
+                code = f"({coordinate} + {first}).to({TRITON_DTYPES[dtype]})"
                 codes.append(self.line(code, "wide", once=True).code)
             else:
                 return None
@@ -665,8 +630,7 @@ class Writer:
         if dtype == to:
             return x
         if x.code in BOOLS or x.code.removeprefix("-").isdigit():
-            value = BOOLS[x.code] if x.code in BOOLS else int(x.code)
-            return literal(value, to)
+            return literal(int(BOOLS.get(x.code, x.code)), to)
         if to == torch.bool:
             return self.line(f"({x.code} != 0)", x.kind)
         if to not in TRITON_DTYPES:
@@ -679,89 +643,61 @@ class Writer:
         self,
         template: str,
         args: Sequence[Any],
-        operand_dtype: torch.dtype | Sequence[torch.dtype],
+        operands: torch.dtype,
         dtype: torch.dtype,
     ) -> LaneTensor:
         """Apply an operator to each number of broadcast operands.
 
         Args:
           template: code, {0} the first operand.
-          operand_dtype: what operands are cast to, one for all or one for each.
+          operands: the dtype to which they are cast.
           dtype: of the result.
         """
         if dtype == torch.bfloat16:
             raise UnsupportedError("arithmetic in bfloat16")
-        if isinstance(operand_dtype, torch.dtype):
-            operand_dtype = [operand_dtype] * len(args)
-        dtypes = tuple(operand_dtype)
         tensors = [x for x in args if isinstance(x, LaneTensor)]
-        before = [
-            x.dtype if isinstance(x, LaneTensor) else operand
-            for x, operand in zip(args, dtypes)
-        ]
         if len(tensors) == 1 and tensors[0].tile is None:
             # of whole tiles, of which the result shows what the operand does
             (x,) = tensors
-            columns = [
-                x.held if y is x else [literal(y, operand)] * len(x.held)
-                for y, operand in zip(args, dtypes)
-            ]
-            held = self._compute(template, columns, before, dtypes)
+            held = self._compute(template, args, operands)
             return x._replace(held=held, dtype=dtype)
 
-        args = [
-            self.settle(x) if isinstance(x, LaneTensor) else x for x in args
-        ]
-        tensors = [x for x in args if isinstance(x, LaneTensor)]
-        row_dim = _common_row_dim(tensors)
+        tensors = [self.settle(x) for x in tensors]
+        row_dim = common_row_dim(tensors)
         shape = np.broadcast_shapes(*(x.places.shape for x in tensors))
         n_tile = _tile_axes_of(tensors, shape, row_dim)
-        columns = [
-            self._column(x, operand, shape, n_tile)
-            for x, operand in zip(args, dtypes)
-        ]
-        held = self._compute(template, columns, before, dtypes)
+        settled = iter(tensors)
+        columns: list[Any] = []
+        for x in args:
+            if isinstance(x, LaneTensor):
+                x = next(settled)
+                x = x if n_tile else self.load(x)
+                x = self.take(x, np.broadcast_to(x.places, shape), None, n_tile)
+            columns.append(x)
+        held = self._compute(template, columns, operands)
         return held_tensor(held, shape, dtype, row_dim, n_tile)
 
-    def _column(
-        self, x: Any, dtype: torch.dtype, shape: tuple[int, ...], n_tile: int
-    ) -> Sequence[Expression]:
-        """Return the expressions of an operand, one for each number or tile of the result."""
-        if not isinstance(x, LaneTensor):
-            n = math.prod(shape[: len(shape) - n_tile])
-            return [literal(x, dtype)] * n
-        x = x if n_tile else self.load(x)
-        return self.take(x, np.broadcast_to(x.places, shape), None, n_tile).held
-
     def _compute(
-        self,
-        template: str,
-        columns: Sequence[Sequence[Expression]],
-        before: Sequence[torch.dtype],
-        dtypes: tuple[torch.dtype, ...],
+        self, template: str, args: Sequence[Any], operands: torch.dtype
     ) -> tuple[Expression, ...]:
-        """Apply an operator to columns of expressions; return one result for each row of operands.
-
-        Args:
-          before: dtypes of the operands.
-          dtypes: what they are cast to.
-        """
-        cast = [
-            [self.cast(number, old, new) for number in column]
-            for column, old, new in zip(columns, before, dtypes)
+        """Apply an operator to the expressions that tensors hold, one after the other, and to numbers."""
+        columns = [
+            [self.cast(number, x.dtype, operands) for number in x.held]
+            if isinstance(x, LaneTensor)
+            else repeat(literal(x, operands))
+            for x in args
         ]
         results: list[Expression] = []
-        for numbers in zip(*cast):
+        for numbers in zip(*columns):
             kinds = {number.kind for number in numbers}
             kind: Kind = "row" if "row" in kinds else "scalar"
-            kind = "wide" if "wide" in kinds else kind
-            codes = [
-                column_code(number) if kind == "wide" else number.code
-                for number in numbers
-            ]
-            result = self.line(template.format(*codes), kind)
+            code = template.format(*(number.code for number in numbers))
+            if "wide" in kinds:
+                kind = "wide"
+                code = template.format(*map(column_code, numbers))
+            result = self.line(code, kind)
             if kind == "row":
-                self._operations[result] = (template, dtypes, numbers)
+                self._operations[result] = (template, operands, numbers)
             results.append(result)
         return tuple(results)
 
@@ -778,8 +714,8 @@ class Writer:
             places.reshape(-1), np.arange(len(x.held) * x.width)
         )
         if is_whole and x.tile is not None:
-            n_tile = n_tile_axes(places // x.width, row_dim)
-            if n_tile is not None:
+            n_tile = n_tile_axes(places // x.width, first_tile_axis(row_dim))
+            if n_tile:
                 return self.take(x, places, row_dim, n_tile)
         return x._replace(places=places, row_dim=row_dim, tile=None)
 
@@ -794,42 +730,34 @@ class Writer:
         self, reduction: Reduction, x: LaneTensor, dim: int, keep: bool
     ) -> LaneTensor:
         """Reduce an axis, from its first number to its last."""
-        template, *_ = REDUCTIONS[reduction]
         x = self.load(x)
         dim = _not_rows(x, dim)
-        start = x.places.ndim - (x.tile or 0)
-        n_tile = 0
-        if start <= dim:
-            n_others = x.width // x.places.shape[dim]
-            if n_others <= MAX_NUMBERS_A_ROW:
-                return self._fold_tile(reduction, x, dim, keep)
-            n_tile = x.places.ndim - start - 1
-
-        row_dim = without_axis(x.row_dim, dim)
-        total: LaneTensor | None = None
-        for places in np.moveaxis(x.places, dim, 0):
-            part = x._replace(places=places, row_dim=row_dim)
-            if n_tile:
-                part = self.take(x, places, row_dim, n_tile)
-            dtype = part.dtype
-            total = (
-                self.pointwise(template, [total, part], dtype, dtype)
-                if total
-                else part
+        n_tile, size = x.tile or 0, x.places.shape[dim]
+        in_tile = x.places.ndim - n_tile <= dim
+        if in_tile and x.width <= MAX_NUMBERS_A_ROW * size:
+            total = self._fold_tile(reduction, x, dim)
+        else:
+            template, *_ = REDUCTIONS[reduction]
+            total, *others = (
+                self.take(x, places, x.row_dim, n_tile)
+                for places in np.split(x.places, size, dim)
             )
-        assert total is not None
-        return self.view(torch.unsqueeze, total, dim) if keep else total
+            for other in others:
+                total = self.pointwise(
+                    template, [total, other], x.dtype, x.dtype
+                )
+        return total if keep else self.view(torch.squeeze, total, dim)
 
     def _fold_tile(
-        self, reduction: Reduction, x: LaneTensor, dim: int, keep: bool
+        self, reduction: Reduction, x: LaneTensor, dim: int
     ) -> LaneTensor:
-        """Reduce an axis of a tile; each place of the remaining tile axes becomes an expression."""
+        """Reduce an axis of a tile to one number; each place of the remaining tile axes becomes an expression."""
         _, template, neutral = REDUCTIONS[reduction]
         if "inf" in neutral and not x.dtype.is_floating_point:
             raise UnsupportedError("the largest or least integer of a tile")
         start = x.places.ndim - (x.tile or 0)
         tile = x.places.shape[start:]
-        first = np.take(x.places, 0, dim)
+        first = np.take(x.places, [0], dim)
         held: list[Expression] = []
         for index in np.ndindex(first.shape):
             number = x.held[first[index] // x.width]
@@ -838,13 +766,10 @@ class Writer:
             if mask:
                 code = f"tl.where({mask}, {code}, {neutral})"
             held.append(self.line(template.format(code), "row"))
-        shape = list(first.shape)
-        if keep:
-            shape.insert(dim, 1)
-        return held_tensor(held, shape, x.dtype, x.row_dim)
+        return held_tensor(held, first.shape, x.dtype, x.row_dim)
 
 
-def _common_row_dim(tensors: Sequence[LaneTensor]) -> int | None:
+def common_row_dim(tensors: Sequence[LaneTensor]) -> int | None:
     """Return the axis of the rows in the result of broadcast tensors; None if no tensor has rows.
 
     Raises:
@@ -873,46 +798,29 @@ def _not_rows(x: LaneTensor, dim: int) -> int:
     return dim
 
 
-def _with_rows_first(x: LaneTensor, tile: tuple[int, ...]) -> NDArray[Any]:
-    """Return the places of a tensor as [1, ...], also if all rows share the tensor."""
-    places = x.places
-    if x.row_dim is None:
-        is_whole = places.ndim == len(tile) + 1
-        places = places[:1] if is_whole else places[None]
-    return np.broadcast_to(places, (1, *tile))
-
-
 def _mask_of_others(
     tile: tuple[int, ...], dim: int, index: tuple[int, ...]
 ) -> str:
     """Write the mask of the numbers of a tile at fixed coordinates of all axes but one; empty for all numbers."""
-    others = [i for i in range(len(tile)) if i != dim]
-    padding = mask_code(math.prod(tile))
-    masks = [padding] if padding else []
-    masks += [
-        f"({coordinate_code(tile, i)} == {place})"
-        for i, place in zip(others, index)
-        if tile[i] > 1
-    ]
-    return " & ".join(masks)
+    masks = [mask_code(math.prod(tile))]
+    for i, place in enumerate(index):
+        if i != dim and tile[i] > 1:
+            masks.append(f"({coordinate_code(tile, i)} == {place})")
+    return " & ".join(filter(None, masks))
 
 
 def _tile_axes_of(
     tensors: Sequence[LaneTensor], shape: tuple[int, ...], row_dim: int | None
 ) -> int:
     """Return the number of a result's last axes that tiles hold, given its shape with one row."""
-    if (
-        not any(x.tile for x in tensors)
-        and math.prod(shape) <= MAX_NUMBERS_A_ROW
-    ):
+    tiles = [x.tile for x in tensors if x.tile]
+    if not tiles and math.prod(shape) <= MAX_NUMBERS_A_ROW:
         return 0
-    n_axes = len(shape) - (0 if row_dim is None else row_dim + 1)
-    n_tile = min((x.tile for x in tensors if x.tile), default=0)
-    if not n_tile:
-        # As many as make a tile of moderate size, and one at least.
-        widths = np.cumprod(shape[::-1])[:n_axes]
-        n_tile = max(int((widths <= 256).sum()), 1)
-    n_tile = min(n_tile, n_axes)
+    n_axes = len(shape) - first_tile_axis(row_dim)
+    # As many as make a tile of moderate size, and one at least.
+    widths = np.cumprod(shape[::-1])[:n_axes]
+    n_moderate = max(int((widths <= 256).sum()), 1)
+    n_tile = min(n_axes, min(tiles, default=n_moderate))
     width = math.prod(shape[len(shape) - n_tile :])
     if width > MAX_TILE_WIDTH:
         raise UnsupportedError(f"{width} numbers for each row")
