@@ -13,11 +13,13 @@ alone; that of the parameters comes from the second operator.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
 from typing import Any, NamedTuple, TypeAlias, cast
 
 import torch
+import torch.utils._pytree as torch_pytree
 from torch import Tensor
 from torch.func import grad_and_value
 
@@ -181,25 +183,62 @@ def _product(a: Tensor, b: Tensor, is_bfloat16: bool) -> Tensor:
 def _forward_on_gpu(
     x: Tensor, leaves: list[Tensor], activation: Activation, is_bfloat16: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
+    heads, y1, y2 = outputs = _empty_outputs(x, leaves)
+    tile, n_part_rows = _forward_tile(x, _precision(is_bfloat16))
+    n_rows, n_programs = _programs(x, n_part_rows)
+    grid = n_programs, 2 * _n_learners(x)
+    _launch_forward(x, leaves, (y1, y2, heads), activation, tile, grid, n_rows)
+    return outputs
+
+
+def _values_on_gpu(
+    x: Tensor,
+    is_needed: Tensor,
+    leaves: list[Tensor],
+    activation: Activation,
+    is_bfloat16: bool,
+) -> Tensor:
+    out = x.new_zeros(x.shape[:-1])
+    needed = is_needed.contiguous()
+    tile = FORWARD_TILES[_precision(is_bfloat16)]
+    grid = -(-x.shape[-2] // tile.n_rows), _n_learners(x)
+    outputs = (needed, needed, out)
+    _launch_forward(
+        x, leaves, outputs, activation, tile, grid, tile.n_rows, True
+    )
+    return out
+
+
+def _launch_forward(
+    x: Tensor,
+    leaves: list[Tensor],
+    outputs: tuple[Tensor, ...],
+    activation: Activation,
+    tile: Tile,
+    grid: tuple[int, int],
+    n_rows: int,
+    values_only: bool = False,
+) -> None:
+    """Launch the forward kernel.
+
+    Args:
+      outputs: its y1, y2 and out.
+      n_rows: of a program.
+    """
     from funcppo.runtime import triton_kernels
 
-    heads, y1, y2 = _empty_outputs(x, leaves)
     inputs = [_of_learners(v, x.ndim == 3) for v in (x, *leaves)]
-    tile, n_program_rows = _forward_tile(x, _precision(is_bfloat16))
-    n_rows, n_programs = _programs(x, n_program_rows)
     kernel: Any = triton_kernels.forward_kernel
-    kernel[n_programs, 2 * _n_learners(x)](
+    kernel[grid](
         *inputs,
-        y1,
-        y2,
-        heads,
+        *outputs,
         *(v.stride(0) for v in inputs),
         x.shape[-2],
         n_rows,
         **_constants(x, leaves[2], leaves[4], tile, wide_columns=32),
         is_tanh=activation == "tanh",
+        values_only=values_only,
     )
-    return heads, y1, y2
 
 
 def _backward_on_gpu(
@@ -219,19 +258,16 @@ def _backward_on_gpu(
     tile = BACKWARD_TILES[_precision(is_bfloat16)]
     constants = _constants(x, w2, w3, tile, wide_columns=64)
     n_parts = -(-x.shape[-1] // int(constants["X"]))
-    x_of, w2_of, w3_of = (_of_learners(v, x.ndim == 3) for v in (x, w2, w3))
+    inputs = [_of_learners(v, x.ndim == 3) for v in (x, w2, w3)]
     kernel: Any = triton_kernels.backward_kernel
     kernel[n_programs, 2 * _n_learners(x), n_parts](
         g.contiguous(),
-        x_of,
+        inputs[0],
         y1.contiguous(),
         y2.contiguous(),
-        w2_of,
-        w3_of,
+        *inputs[1:],
         sums,
-        x_of.stride(0),
-        w2_of.stride(0),
-        w3_of.stride(0),
+        *(v.stride(0) for v in inputs),
         x.shape[-2],
         n_rows,
         sums.shape[-1],
@@ -239,30 +275,6 @@ def _backward_on_gpu(
         is_tanh=activation == "tanh",
     )
     return sums
-
-
-def _values_on_gpu(
-    x: Tensor,
-    is_needed: Tensor,
-    leaves: list[Tensor],
-    activation: Activation,
-    is_bfloat16: bool,
-) -> Tensor:
-    from funcppo.runtime import triton_kernels
-
-    out = _empty_values(x)
-    inputs = [_of_learners(v, x.ndim == 3) for v in (x, is_needed, *leaves)]
-    tile = FORWARD_TILES[_precision(is_bfloat16)]
-    kernel: Any = triton_kernels.value_kernel
-    kernel[-(-x.shape[-2] // tile.n_rows), _n_learners(x)](
-        *inputs,
-        out,
-        *(v.stride(0) for v in inputs),
-        x.shape[-2],
-        **_constants(x, leaves[2], leaves[4], tile, wide_columns=32),
-        is_tanh=activation == "tanh",
-    )
-    return out
 
 
 def _constants(
@@ -279,16 +291,13 @@ def _constants(
     """
     widths = (x.shape[-1], *w2.shape[-2:], w3.shape[-1])
     names = ("n_obs", "n_first", "n_second", "n_outputs")
-    n_columns, *padded = (
-        # at least 16, for products on tensor cores
-        max(16, 1 << (n - 1).bit_length())
-        for n in widths
-    )
+    # at least 16, for products on tensor cores
+    padded = [max(16, 1 << (n - 1).bit_length()) for n in widths]
     if _is_wide(x):
-        n_columns = wide_columns
+        padded[0] = wide_columns
     constants = {
         **dict(zip(names, widths)),
-        **dict(zip("XFSY", (n_columns, *padded))),
+        **dict(zip("XFSY", padded)),
         "R": tile.n_rows,
         "precision": tile.precision,
         "num_warps": tile.n_warps,
@@ -337,10 +346,8 @@ def _backward_programs(x: Tensor) -> tuple[int, int]:
 def _programs(x: Tensor, n_part_rows: int) -> tuple[int, int]:
     """Return the rows of a program, a multiple of `n_part_rows`, and the number of programs for a stack of layers."""
     n_parts = -(-x.shape[-2] // n_part_rows)
-    n_parts_of_program = -(-n_parts * _n_learners(x) // MAX_PROGRAMS)
-    n_parts_of_program = min(n_parts, n_parts_of_program)
-    n_programs = -(-n_parts // n_parts_of_program)
-    return n_parts_of_program * n_part_rows, n_programs
+    n_of_program = min(n_parts, -(-n_parts * _n_learners(x) // MAX_PROGRAMS))
+    return n_of_program * n_part_rows, -(-n_parts // n_of_program)
 
 
 def _empty_outputs(
@@ -397,48 +404,28 @@ _dense_backward: Any = torch.ops.funcppo.dense_backward.default
 _dense_values: Any = torch.ops.funcppo.dense_values.default
 
 
-def _learners_first(info: Any, dim: int | None, x: Tensor) -> Tensor:
-    """Return a tensor under `torch.vmap` with the mapped axis first."""
-    if dim is None:
-        return x.expand(info.batch_size, *x.shape)
-    return x.movedim(dim, 0)
+def _map_learners(
+    op: Callable[..., Any], info: Any, dims: Any, *args: Any
+) -> tuple[Any, Any]:
+    """Apply an operator under `torch.vmap`, with the mapped axis of each tensor first."""
+    leaves, structure = torch_pytree.tree_flatten(args)
+    flat_dims = torch_pytree.tree_leaves(dims)
+    for i, (x, dim) in enumerate(zip(leaves, flat_dims)):
+        if isinstance(x, Tensor) and dim is None:
+            leaves[i] = x.expand(info.batch_size, *x.shape)
+        elif isinstance(x, Tensor):
+            leaves[i] = x.movedim(dim, 0)
+    result = op(*torch_pytree.tree_unflatten(leaves, structure))
+    return result, torch_pytree.tree_map(lambda _: 0, result)
 
 
-def _forward_vmap(
-    info: Any, dims: Any, x: Tensor, leaves: list[Tensor], *settings: Any
-) -> tuple[Any, tuple[int, int, int]]:
-    x = _learners_first(info, dims[0], x)
-    leaves = [_learners_first(info, *pair) for pair in zip(dims[1], leaves)]
-    return _dense_forward(x, leaves, *settings), (0, 0, 0)
-
-
-def _values_vmap(
-    info: Any,
-    dims: Any,
-    x: Tensor,
-    is_needed: Tensor,
-    leaves: list[Tensor],
-    *settings: Any,
-) -> tuple[Any, int]:
-    x, is_needed = (
-        _learners_first(info, *pair) for pair in zip(dims, (x, is_needed))
-    )
-    leaves = [_learners_first(info, *pair) for pair in zip(dims[2], leaves)]
-    return _dense_values(x, is_needed, leaves, *settings), 0
-
-
-def _backward_vmap(info: Any, dims: Any, *args: Any) -> tuple[Any, int]:
-    *tensors, activation, is_bfloat16 = args
-    tensors = [_learners_first(info, *pair) for pair in zip(dims, tensors)]
-    return _dense_backward(*tensors, activation, is_bfloat16), 0
-
-
-for name, fake, rule in (
-    ("dense_forward", _empty_outputs, _forward_vmap),
-    ("dense_backward", _empty_sums, _backward_vmap),
-    ("dense_values", _empty_values, _values_vmap),
+for name, fake in (
+    ("dense_forward", _empty_outputs),
+    ("dense_backward", _empty_sums),
+    ("dense_values", _empty_values),
 ):
     torch.library.register_fake(f"funcppo::{name}", fake, lib=_LIBRARY)
+    rule = partial(_map_learners, getattr(torch.ops.funcppo, name).default)
     torch.library.register_vmap(f"funcppo::{name}", rule, lib=_LIBRARY)
 
 

@@ -1,8 +1,7 @@
 # pyright: standard
 """Triton kernels written by hand; a CUDA build of PyTorch is needed.
 
-`skinny_bmm_kernel` serves `operators.skinny_bmm`, `sum_products_kernel` the messages of path networks. They are for
-operations that neither libraries nor Inductor do well.
+`sum_products_kernel` serves the messages of path networks, which neither libraries nor Inductor do well.
 
 The others serve `nets.fused_mlp`. A program has a learner, the actor or the critic of it, and some of its rows. It
 holds the weights of that stack of layers, and takes a tile of rows at a time through all of them. Sizes are padded with
@@ -17,36 +16,6 @@ from typing import Any
 import triton  # pyright: ignore[reportMissingImports]
 import triton.language as tl  # pyright: ignore[reportMissingImports]
 from triton.language.extra import libdevice  # pyright: ignore[reportMissingImports]
-
-
-def _skinny_bmm_kernel(
-    a,
-    b,
-    out,
-    a_n,
-    a_m,
-    a_k,
-    b_n,
-    b_k,
-    b_c,
-    rows: tl.constexpr,
-    columns: tl.constexpr,
-    inner: tl.constexpr,
-):
-    """Compute out[n, m] = sum over k of a[n, m, k] b[n, k], one n per block; `out` is contiguous."""
-    n = tl.program_id(0).to(tl.int64)
-    k = tl.arange(0, inner)
-    c = tl.arange(0, columns)
-
-    # The matrix is read once and stays in registers; the loop over the rows is unrolled.
-    matrix = tl.load(b + n * b_n + k[:, None] * b_k + c[None, :] * b_c)
-    for row in tl.static_range(rows):
-        x = tl.load(a + n * a_n + row * a_m + k * a_k)
-        product = tl.sum(x[:, None] * matrix, 0)
-        tl.store(out + (n * rows + row) * columns + c, product)
-
-
-skinny_bmm_kernel: Any = triton.jit(_skinny_bmm_kernel)
 
 
 def _sum_products_kernel(
@@ -256,9 +225,16 @@ def forward_kernel(
     R: tl.constexpr,  # rows of a tile
     is_tanh: tl.constexpr,
     precision: tl.constexpr,
+    values_only: tl.constexpr,
 ):
-    """Compute y1, y2 and out[l, s, i], the layers of stack s of learner l, of row x[l, i]."""
+    """Compute y1, y2 and out[l, s, i], the layers of stack s of learner l, of row x[l, i].
+
+    With `values_only`, y1[l, i] says which rows are needed, and out[l, i] is the critic's value of these. A program
+    has one tile then, and computes nothing where none of its rows is needed.
+    """
     stack = tl.program_id(1).to(tl.int64)
+    if values_only:
+        stack = 2 * stack + 1
     first = _load_layer(w1, stack, stride_w1, n_obs, n_first, X, F)
     bias1 = _load_layer(b1, stack, stride_b1, 1, n_first, 1, F)
     second = _load_layer(w2, stack, stride_w2, n_first, n_second, F, S)
@@ -271,6 +247,12 @@ def forward_kernel(
     base = stack * n_rows
     start = tl.program_id(0) * n_rows_of_program
     end = min(start + n_rows_of_program, n_rows)
+    if values_only:
+        i = start + tl.arange(0, R)
+        place = stack // 2 * n_rows + i
+        needed = tl.load(y1 + place, i < n_rows, 0).to(tl.int32)
+        # No tile or one: with all of the loop within an if, products of bfloat16 were wrong by Triton 3.6.
+        end = start + (end - start) * tl.max(needed, 0)
     for row in range(start, end, R):
         n_left = end - row
         y = _apply_first(
@@ -286,11 +268,17 @@ def forward_kernel(
             precision,
         )
         y = _activate(y + bias1, is_tanh)
-        _store(y1 + (base + row) * n_first, y, n_left, n_first, R, F)
+        if not values_only:
+            _store(y1 + (base + row) * n_first, y, n_left, n_first, R, F)
         y = _activate(_product(y, second, precision) + bias2, is_tanh)
-        _store(y2 + (base + row) * n_second, y, n_left, n_second, R, S)
+        if not values_only:
+            _store(y2 + (base + row) * n_second, y, n_left, n_second, R, S)
         y = _product(y, head, precision) + bias3
-        _store(out + (base + row) * n_outputs, y, n_left, n_outputs, R, Y)
+        if values_only:
+            value = tl.sum(tl.where(tl.arange(0, Y)[None, :] == 0, y, 0.0), 1)
+            tl.store(out + place, value, (i < n_rows) & (needed != 0))
+        else:
+            _store(out + (base + row) * n_outputs, y, n_left, n_outputs, R, Y)
 
 
 @triton.jit
@@ -363,75 +351,3 @@ def backward_kernel(
         out, of_second, of_bias2, n_first, n_second, k, False, F, S
     )
     _store_layer(out, of_head, of_bias3, n_second, n_outputs, k, False, S, Y)
-
-
-@triton.jit
-def value_kernel(
-    x,
-    is_needed,
-    w1,
-    b1,
-    w2,
-    b2,
-    w3,
-    b3,
-    out,
-    stride_x,
-    stride_needed,
-    stride_w1,
-    stride_b1,
-    stride_w2,
-    stride_b2,
-    stride_w3,
-    stride_b3,
-    n_rows,
-    n_obs: tl.constexpr,
-    n_first: tl.constexpr,
-    n_second: tl.constexpr,
-    n_outputs: tl.constexpr,
-    X: tl.constexpr,
-    F: tl.constexpr,
-    S: tl.constexpr,
-    Y: tl.constexpr,
-    R: tl.constexpr,
-    is_tanh: tl.constexpr,
-    precision: tl.constexpr,
-):
-    """Compute out[l, i], the critic's value of row x[l, i] of learner l; 0 where it is not needed.
-
-    A program has a tile of rows, and computes nothing where none of them is needed.
-    """
-    learner = tl.program_id(1).to(tl.int64)
-    critic = 2 * learner + 1
-    first = _load_layer(w1, critic, stride_w1, n_obs, n_first, X, F)
-    bias1 = _load_layer(b1, critic, stride_b1, 1, n_first, 1, F)
-    second = _load_layer(w2, critic, stride_w2, n_first, n_second, F, S)
-    bias2 = _load_layer(b2, critic, stride_b2, 1, n_second, 1, S)
-    head = _load_layer(w3, critic, stride_w3, n_second, n_outputs, S, Y)
-    bias3 = _load_layer(b3, critic, stride_b3, 1, n_outputs, 1, Y)
-    weights = _layer(w1, critic, stride_w1, n_obs, n_first)
-
-    row = tl.program_id(0) * R
-    i = row + tl.arange(0, R)
-    needed = tl.load(is_needed + learner * stride_needed + i, i < n_rows, 0)
-    value = tl.zeros([R], tl.float32)
-    # A loop of one tile or none: with all of it within an if, products of bfloat16 were wrong by Triton 3.6.
-    for _ in range(tl.max(needed.to(tl.int32), 0)):
-        y = _apply_first(
-            x + learner * stride_x + row * n_obs,
-            weights,
-            first,
-            n_rows - row,
-            n_obs,
-            n_first,
-            R,
-            X,
-            F,
-            precision,
-        )
-        y = _activate(y + bias1, is_tanh)
-        y = _activate(_product(y, second, precision) + bias2, is_tanh)
-        y = _product(y, head, precision) + bias3
-        value = tl.sum(tl.where(tl.arange(0, Y)[None, :] == 0, y, 0.0), 1)
-    value = tl.where(needed != 0, value, 0.0)
-    tl.store(out + learner * n_rows + i, value, i < n_rows)

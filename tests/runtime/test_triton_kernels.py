@@ -34,7 +34,7 @@ def on_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
     kernels = SimpleNamespace(
         **{
             name: numpy_triton.Kernel(source, name)
-            for name in ("forward_kernel", "backward_kernel", "value_kernel")
+            for name in ("forward_kernel", "backward_kernel")
         }
     )
     monkeypatch.setattr(runtime, "triton_kernels", kernels, raising=False)
