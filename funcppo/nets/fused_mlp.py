@@ -237,7 +237,7 @@ def _launch_forward(
         n_rows,
         **_constants(x, leaves[2], leaves[4], tile, wide_columns=32),
         is_tanh=activation == "tanh",
-        values_only=values_only,
+        values_only=int(values_only),
     )
 
 
@@ -294,7 +294,7 @@ def _constants(
     # at least 16, for products on tensor cores
     padded = [max(16, 1 << (n - 1).bit_length()) for n in widths]
     if _is_wide(x):
-        padded[0] = wide_columns
+        padded = [wide_columns, *padded[1:]]
     constants = {
         **dict(zip(names, widths)),
         **dict(zip("XFSY", padded)),
@@ -409,12 +409,15 @@ def _map_learners(
 ) -> tuple[Any, Any]:
     """Apply an operator under `torch.vmap`, with the mapped axis of each tensor first."""
     leaves, structure = torch_pytree.tree_flatten(args)
-    flat_dims = torch_pytree.tree_leaves(dims)
-    for i, (x, dim) in enumerate(zip(leaves, flat_dims)):
-        if isinstance(x, Tensor) and dim is None:
-            leaves[i] = x.expand(info.batch_size, *x.shape)
-        elif isinstance(x, Tensor):
-            leaves[i] = x.movedim(dim, 0)
+
+    def map_first(x: Any, dim: int | None) -> Any:
+        if not isinstance(x, Tensor):
+            return x
+        if dim is None:
+            return x.expand(info.batch_size, *x.shape)
+        return x.movedim(dim, 0)
+
+    leaves = list(map(map_first, leaves, torch_pytree.tree_leaves(dims)))
     result = op(*torch_pytree.tree_unflatten(leaves, structure))
     return result, torch_pytree.tree_map(lambda _: 0, result)
 

@@ -21,11 +21,11 @@ from __future__ import annotations
 import ctypes
 import gc
 import importlib
-import re
 import sys
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -54,13 +54,17 @@ _GROUP_FILES_V1 = (
 _GROUP_FILES_V2 = ("", "memory.max", "memory.current", "inactive_file")
 
 
+def _is_gpu(device: torch.device | str) -> bool:
+    return torch.device(device).type == "cuda"
+
+
 def used_bytes(device: torch.device | str) -> int:
     """Return the bytes in use now, after cached free memory is returned to the system.
 
     On a GPU these are whole blocks of PyTorch's allocator, those of CUDA graphs included, without the CUDA context.
     """
     _return_freed_memory(device)
-    if torch.device(device).type == "cuda":
+    if _is_gpu(device):
         return torch.cuda.memory_reserved(device)
     if not _PROCESS_STATUS.exists():
         return _import_psutil().Process().memory_info().rss
@@ -69,28 +73,32 @@ def used_bytes(device: torch.device | str) -> int:
 
 def reset_peak(device: torch.device | str) -> None:
     """Restart the measurement of `peak_bytes`; no effect if the system cannot reset it."""
-    if torch.device(device).type == "cuda":
-        _return_freed_memory(device)
+    _return_freed_memory(device)
+    if _is_gpu(device):
         torch.cuda.reset_peak_memory_stats(device)
     elif _RESET_PEAK.exists():
-        _return_freed_memory(device)
         # 5 resets the peak resident size: see proc(5)
         _RESET_PEAK.write_text("5")
 
 
 def peak_bytes(device: torch.device | str) -> int:
     """Return the maximum of the bytes in use since `reset_peak`, or since the start of the process."""
-    if torch.device(device).type == "cuda":
+    if _is_gpu(device):
         torch.cuda.synchronize(device)
         return torch.cuda.max_memory_reserved(device)
-    if not _PROCESS_STATUS.exists():
-        return _peak_without_proc()
-    return _read_kib_field(_PROCESS_STATUS, "VmHWM")
+    if _PROCESS_STATUS.exists():
+        return _read_kib_field(_PROCESS_STATUS, "VmHWM")
+    if sys.platform == "win32":
+        return _import_psutil().Process().memory_info().peak_wset
+    import resource
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
 
 
 def total_bytes(device: torch.device | str) -> int:
     """Return the memory size of a GPU, or of the machine or container."""
-    if torch.device(device).type == "cuda":
+    if _is_gpu(device):
         _, total = torch.cuda.mem_get_info(device)
         return total
     limits = [limit for limit, _ in _group_memory()]
@@ -103,11 +111,11 @@ def free_bytes(device: torch.device | str) -> int:
     On a GPU the CUDA contexts and the memory of other processes are not free, and
     `torch.cuda.set_per_process_memory_fraction` is kept; on a CPU the limits of the process are.
     """
-    device = torch.device(device)
-    if device.type == "cuda":
+    if _is_gpu(device):
         _return_freed_memory(device)
         free, total = torch.cuda.mem_get_info(device)
-        fraction = torch.cuda.get_per_process_memory_fraction(device.index)
+        index = torch.device(device).index
+        fraction = torch.cuda.get_per_process_memory_fraction(index)
         allowed = int(fraction * total) - torch.cuda.memory_reserved(device)
         return max(min(free, allowed), 0)
     groups = [free for _, free in _group_memory()]
@@ -116,7 +124,7 @@ def free_bytes(device: torch.device | str) -> int:
 
 def enforces_limits(device: torch.device | str) -> bool:
     """Return whether `limit_memory` works on this device: on a GPU, and on a CPU under Linux."""
-    return torch.device(device).type == "cuda" or _PROCESS_STATUS.exists()
+    return _is_gpu(device) or _PROCESS_STATUS.exists()
 
 
 @contextmanager
@@ -132,32 +140,34 @@ def limit_memory(
     if limit is None or not enforces_limits(device):
         yield
         return
-    device = torch.device(device)
-    if device.type == "cuda":
-        number = device.index  # None: the current one
+    number = torch.device(device).index  # None: the current one
+    if _is_gpu(device):
+        set_limit = torch.cuda.set_per_process_memory_fraction
         before = torch.cuda.get_per_process_memory_fraction(number)
-        fraction = min(limit / total_bytes(device), before)
-        torch.cuda.set_per_process_memory_fraction(fraction, number)
-        try:
-            yield
-        finally:
-            torch.cuda.set_per_process_memory_fraction(before, number)
-        return
-    import resource
+        lower = min(limit / total_bytes(device), before)
+    else:
+        import resource
 
-    before, most = resource.getrlimit(resource.RLIMIT_DATA)
-    bounds = [x for x in (limit, before) if x != resource.RLIM_INFINITY]
-    resource.setrlimit(resource.RLIMIT_DATA, (min(bounds), most))
+        kind = resource.RLIMIT_DATA
+        before, most = resource.getrlimit(kind)
+        lower = (
+            limit if before == resource.RLIM_INFINITY else min(limit, before)
+        )
+
+        def set_limit(soft: float, _: object) -> None:
+            resource.setrlimit(kind, (int(soft), most))
+
+    set_limit(lower, number)
     try:
         yield
     finally:
-        resource.setrlimit(resource.RLIMIT_DATA, (before, most))
+        set_limit(before, number)
 
 
 def is_out_of_memory(error: RuntimeError) -> bool:
     """Check by its text whether an error means lack of memory; PyTorch has no error type for host memory."""
-    pattern = "can't allocate memory|out of memory"
-    return re.search(pattern, str(error)) is not None
+    texts = ("can't allocate memory", "out of memory")
+    return any(text in str(error) for text in texts)
 
 
 def collect_unused() -> None:
@@ -169,12 +179,11 @@ def collect_unused() -> None:
 
 def _return_freed_memory(device: torch.device | str) -> None:
     """Return free memory that PyTorch and glibc hold to the system; otherwise it counts as used."""
-    if torch.device(device).type == "cuda":
+    if _is_gpu(device):
         torch.cuda.empty_cache()
     elif _PROCESS_STATUS.exists():
-        libc = ctypes.CDLL(None)
-        if hasattr(libc, "malloc_trim"):
-            libc.malloc_trim(0)
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", bool)
+        trim(0)
 
 
 def _machine_bytes(field: str) -> int:
@@ -205,10 +214,13 @@ def _group_memory() -> Iterator[tuple[int, int]]:
             text = (folder / limit_file).read_text().strip()
             if text == "max":
                 continue
-            lines = (folder / "memory.stat").read_text().splitlines()
-            fields = dict(line.split() for line in lines)
-            used = int((folder / use_file).read_text())
-            used -= int(fields.get(cached_field, 0))
+            _, _, after = (
+                (folder / "memory.stat")
+                .read_text()
+                .partition(f"\n{cached_field} ")
+            )
+            cached = int(after.split()[0]) if after else 0
+            used = int((folder / use_file).read_text()) - cached
             yield int(text), max(int(text) - used, 0)
 
 
@@ -218,24 +230,11 @@ def _process_limits() -> Iterator[int]:
         return
     import resource
 
-    for kind, field in (
-        (resource.RLIMIT_DATA, "VmData"),
-        (resource.RLIMIT_AS, "VmSize"),
-    ):
+    kinds = {resource.RLIMIT_DATA: "VmData", resource.RLIMIT_AS: "VmSize"}
+    for kind, field in kinds.items():
         limit, _ = resource.getrlimit(kind)
         if limit != resource.RLIM_INFINITY:
-            used = _read_kib_field(_PROCESS_STATUS, field)
-            yield max(limit - used, 0)
-
-
-def _peak_without_proc() -> int:
-    """Return the peak resident size since the start of the process, on systems without /proc."""
-    if sys.platform == "win32":
-        return _import_psutil().Process().memory_info().peak_wset
-    import resource
-
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
+            yield max(limit - _read_kib_field(_PROCESS_STATUS, field), 0)
 
 
 def _import_psutil() -> Any:
@@ -254,14 +253,12 @@ def _import_psutil() -> Any:
 
 def _read_kib_field(path: Path, field: str) -> int:
     """Read a value such as `VmRSS: 1234 kB` from a file, in bytes."""
-    for line in path.read_text().splitlines():
-        name, _, value = line.partition(":")
-        if name == field:
-            number, _ = value.split()
-            return 1024 * int(number)
-    raise ValueError(
-        f"{path}: expected a line that begins with {field}:, got none"
-    )
+    _, found, after = path.read_text().partition(f"{field}:")
+    if not found:
+        raise ValueError(
+            f"{path}: expected a line that begins with {field}:, got none"
+        )
+    return 1024 * int(after.split()[0])
 
 
 Data = TypeVar("Data")
@@ -284,7 +281,7 @@ class StagingBuffers(Generic[Data]):
         self.data: Data = tree.map(
             lambda x: torch.empty_like(x, device=device), like
         )
-        self._uses_cuda = torch.device(device).type == "cuda"
+        self._uses_cuda = _is_gpu(device)
         if self._uses_cuda:
             self._copy_stream = torch.cuda.Stream()
             self._copied = torch.cuda.Event()
@@ -300,23 +297,22 @@ class StagingBuffers(Generic[Data]):
           ValueError: a leaf has another shape or dtype; the message names it.
           RuntimeError: a CUDA graph is being captured, which would copy these values at every replay.
         """
-        leaves = tree.leaves(values)
-        buffers = tree.leaves(self.data)
-        for name, value, x in zip(tree.paths(self.data), leaves, buffers):
+        pairs = [*zip(tree.leaves(self.data), tree.leaves(values))]
+        for name, (x, value) in zip(tree.paths(self.data), pairs):
             if value.shape != x.shape or value.dtype != x.dtype:
                 raise ValueError(
                     f"{name}: expected {x.dtype} {list(x.shape)}, got {value.dtype} {list(value.shape)}"
                 )
         if not self._uses_cuda:
-            for x, value in zip(buffers, leaves):
+            for x, value in pairs:
                 x.copy_(value)
             return
         _check_not_capturing("StagingBuffers.put")
 
-        pinned = [value.pin_memory() for value in leaves]
+        pairs = [(x, value.pin_memory()) for x, value in pairs]
         with torch.cuda.stream(self._copy_stream):
             self._copy_stream.wait_event(self._consumed)
-            for x, value in zip(buffers, pinned):
+            for x, value in pairs:
                 x.copy_(value, non_blocking=True)
             self._copied.record()
 
@@ -342,15 +338,14 @@ def _check_not_capturing(name: str) -> None:
 def to_host(values: Data) -> Data:
     """Copy a tree to the host, waiting once for all its leaves; leaves on the host are returned as they are."""
     copies = tree.map(lambda x: x.to("cpu", non_blocking=True), values)
-    devices = {x.device for x in tree.leaves(values) if x.is_cuda}
-    for device in devices:
+    for device in {x.device for x in tree.leaves(values) if x.is_cuda}:
         torch.cuda.current_stream(device).synchronize()
     return copies
 
 
 def to_device(values: Data, device: torch.device | str) -> Data:
     """Copy a tree from the host through pinned memory, without waiting."""
-    if torch.device(device).type != "cuda":
+    if not _is_gpu(device):
         return values
     return tree.map(
         lambda x: x.pin_memory().to(device, non_blocking=True), values
@@ -372,22 +367,17 @@ def prefetch(
     Raises:
       RuntimeError: a CUDA graph is being captured.
     """
-    device = torch.device(device)
     chunks = rows.split(chunk_size)
-    if device.type != "cuda" or rows.is_cuda:
-        for chunk in chunks:
-            yield chunk.to(device)
+    if not _is_gpu(device) or rows.is_cuda:
+        yield from (chunk.to(device) for chunk in chunks)
         return
 
-    # the chunk, the beginning and the end of its copy, of those that were started
-    started: deque[tuple[Tensor, torch.cuda.Event, torch.cuda.Event]] = deque()
     with torch.cuda.device(device):
-        copy_stream = torch.cuda.Stream()
-        for i in range(len(chunks)):
-            # the first, and the one after it
-            for following in chunks[i + 1 - (not i) : i + 2]:
-                started.append(_start_copy(following, copy_stream))
-            chunk, begun, copied = started.popleft()
+        copies = map(partial(_start_copy, torch.cuda.Stream()), chunks)
+        following = next(copies)
+        while following is not None:
+            chunk, begun, copied = following
+            following = next(copies, None)  # copied while this one is used
             torch.cuda.current_stream().wait_event(copied)
             # allocated on the copy stream, used on this one
             chunk.record_stream(torch.cuda.current_stream())
@@ -398,12 +388,11 @@ def prefetch(
 
 
 def _start_copy(
-    chunk: Tensor, copy_stream: torch.cuda.Stream
+    copy_stream: torch.cuda.Stream, chunk: Tensor
 ) -> tuple[Tensor, torch.cuda.Event, torch.cuda.Event]:
     """Start copying a chunk to the device; return it with two events: it is valid after the second."""
     _check_not_capturing("prefetch")
-    begun = torch.cuda.Event(enable_timing=True)
-    copied = torch.cuda.Event(enable_timing=True)
+    begun, copied = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     pinned = chunk.pin_memory()
     with torch.cuda.stream(copy_stream):
         begun.record()

@@ -194,6 +194,39 @@ def _zeros(I: tl.constexpr, O: tl.constexpr):
 
 
 @triton.jit
+def _load_needed(is_needed, learner, row, n_rows, R: tl.constexpr):
+    """Load whether rows from the given one on are needed, as integers."""
+    i = row + tl.arange(0, R)
+    return tl.load(is_needed + learner * n_rows + i, i < n_rows, 0).to(tl.int32)
+
+
+@triton.jit
+def _store_hidden(
+    out,
+    place,
+    y,
+    height,
+    width,
+    H: tl.constexpr,
+    W: tl.constexpr,
+    values_only: tl.constexpr,
+):
+    """Store the outputs of a hidden layer, which the critic's values alone do not have."""
+    if not values_only:
+        _store(out + place * width, y, height, width, H, W)
+
+
+@triton.jit
+def _store_values(
+    out, y, needed, learner, row, n_rows, R: tl.constexpr, Y: tl.constexpr
+):
+    """Store the first column of y [R, Y] in the rows that are needed."""
+    value = tl.sum(tl.where(tl.arange(0, Y)[None, :] == 0, y, 0.0), 1)
+    i = row + tl.arange(0, R)
+    tl.store(out + learner * n_rows + i, value, needed != 0)
+
+
+@triton.jit
 def forward_kernel(
     x,
     w1,
@@ -232,9 +265,7 @@ def forward_kernel(
     With `values_only`, y1[l, i] says which rows are needed, and out[l, i] is the critic's value of these. A program
     has one tile then, and computes nothing where none of its rows is needed.
     """
-    stack = tl.program_id(1).to(tl.int64)
-    if values_only:
-        stack = 2 * stack + 1
+    stack = tl.program_id(1).to(tl.int64) * (1 + values_only) + values_only
     first = _load_layer(w1, stack, stride_w1, n_obs, n_first, X, F)
     bias1 = _load_layer(b1, stack, stride_b1, 1, n_first, 1, F)
     second = _load_layer(w2, stack, stride_w2, n_first, n_second, F, S)
@@ -244,17 +275,14 @@ def forward_kernel(
     weights = _layer(w1, stack, stride_w1, n_obs, n_first)
 
     x += stack // 2 * stride_x
-    base = stack * n_rows
     start = tl.program_id(0) * n_rows_of_program
     end = min(start + n_rows_of_program, n_rows)
     if values_only:
-        i = start + tl.arange(0, R)
-        place = stack // 2 * n_rows + i
-        needed = tl.load(y1 + place, i < n_rows, 0).to(tl.int32)
+        needed = _load_needed(y1, stack // 2, start, n_rows, R)
         # No tile or one: with all of the loop within an if, products of bfloat16 were wrong by Triton 3.6.
         end = start + (end - start) * tl.max(needed, 0)
     for row in range(start, end, R):
-        n_left = end - row
+        n_left, place = end - row, stack * n_rows + row
         y = _apply_first(
             x + row * n_obs,
             weights,
@@ -268,17 +296,14 @@ def forward_kernel(
             precision,
         )
         y = _activate(y + bias1, is_tanh)
-        if not values_only:
-            _store(y1 + (base + row) * n_first, y, n_left, n_first, R, F)
+        _store_hidden(y1, place, y, n_left, n_first, R, F, values_only)
         y = _activate(_product(y, second, precision) + bias2, is_tanh)
-        if not values_only:
-            _store(y2 + (base + row) * n_second, y, n_left, n_second, R, S)
+        _store_hidden(y2, place, y, n_left, n_second, R, S, values_only)
         y = _product(y, head, precision) + bias3
         if values_only:
-            value = tl.sum(tl.where(tl.arange(0, Y)[None, :] == 0, y, 0.0), 1)
-            tl.store(out + place, value, (i < n_rows) & (needed != 0))
+            _store_values(out, y, needed, stack // 2, row, n_rows, R, Y)
         else:
-            _store(out + (base + row) * n_outputs, y, n_left, n_outputs, R, Y)
+            _store(out + place * n_outputs, y, n_left, n_outputs, R, Y)
 
 
 @triton.jit
