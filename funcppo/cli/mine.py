@@ -274,7 +274,6 @@ def _summarise(
     rules, _, result = mined
     head_end = result.rules.end_constants[:, 0]
     is_path = head_end == 0
-    has_error = (result.rules.std_error > 0) | (result.rules.pca_std_error > 0)
 
     # The first label of a row is the head; a body that is shorter than the table ends with negative labels.
     lengths = (result.rules.labels[:, 1:] >= 0).sum(1)
@@ -289,7 +288,6 @@ def _summarise(
         "n_constant_rules": int((head_end > 0).sum()),
         "n_loop_rules": int((head_end == SAME_ENTITY).sum()),
         "n_candidate_rules": result.n_candidates,
-        "n_estimated_rules": int(has_error.sum()),
         "stages": [asdict(stage) for stage in result.stages],
         "rows": result.rows,
         "max_rows": result.max_rows,

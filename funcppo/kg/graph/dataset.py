@@ -18,7 +18,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any, NamedTuple, TypeVar
@@ -42,6 +42,7 @@ from funcppo.kg.graph.triples import (
     Triple,
     drop_duplicates,
     order_of_occurrence,
+    row_codes,
 )
 
 PredicateKey = tuple[str, int]  # name and arity
@@ -70,11 +71,9 @@ class Dataset:
     )
     # float64 [R], nan where the file gives none; stored as given, not used to prove
     rule_weights: np.ndarray = field(default_factory=lambda: np.zeros(0))
-    # int64 [R, 3]: support, body pairs and circular support of each rule over the facts, as a miner has counted them
-    # exactly, -1 where it has not; None where nothing is known
+    # int64 [R, 3]: support, body pairs and circular support of each rule over the facts, as a miner has counted them,
+    # -1 where it has not; None where nothing is known
     rule_counts: np.ndarray | None = None
-    # the same as the miner has estimated them, -1 where it has counted exactly
-    rule_estimates: np.ndarray | None = None
     n_duplicates: int = 0  # lines of train dropped because they repeat another
     # one line each on what is unusual but allowed; to print, not to act on
     notes: tuple[str, ...] = ()
@@ -110,9 +109,8 @@ class Dataset:
         """
         if self.stored is not None and self._has_stored("rules"):
             return self.stored.fingerprint
-        digest = hashlib.sha256()
-        for part in _iter_names_json(self):
-            digest.update(part.encode())
+        names = [list(self.entities), self.predicates, self.arities]
+        digest = hashlib.sha256(json.dumps(names).encode())
         for name in (*_TABLES, "rules", "known", "candidates"):
             table: np.ndarray | None = getattr(self, name)
             if table is None:
@@ -187,18 +185,6 @@ def _predicate_key(atom: Atom) -> PredicateKey:
 def _constants(atom: Atom) -> list[str]:
     """Return the constants among the arguments of an atom."""
     return [term for term in atom.args if not isinstance(term, Variable)]
-
-
-def _iter_names_json(dataset: Dataset) -> Iterator[str]:
-    """Yield the JSON of entities, predicates and arities, in parts."""
-    yield "[["
-    separator = ""
-    for first in range(0, dataset.n_constants, 1 << 16):
-        block = list(dataset.entities[first : first + (1 << 16)])
-        yield separator + json.dumps(block)[1:-1]
-        separator = ", "
-    rest = json.dumps([dataset.predicates, dataset.arities])
-    yield f"], {rest[1:]}"
 
 
 def encode_atom(
@@ -297,16 +283,16 @@ def from_tables(
 
     n_duplicates = len(tables["train"]) - len(train)
     notes = [duplicate_note(n_duplicates)] if n_duplicates else []
-    for known, ids, words in (
-        (entities, facts[:, 1:], ("entity occurs", "entities occur")),
-        (predicates, facts[:, :1], ("relation occurs", "relations occur")),
+    for known, ids, one, many in (
+        (entities, facts[:, 1:], "entity occurs", "entities occur"),
+        (predicates, facts[:, :1], "relation occurs", "relations occur"),
     ):
-        n_unseen = len(known) - _count_distinct(ids)
+        is_in_fact = np.bincount(ids.ravel(), minlength=len(known) + 1) > 0
+        n_unseen = len(known) - int(is_in_fact.sum())
         if n_unseen:
-            is_plural = n_unseen > 1
-            verb = "are" if is_plural else "is"
+            what, verb = (many, "are") if n_unseen > 1 else (one, "is")
             notes.append(
-                f"valid, test: {n_unseen} {words[is_plural]} in no known fact and {verb} kept"
+                f"valid, test: {n_unseen} {what} in no known fact and {verb} kept"
             )
     held_out = {split: tables[split] for split in SPLITS[1:]}
     notes += leakage_notes(facts, held_out, predicates)
@@ -336,14 +322,6 @@ def _assign_ids_in_order(
     ids = np.zeros(len(names), np.int32)
     ids[order] = np.arange(1, len(order) + 1)
     return tuple(map(names.__getitem__, order.tolist())), ids
-
-
-def _count_distinct(ids: np.ndarray) -> int:
-    """Count the distinct ids in a table."""
-    is_known = np.zeros(1 + int(ids.max(initial=0)), bool)
-    for column in ids.T:
-        is_known[column] = True
-    return int(is_known.sum())
 
 
 def duplicate_note(n_duplicates: int) -> str:
@@ -457,7 +435,6 @@ def with_rules(
             f"{path}:{zero_rules[0].line}: {len(zero_rules)} rules without a body hold of every constant and were "
             "left out"
         )
-    _check_negation(dataset, rules, path)
     rules, unknown_notes = _drop_rules_of_unknown_names(dataset, rules, path)
     rules, repeat_notes = _drop_repeated_rules(rules, path)
     notes = [*dataset.notes, *notes, *unknown_notes, *repeat_notes]
@@ -470,7 +447,6 @@ def with_rules(
         rules=_encode_rules(dataset, rules, path),
         rule_weights=np.array([rule.weight for rule in rules], np.float64),
         rule_counts=None,
-        rule_estimates=None,
     )
 
 
@@ -480,96 +456,105 @@ def _rule_error(path: str, rule: Clause, problem: object) -> ValueError:
     return ValueError(f"{path}:{rule.line}: {problem}, in a rule for {head}")
 
 
-def _check_negation(
-    dataset: Dataset, rules: Sequence[Clause], path: str
-) -> None:
-    """Raise ValueError if a rule has a relation after a sign of negation."""
-    heads = (rule.head.predicate for rule in rules)
-    known, positive = {*dataset.predicates}, {*dataset.predicates, *heads}
-    for rule in rules:
-        for name in {atom.predicate for atom in (rule.head, *rule.body)}:
-            if name not in known and is_negated(name, positive):
-                message = unknown_name_message("relation", name, [*positive])
-                raise _rule_error(path, rule, message)
-
-
 def _drop_rules_of_unknown_names(
     dataset: Dataset, rules: list[Clause], path: str
 ) -> tuple[list[Clause], list[str]]:
     """Return the rules whose names the data or other rules have, and a note on the dropped rules.
 
     Raises:
-      ValueError: there are rules, and each has an unknown name.
+      ValueError: a relation stands after a sign of negation; or there are rules, and each has an unknown name.
     """
     entities = entity_ids(dataset.entities)
+    of_data = {*dataset.predicates}
+    kept: list[Clause] = rules
+    first: ValueError | None = None
+    while True:
+        # A rule that is dropped defines no relation for the others.
+        relations = of_data | {rule.head.predicate for rule in kept}
+        unknown = [_unknown_name(r, of_data, relations, entities) for r in kept]
+        for rule, found in zip(kept, unknown):
+            is_negation = found is not None and is_negated(*found, relations)
+            if found is None or not (is_negation or first is None):
+                continue
+            known = dataset.entities
+            if found[0] == "relation":
+                known = sorted(relations)
+            problem = unknown_name_message(*found, known)
+            first = _rule_error(path, rule, problem)
+            if is_negation:
+                raise first
+        if not any(unknown):
+            break
+        kept = [r for r, found in zip(kept, unknown) if found is None]
 
-    def relations_with(rules: list[Clause]) -> set[str]:
-        """Return the relations of the data and of the heads of rules."""
-        return {*dataset.predicates, *(rule.head.predicate for rule in rules)}
-
-    # A rule that is dropped defines no relation for the others.
-    kept, n_before = rules, -1
-    relations: set[str] = set()
-    while len(kept) != n_before:
-        n_before = len(kept)
-        relations = relations_with(kept)
-        kept = [r for r in kept if not _unknown_name(r, entities, relations)]
-    if len(kept) == len(rules):
+    if first is None:
         return rules, []
-
-    # Named first: a rule whose names no rule at all has. Others may lack only what such a rule would define.
-    defined = relations | relations_with(rules)
-    if any(_unknown_name(rule, entities, defined) for rule in rules):
-        relations = defined
-    first = next(r for r in rules if _unknown_name(r, entities, relations))
-    kind, name = _unknown_name(first, entities, relations) or ("", "")
-    known = dataset.entities if kind == "entity" else sorted(relations)
-    error = _rule_error(path, first, unknown_name_message(kind, name, known))
     if not kept:
-        raise error
+        raise first
     n_dropped = len(rules) - len(kept)
     return kept, [
-        f"{error}; {n_dropped} of {len(rules)} rules have unknown names and were left out"
+        f"{first}; {n_dropped} of {len(rules)} rules have unknown names and were left out"
     ]
+
+
+def _unknown_name(
+    rule: Clause,
+    of_data: set[str],
+    relations: set[str],
+    entities: Collection[str],
+) -> tuple[str, str] | None:
+    """Return kind and name of a rule's first unknown relation or entity; None if all are known.
+
+    Args:
+      of_data: relations of the data.
+      relations: these and those of heads, which may not be the negation of another.
+    """
+    atoms = (rule.head, *rule.body)
+    for name in [atom.predicate for atom in atoms]:
+        is_new = name not in of_data
+        if is_new and is_negated("relation", name, relations):
+            return "relation", name
+        if name not in relations:
+            return "relation", name
+    constants = chain.from_iterable(map(_constants, atoms))
+    name = next((x for x in constants if x not in entities), None)
+    return None if name is None else ("entity", name)
 
 
 def _drop_repeated_rules(
     rules: list[Clause], path: str
 ) -> tuple[list[Clause], list[str]]:
     """Return the first of all rules that are equal, and a note on the dropped ones."""
-    alike: dict[object, list[Clause]] = {}
-    for rule in rules:
-        shapes = (_shape(atom) for atom in {*rule.body})
-        alike.setdefault((_shape(rule.head), *sorted(shapes)), []).append(rule)
-
+    shapes = [_shape(rule) for rule in rules]
+    counts = Counter(shapes)
     first_of: dict[object, Clause] = {}
     repeats: list[tuple[Clause, Clause]] = []  # first one, and its repetition
-    for group in alike.values():
-        for rule in group if len(group) > 1 else ():
-            first = first_of.setdefault(_canonical_rule(rule), rule)
-            if first is not rule:
-                repeats.append((first, rule))
+    for rule, shape in zip(rules, shapes):
+        key = _canonical_rule(rule) if counts[shape] > 1 else shape
+        first = first_of.setdefault(key, rule)
+        if first is not rule:
+            repeats.append((first, rule))
     if not repeats:
         return rules, []
 
-    dropped = {id(rule) for _, rule in repeats}
-    first, rule = min(repeats, key=lambda pair: pair[1].line)
+    first, rule = repeats[0]
     note = (
         f"{path}:{rule.line}: {len(repeats)} rules repeat an earlier one, as this one line {first.line}, and were "
         "dropped"
     )
-    n_reweighted = sum(
-        str(first.weight) != str(rule.weight) for first, rule in repeats
-    )
+    n_reweighted = sum(str(a.weight) != str(b.weight) for a, b in repeats)
     if n_reweighted:
         note += f"; {n_reweighted} of them have another weight: that of the first one stays"
-    return [rule for rule in rules if id(rule) not in dropped], [note]
+    return list(first_of.values()), [note]
 
 
-def _shape(atom: Atom) -> tuple[str, tuple[str, ...]]:
-    """Return an atom without the names of its variables, which rules that are equal have in common."""
-    args = (repr(x) if isinstance(x, str) else "" for x in atom.args)
-    return atom.predicate, tuple(args)
+def _shape(rule: Clause) -> tuple[object, ...]:
+    """Return a rule without the names of its variables, which rules that are equal have in common."""
+    head, *body = (
+        (a.predicate, *(repr(x) if isinstance(x, str) else "" for x in a.args))
+        for a in (rule.head, *{*rule.body})
+    )
+    return head, *sorted(body)
 
 
 def _canonical_rule(rule: Clause) -> tuple[object, ...]:
@@ -581,11 +566,9 @@ def _canonical_rule(rule: Clause) -> tuple[object, ...]:
 
     Source: Weisfeiler and Leman 1968, on the reduction of a graph to canonical form.
     """
-    atoms = [(False, rule.head), *((True, atom) for atom in {*rule.body})]
-    terms = {term for _, atom in atoms for term in atom.args}
-    colour: dict[Variable | str, int] = {
-        term: 0 for term in terms if isinstance(term, Variable)
-    }
+    atoms = [rule.head, *{*rule.body}]
+    terms = chain.from_iterable(atom.args for atom in atoms)
+    colour = {t: 0 for t in terms if isinstance(t, Variable)}
     n_colours = 0
     while n_colours < len(colour):
         colour = _refine_colours(colour, atoms)
@@ -598,43 +581,34 @@ def _canonical_rule(rule: Clause) -> tuple[object, ...]:
             colour[variable] = hash((alike,))
 
     # Each variable has a colour of its own, which serves as its name.
-    rows = [
-        (atom.predicate, *(colour.get(t, t) for t in atom.args))
-        for _, atom in atoms
-    ]
-    return rows[0], frozenset(rows[1:])
+    head, *body = (_colour_atom(atom, colour) for atom in atoms)
+    return head, frozenset(body)
+
+
+def _colour_atom(
+    atom: Atom, colour: Mapping[Variable, int]
+) -> tuple[object, ...]:
+    """Return an atom with the colours of its variables in their place."""
+    args = (colour[t] if isinstance(t, Variable) else t for t in atom.args)
+    return atom.predicate, *args
 
 
 def _refine_colours(
-    colour: Mapping[Variable | str, int], atoms: Sequence[tuple[bool, Atom]]
-) -> dict[Variable | str, int]:
+    colour: Mapping[Variable, int], atoms: Sequence[Atom]
+) -> dict[Variable, int]:
     """Return the next colours of variables, which tell where each stands beside which others.
 
     Args:
       colour: a number for each variable.
-      atoms: of a rule, each with whether it is of the body.
+      atoms: of a rule, its head first.
     """
-    places: dict[Variable | str, list[int]] = {v: [] for v in colour}
-    for in_body, atom in atoms:
-        args = [colour.get(t, t) for t in atom.args]
+    places: dict[Variable, list[int]] = {v: [] for v in colour}
+    for i, atom in enumerate(atoms):
+        coloured = _colour_atom(atom, colour)
         for variable in {*atom.args} & {*places}:
             own = [t == variable for t in atom.args]
-            place = (in_body, atom.predicate, *args, *own)
-            places[variable].append(hash(place))
+            places[variable].append(hash((i > 0, *coloured, *own)))
     return {v: hash((colour[v], *sorted(places[v]))) for v in colour}
-
-
-def _unknown_name(
-    rule: Clause, entities: Collection[str], relations: set[str]
-) -> tuple[str, str] | None:
-    """Return kind and name of a rule's first unknown relation or entity; None if all are known."""
-    for atom in (rule.head, *rule.body):
-        if atom.predicate not in relations:
-            return "relation", atom.predicate
-        for term in _constants(atom):
-            if term not in entities:
-                return "entity", term
-    return None
 
 
 def _with_head_predicates(
@@ -697,7 +671,6 @@ def training_part(dataset: Dataset) -> Dataset:
         dataset,
         facts=dataset.train,
         rule_counts=None,
-        rule_estimates=None,
     )
 
 
@@ -751,58 +724,38 @@ def facts_digest(dataset: Dataset) -> str:
 # -- triples and their inverses
 
 # pairs of a triple and one of its inverses beyond which no near-inverses are searched
+# pairs of a triple and one of its inverses beyond which no near-inverses are searched
 MAX_PAIRS = 30_000_000
+# share of the triples of each relation that the other one has with exchanged arguments
+NEAR_INVERSE_SHARE = 0.8
 
 
-class IndexedTriples(NamedTuple):
-    """Distinct triples of some tables, sorted by their pair of entities."""
+def find_inverses(
+    triples: np.ndarray,
+) -> tuple[np.ndarray, np.ndarray] | None:
+    """Find the pairs of a triple and a triple with exchanged arguments, as two arrays of rows; loops have none.
 
-    relation: np.ndarray  # int64 [n], from 0
-    is_loop: np.ndarray  # bool [n], head and tail are one entity
-    # int64 [n], the first triple of the inverse pair of entities, and how many have that pair; 0 for loops
-    inverse_start: np.ndarray
-    inverse_count: np.ndarray
-    rows: list[np.ndarray]  # of each table: its rows as indices of these
+    Args:
+      triples: int [n, 3], distinct, as (relation, head, tail).
 
-
-def index_triples(
-    tables: Sequence[np.ndarray], n_relations: int
-) -> IndexedTriples:
-    """Number the distinct triples of some tables, and find the triples of each inverse pair of entities."""
-    rows = np.concatenate(tables).astype(np.int64)
-    relation, head, tail = rows[:, 0] - 1, rows[:, 1], rows[:, 2]
-    n_entities = 1 + int(rows[:, 1:].max())
-
-    # Pairs are numbered first: a code of all three ids could overflow.
-    pair_code, pair = np.unique(head * n_entities + tail, return_inverse=True)
-    code, triple = np.unique(pair * n_relations + relation, return_inverse=True)
-    pair_of_triple = code // n_relations
-    bounds = np.searchsorted(pair_of_triple, np.arange(len(pair_code) + 1))
-
-    pair_head, pair_tail = np.divmod(pair_code, n_entities)
-    inverse_code = pair_tail * n_entities + pair_head
-    inverse = np.searchsorted(pair_code, inverse_code)
-    inverse = np.minimum(inverse, len(pair_code) - 1)
-    is_loop = pair_head == pair_tail
-    has_inverse = (pair_code[inverse] == inverse_code) & ~is_loop
-    count = np.where(has_inverse, np.diff(bounds)[inverse], 0)
-
-    ends = np.cumsum([len(table) for table in tables])[:-1]
-    return IndexedTriples(
-        relation=code % n_relations,
-        is_loop=is_loop[pair_of_triple],
-        inverse_start=bounds[inverse][pair_of_triple],
-        inverse_count=count[pair_of_triple],
-        rows=np.split(triple, ends),
+    Returns:
+      The pairs, by the first row; None if there are more than MAX_PAIRS.
+    """
+    _, head, tail = triples.T.astype(np.int64)
+    n_entities = 1 + int(triples[:, 1:].max(initial=0))
+    key = head * n_entities + tail
+    order = np.argsort(key, kind="stable")
+    inverse_key = tail * n_entities + head
+    start, end = (
+        np.searchsorted(key[order], inverse_key, side)
+        for side in ("left", "right")
     )
-
-
-def _inverse_pairs(triples: IndexedTriples) -> tuple[np.ndarray, np.ndarray]:
-    """Return all pairs of a triple and a triple of its inverse pair of entities, as two arrays of indices."""
-    n = triples.inverse_count
-    triple = np.repeat(np.arange(len(n)), n)
-    first = np.repeat(np.cumsum(n) - n - triples.inverse_start, n)
-    return triple, np.arange(len(triple)) - first
+    count = np.where(head == tail, 0, end - start)
+    if count.sum() > MAX_PAIRS:
+        return None
+    triple = np.repeat(np.arange(len(key)), count)
+    shift = np.repeat(np.cumsum(count) - count - start, count)
+    return triple, order[np.arange(len(triple)) - shift]
 
 
 def leakage_notes(
@@ -825,21 +778,28 @@ def leakage_notes(
         return [
             f"leaks between the splits were not searched: {len(known):,} known facts, over 50,000,000"
         ]
-    triples = index_triples([known, *splits.values()], len(relations))
-    is_known = np.zeros(len(triples.relation), bool)
-    is_known[triples.rows[0]] = True
+    tables = [known, *splits.values()]
+    everything = np.concatenate(tables)
+    _, first, rows = np.unique(
+        row_codes(everything), return_index=True, return_inverse=True
+    )
+    triples = everything[first]
+    ends = np.cumsum([len(table) for table in tables])[:-1]
+    known_rows, *split_rows = np.split(rows, ends)
+    is_known = np.zeros(len(triples), bool)
+    is_known[known_rows] = True
 
     notes: list[str] = []
-    rows_by_split = dict(zip(splits, triples.rows[1:]))
-    for i, (name, rows) in enumerate(rows_by_split.items()):
+    rows_by_split: dict[str, np.ndarray] = {}
+    for name, rows in zip(splits, split_rows):
         counts = {
             "are known facts (train or facts)": is_known[rows].sum(),
             "repeat another and are ranked again": len(rows)
             - len(np.unique(rows)),
         }
-        for other in list(splits)[:i]:
-            is_in_other = np.isin(rows, rows_by_split[other])
-            counts[f"are in {other} too"] = is_in_other.sum()
+        for other, others in rows_by_split.items():
+            counts[f"are in {other} too"] = np.isin(rows, others).sum()
+        rows_by_split[name] = rows
         notes += [
             f"{name}: {count} of {len(rows)} triples {what}"
             for what, count in counts.items()
@@ -849,38 +809,43 @@ def leakage_notes(
 
 
 def _inverse_notes(
-    triples: IndexedTriples,
+    triples: np.ndarray,
     is_known: np.ndarray,
     rows_by_split: Mapping[str, np.ndarray],
     relations: Sequence[str],
 ) -> list[str]:
     """Return notes on the triples of each held-out split that are the inverse of a known fact."""
-    n_pairs = int(triples.inverse_count.sum())
-    if n_pairs > MAX_PAIRS:
+    pairs = find_inverses(triples)
+    if pairs is None:
         return [
-            f"inverse triples between the splits were not searched: {n_pairs:,} pairs of triples, over {MAX_PAIRS:,}"
+            f"inverse triples between the splits were not searched: over {MAX_PAIRS:,} pairs of triples"
         ]
-    n = len(relations)
-    size = np.bincount(triples.relation[~triples.is_loop], minlength=n)
-    triple, inverse = _inverse_pairs(triples)
-    a, b = triples.relation[triple], triples.relation[inverse]
-    code, index, n_common = np.unique(
-        a * n + b, return_inverse=True, return_counts=True
+    triple, inverse = pairs
+    is_loop = triples[:, 1] == triples[:, 2]
+    size = np.bincount(triples[~is_loop, 0], minlength=len(relations) + 1)
+    both = triples[:, 0][np.stack(pairs)].astype(np.int64)
+    # A pair of relations counts the same either way round.
+    code = np.sort(both, 0).T @ [len(relations) + 1, 1]
+    _, index, n_common = np.unique(
+        both.T @ [len(relations) + 1, 1],
+        return_inverse=True,
+        return_counts=True,
     )
-    larger = np.maximum(size[code // n], size[code % n])
-    is_near = (n_common >= NEAR_INVERSE_SHARE * larger)[index]
-    is_leak = is_known[inverse] & is_near
+    larger = size[both].max(0)
+    is_near = n_common[index] >= NEAR_INVERSE_SHARE * larger
 
     notes: list[str] = []
     for name, rows in rows_by_split.items():
-        is_of_split = is_leak & np.isin(triple, rows)
-        n_leaked = int(np.isin(rows, triple[is_of_split]).sum())
+        is_leak = is_near & is_known[inverse] & np.isin(triple, rows)
+        n_leaked = int(np.isin(rows, triple[is_leak]).sum())
         if n_leaked:
-            # A pair of relations counts the same either way round.
-            pair = np.minimum(a, b) * n + np.maximum(a, b)
-            pair, count = np.unique(pair[is_of_split], return_counts=True)
-            largest = pair[np.argsort(-count, kind="stable")].tolist()
-            texts = [_format_inverses(code, relations) for code in largest]
+            texts: list[str] = []
+            for pair, _ in Counter(code[is_leak].tolist()).most_common():
+                a, b = (
+                    shorten(relations[i - 1])
+                    for i in divmod(pair, len(relations) + 1)
+                )
+                texts.append(f"{a} is symmetric" if a == b else f"{a} and {b}")
             listed = ", ".join(_shorten_list(texts, 3))
             notes.append(
                 f"{name}: {n_leaked} of {len(rows)} triples are inverses of known facts: {listed}"
@@ -889,15 +854,6 @@ def _inverse_notes(
 
 
 # share of the triples of each relation that the other one has with exchanged arguments
-NEAR_INVERSE_SHARE = 0.8
-
-
-def _format_inverses(code: int, relations: Sequence[str]) -> str:
-    """Format a pair of near-inverse relations by name; a relation paired with itself is symmetric."""
-    a, b = divmod(code, len(relations))
-    if a == b:
-        return f"{shorten(relations[a])} is symmetric"
-    return f"{shorten(relations[a])} and {shorten(relations[b])}"
 
 
 # -- what a data set is like
@@ -956,22 +912,21 @@ def _describe_split(
       Triples, their entities and relations; `n_known`, triples that are known facts; `n_linked`, triples whose two
       entities a known fact links, either way round, of train: another fact; entities and relations that no fact has.
     """
-    n_entities = 1 + max(int(t.max(initial=0)) for t in (facts, table))
-    pair, fact_pair = (
-        np.sort(t[:, 1:].astype(np.int64), axis=1) @ [n_entities, 1]
-        for t in (table, facts)
+    both = np.concatenate([facts, table])
+    ends = np.sort(both[:, 1:], 1)
+    code, pair = (
+        np.split(row_codes(rows), [len(facts)])
+        for rows in (both, ends[:, [0, 1, 1]])
     )
-    distinct, count = np.unique(fact_pair, return_counts=True)
+    distinct, count = np.unique(pair[0], return_counts=True)
     # Of a fact the pair must be linked by another fact too.
     linked = distinct[count > 1] if is_train else distinct
-    n_relations = max(int(t[:, 0].max(initial=0)) for t in (facts, table))
-    fact_row, row = index_triples([facts, table], n_relations).rows
     return {
         "n_triples": len(table),
         "n_entities": len(np.unique(table[:, 1:])),
         "n_relations": len(np.unique(table[:, 0])),
-        "n_known": int(np.isin(row, fact_row).sum()),
-        "n_linked": int(np.isin(pair, linked).sum()),
+        "n_known": int(np.isin(code[1], code[0]).sum()),
+        "n_linked": int(np.isin(pair[1], linked).sum()),
         "n_unseen_entities": len(np.setdiff1d(table[:, 1:], facts[:, 1:])),
         "n_unseen_relations": len(np.setdiff1d(table[:, 0], facts[:, 0])),
     }
@@ -981,101 +936,82 @@ def _describe_relations(
     dataset: Dataset, tables: Mapping[str, np.ndarray]
 ) -> tuple[list[dict[str, Any]], list[str]]:
     """Describe all binary relations, the largest first; return a note too if inverses were not searched."""
-    facts = tables["facts"]
-    size = dataset.n_predicates + 1
+    facts, size = tables["facts"], dataset.n_predicates + 1
     n = {
-        split: np.bincount(table[:, 0], minlength=size)
+        split: np.bincount(table[:, 0], minlength=size).tolist()
         for split, table in tables.items()
     }
-    heads, heads_once = _count_arguments(facts, 1, size)
-    tails, tails_once = _count_arguments(facts, 2, size)
-    is_proper = facts[:, 1] != facts[:, 2]
-    n_proper = _count_relations(facts[is_proper, 0], size)
-    n_symmetric, inverse, n_inverse, notes = _find_inverses(facts, size)
-    columns = {
-        "n_facts": n["facts"],
-        "n_valid": n["valid"],
-        "n_test": n["test"],
-        # means over the heads, or tails, that it has
-        "tails_per_head": n["facts"] / heads,
-        "heads_per_tail": n["facts"] / tails,
-        # of its heads that have one tail, and the other way round
-        "functional_share": heads_once / heads,
-        "inverse_functional_share": tails_once / tails,
-        # of its facts whose inverse it has too, loops left out
-        "symmetric_share": n_symmetric / n_proper,
-        # the other relation that has most of its facts with exchanged arguments
-        "inverse": inverse,
-        "inverse_share": n_inverse / n_proper,
-    }
+    (heads, one_tail), (tails, one_head) = (
+        _count_arguments(facts, place, size) for place in (1, 2)
+    )
+    proper = facts[facts[:, 1] != facts[:, 2], 0]
+    n_proper = np.bincount(proper, minlength=size).tolist()
+    inverses = _count_inverses(facts)
+    notes: list[str] = []
+    if inverses is None:
+        notes.append(
+            f"symmetric and inverse relations were not searched: over {MAX_PAIRS:,} pairs of inverse triples"
+        )
+
     relations: list[dict[str, Any]] = []
-    for i in np.argsort(-n["facts"][1:], kind="stable").tolist():
-        if dataset.arities[i] != 2:
+    for i in sorted(range(1, size), key=lambda i: -n["facts"][i]):
+        if dataset.arities[i - 1] != 2:
             continue
-        relation: dict[str, Any] = {"name": dataset.predicates[i]}
-        for name, column in columns.items():
-            value = column[i + 1].item()
-            # Nothing was counted: nan is 0 of 0.
-            relation[name] = value if value == value else None
-        other = relation["inverse"]
-        relation["inverse"] = dataset.predicates[other - 1] if other else None
-        relation["inverse_share"] = relation["inverse_share"] if other else None
-        relations.append(relation)
+        of_others = {**(inverses or {}).get(i, {})}
+        n_symmetric = None if inverses is None else of_others.pop(i, 0)
+        inverse, n_inverse = None, None
+        if of_others:
+            inverse, n_inverse = max(of_others.items(), key=lambda x: x[1])
+        name = dataset.predicates[i - 1]
+        relations.append(
+            {
+                "name": name,
+                **{f"n_{x}": n[x][i] for x in ("facts", "valid", "test")},
+                # means over the heads, or tails, that it has
+                "tails_per_head": _share(n["facts"][i], heads[i]),
+                "heads_per_tail": _share(n["facts"][i], tails[i]),
+                # of its heads that have one tail, and the other way round
+                "functional_share": _share(one_tail[i], heads[i]),
+                "inverse_functional_share": _share(one_head[i], tails[i]),
+                # of its facts whose inverse it has too, loops left out
+                "symmetric_share": _share(n_symmetric, n_proper[i]),
+                # the other relation that has most of its facts with exchanged arguments
+                "inverse": inverse and dataset.predicates[inverse - 1],
+                "inverse_share": _share(n_inverse, n_proper[i]),
+            }
+        )
     return relations, notes
 
 
-def _find_inverses(
-    facts: np.ndarray, size: int
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, list[str]]:
-    """Count, per relation, its facts that are inverses of its own facts or of another relation's.
+def _share(count: int | None, n: int) -> float | None:
+    """Return a count divided by another; None where nothing is counted."""
+    return None if count is None or not n else count / n
 
-    Returns:
-      Inverses of its own facts; the other relation that inverts most of its facts, 0 for none; how many these are; a
-      note if there are too many pairs, where nothing is counted.
-    """
-    triples = index_triples([facts], size)
-    if int(triples.inverse_count.sum()) > MAX_PAIRS:
-        note = f"symmetric and inverse relations were not searched: over {MAX_PAIRS:,} pairs of inverse triples"
-        return (
-            np.full(size, np.nan),
-            np.zeros(size, int),
-            np.zeros(size),
-            [note],
-        )
-    triple, other = _inverse_pairs(triples)
-    pairs, counts = np.unique(
-        triples.relation[triple] * size + triples.relation[other],
-        return_counts=True,
-    )
-    relation, other = 1 + pairs // size, 1 + pairs % size
-    is_own = relation == other
-    n_symmetric = np.zeros(size)
-    n_symmetric[relation[is_own]] = counts[is_own]
-    # The last of equal indices stays: the largest count, and of equal ones the first relation.
-    order = np.lexsort((-other, counts))
-    order = order[~is_own[order]]
-    inverse, n_inverse = np.zeros(size, int), np.zeros(size)
-    inverse[relation[order]] = other[order]
-    n_inverse[relation[order]] = counts[order]
-    return n_symmetric, inverse, n_inverse, []
+
+def _count_inverses(facts: np.ndarray) -> dict[int, dict[int, int]] | None:
+    """Count, per relation, its facts that each relation has with exchanged arguments; None if they are too many."""
+    pairs = find_inverses(facts)
+    if pairs is None:
+        return None
+    size = 1 + int(facts[:, 0].max())
+    relation, other = facts[:, 0][np.stack(pairs)].astype(np.int64)
+    codes, counts = np.unique(relation * size + other, return_counts=True)
+    found: dict[int, dict[int, int]] = {}
+    for code, count in zip(codes.tolist(), counts.tolist()):
+        found.setdefault(code // size, {})[code % size] = count
+    return found
 
 
 def _count_arguments(
     facts: np.ndarray, place: int, size: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """Count, per relation, the distinct entities in one argument position, and those that occur there exactly once.
-
-    The first count is NaN for a relation without facts.
-    """
+) -> tuple[list[int], list[int]]:
+    """Count, per relation, the distinct entities in one argument position, and those that occur there exactly once."""
     n_entities = 1 + int(facts[:, place].max())
     code = facts[:, 0].astype(np.int64) * n_entities + facts[:, place]
     distinct, n = np.unique(code, return_counts=True)
     relation = distinct // n_entities
-    once = np.bincount(relation[n == 1], minlength=size)
-    return _count_relations(relation, size), once
-
-
-def _count_relations(relations: np.ndarray, size: int) -> np.ndarray:
-    """Count how often each relation occurs; NaN for one that never does, so that shares of it are NaN too."""
-    counts = np.bincount(relations, minlength=size)
-    return np.where(counts > 0, counts, np.nan)
+    all_, once = (
+        np.bincount(x, minlength=size).tolist()
+        for x in (relation, relation[n == 1])
+    )
+    return all_, once

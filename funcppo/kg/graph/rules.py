@@ -746,18 +746,16 @@ COUNTS_PREFIX = "#counts\t"
 
 
 class RuleStatistics(NamedTuple):
-    """Statistics of each rule, float64 [R]; estimates if a standard error is not 0."""
+    """Statistics of each rule, float64 [R]."""
 
     weight: np.ndarray  # by which the rules are ranked
     support: np.ndarray  # right predictions: facts that the rule derives
     body_pairs: np.ndarray  # predictions: distinct heads that the body derives
     # facts of the support whose every derivation uses the fact itself
     circular_support: np.ndarray
-    # predictions counted by the PCA confidence (partial completeness assumption)
+    # predictions counted by the PCA confidence (partial completeness assumption), NaN where they were not counted
     pca_pairs: np.ndarray
     head_facts: np.ndarray  # facts of the head's predicate
-    std_error: np.ndarray  # standard error of the confidence
-    pca_std_error: np.ndarray  # standard error of the PCA confidence
 
 
 def with_encoded_rules(
@@ -776,20 +774,12 @@ def with_encoded_rules(
     table[:, :, :n_columns] = atoms[:, :n_atoms, :n_columns]
     dataset = replace(dataset, rules=table, rule_weights=counts.weight)
     columns = (counts.support, counts.body_pairs, counts.circular_support)
-    return _with_counts(dataset, np.stack(columns, axis=1), counts.std_error)
+    return replace(dataset, rule_counts=_as_counts(columns))
 
 
-def _with_counts(
-    dataset: Dataset, counts: np.ndarray, std_error: np.ndarray
-) -> Dataset:
-    """Return the data set with counts of its rules: exact without a standard error, otherwise estimates."""
-    whole = np.rint(counts).astype(np.int64)
-    is_exact = (std_error == 0)[:, None]
-    return replace(
-        dataset,
-        rule_counts=np.where(is_exact, whole, -1),
-        rule_estimates=np.where(is_exact, -1, whole),
-    )
+def _as_counts(columns: Sequence[np.ndarray]) -> np.ndarray:
+    """Return support, body pairs and circular support of rules as whole numbers, int64 [R, 3]."""
+    return np.rint(np.stack(columns, axis=1)).astype(np.int64)
 
 
 def _format_rules(dataset: Dataset, file_format: RuleTableFormat) -> list[str]:
@@ -814,23 +804,21 @@ def format_rule_table(
     # Leave one out: a prediction that only the fact itself supports counts neither as made nor as right.
     other_support = counts.support - counts.circular_support
     other_pairs = counts.body_pairs - counts.circular_support
+    is_unknown = np.isnan(counts.pca_pairs)
     shares = {
         "source_weight": counts.weight,
         "train_conf": counts.support / np.maximum(counts.body_pairs, 1),
-        "pca_conf": np.where(
-            np.isfinite(counts.pca_std_error),
-            counts.support / np.maximum(counts.pca_pairs, 1),
-            np.nan,
-        ),
+        "pca_conf": counts.support / np.maximum(counts.pca_pairs, 1),
         "head_coverage": counts.support / np.maximum(counts.head_facts, 1),
         "loo_conf": other_support / np.maximum(other_pairs, 1),
-        "std_error": counts.std_error,
-        "pca_std_error": counts.pca_std_error,
+        # Counts are exact or not given.
+        "std_error": np.zeros_like(counts.support),
+        "pca_std_error": np.where(is_unknown, np.inf, 0.0),
     }
     whole = {
         "train_support": counts.support,
         "train_body_pairs": counts.body_pairs,
-        "pca_body_pairs": counts.pca_pairs,
+        "pca_body_pairs": np.where(is_unknown, 0, counts.pca_pairs),
         "loo_support": other_support,
     }
     # All digits of a count, six of any other number.
@@ -881,10 +869,13 @@ def with_read_counts(
         [float(rows[line - 1][header.index(name)]) for name in names]
         for line in lines
     ]
-    table_of_values = np.array(values).reshape(-1, len(names))
-    support, body_pairs, other_support, std_error = table_of_values.T
-    counts = np.stack([support, body_pairs, support - other_support], axis=1)
-    return _with_counts(dataset, counts, std_error)
+    support, body_pairs, other_support, std_error = (
+        np.array(values).reshape(-1, len(names)).T
+    )
+    counts = _as_counts((support, body_pairs, support - other_support))
+    # Former versions wrote estimates too.
+    counts[std_error > 0] = -1
+    return replace(dataset, rule_counts=counts)
 
 
 def is_mined_with_held_out(text: str, dataset: Dataset) -> bool:

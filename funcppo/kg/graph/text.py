@@ -613,9 +613,10 @@ def similar_names_hint(name: str, known: Sequence[str]) -> str:
     return f"none of {len(known)} is spelled like it"
 
 
-def is_negated(name: str, relations: Collection[str]) -> bool:
+def is_negated(kind: str, name: str, relations: Collection[str]) -> bool:
     """Check whether a name is that of a relation after a sign of negation, as other rule languages write it."""
-    return name[:1] in NEGATIONS and name[1:].strip() in relations
+    is_signed = kind == "relation" and name[:1] in NEGATIONS
+    return is_signed and name[1:].strip() in relations
 
 
 def unknown_name_message(kind: str, name: str, known: Sequence[str]) -> str:
@@ -626,7 +627,7 @@ def unknown_name_message(kind: str, name: str, known: Sequence[str]) -> str:
       name: the unknown name.
       known: all names of this kind.
     """
-    if kind == "relation" and is_negated(name, known):
+    if is_negated(kind, name, known):
         return f"expected a relation, got the negation {shorten(name)}"
     hint = similar_names_hint(name, known)
     return (

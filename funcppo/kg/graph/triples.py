@@ -458,12 +458,8 @@ def order_of_occurrence(numbers: np.ndarray, n_names: int) -> np.ndarray:
     """
     unseen = len(numbers)
     first = np.full(n_names, unseen)
-    # Of an index that is repeated numpy keeps the last value: backwards, the first one. A table may have hundreds of
-    # millions of rows, so four million are worked on at a time.
-    for start in reversed(range(0, unseen, 1 << 22)):
-        block = numbers[start : start + (1 << 22)]
-        places = np.arange(start, start + len(block))
-        first[block[::-1]] = places[::-1]
+    # Of an index that is repeated numpy keeps the last value: backwards, the first one.
+    first[numbers[::-1]] = np.arange(unseen)[::-1]
     occurring = np.flatnonzero(first < unseen)
     return occurring[np.argsort(first[occurring], kind="stable")]
 
@@ -474,27 +470,17 @@ def drop_duplicates(triples: np.ndarray) -> np.ndarray:
     Args:
       triples: int [n, 3], none negative.
     """
-    if not len(triples):
-        return triples
-    codes = np.sort(_row_codes(triples))
-    if not (codes[1:] == codes[:-1]).any():
-        return triples
-    # Where each came from takes longer to find than that none repeats another.
-    _, first = np.unique(_row_codes(triples), return_index=True)
+    _, first = np.unique(row_codes(triples), return_index=True)
     return triples[np.sort(first)]
 
 
-def _row_codes(triples: np.ndarray) -> np.ndarray:
+def row_codes(triples: np.ndarray) -> np.ndarray:
     """Return a number for each row of a table, int64 [n], equal for equal rows."""
-    n_a, n_b, n_c = (int(top) + 1 for top in triples.max(axis=0))
-    code = triples[:, 0].astype(np.int64)
-    code *= n_c
-    code += triples[:, 2]
+    n_a, n_b, n_c = (int(top) + 1 for top in triples.max(axis=0, initial=0))
+    code = triples[:, 0].astype(np.int64) * n_c + triples[:, 2]
     if n_a * n_b * n_c >= 1 << 63:
         _, code = np.unique(code, return_inverse=True)
-    code *= n_b
-    code += triples[:, 1]
-    return code
+    return code * n_b + triples[:, 1]
 
 
 def parse_ratios(text: str) -> tuple[float, float, float]:

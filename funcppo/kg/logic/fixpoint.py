@@ -743,9 +743,7 @@ def count_rules(
     *,
     object_identity: bool = False,
     known: I64[Tensor, "R 3"] | None = None,
-    estimates: I64[Tensor, "R 3"] | None = None,
     budget: RowBudget | None = None,
-    estimated_rules: set[int] | None = None,
     sampled_rules: set[int] | None = None,
     progress: CountCallback = ignore_progress,
 ) -> RuleCounts:
@@ -754,43 +752,31 @@ def count_rules(
     Args:
       object_identity: different variables of a rule bind different constants, none of which the rule names.
       known: counts without object identity that are not made again, columns as in `RuleCounts`; rows of -1 are.
-      estimates: counts without object identity that are taken where the joins make too many rows; rows of -1 are not.
       budget: bounds the rows that the joins make; None for no bound.
-      estimated_rules: receives the rules whose estimates are taken.
-      sampled_rules: receives the rules whose joins make too many rows, and of which there are no estimates: they are
-        counted from a sample. None: they are an error.
+      sampled_rules: receives the rules whose joins make too many rows: they are counted from a sample. None: they are
+        an error.
       progress: is called after each rule that is counted.
 
     Raises:
-      RowBudgetExceeded: the joins make more rows than the budget allows, and there is no estimate of some rule.
+      RowBudgetExceeded: the joins make more rows than the budget allows.
     """
-    none = torch.full((sizes.n_rules, 3), -1, dtype=torch.int64)
-    is_plain = not object_identity
-    table = known.cpu() if known is not None and is_plain else none
-    taken = estimates.cpu() if estimates is not None and is_plain else none
+    table = torch.full((sizes.n_rules, 3), -1, dtype=torch.int64)
+    if known is not None and not object_identity:
+        table = known.cpu()
     unknown = int_list((table[:, 0] < 0).nonzero().squeeze(1))
 
     rules = rules_from_kb(kb, unknown)
     relations = _relations_of(kb, rules)
     counted: list[tuple[int, ...]] = []
-    is_over = False
     for rule in rules:
-        has_estimate = int(taken[rule.id, 0]) >= 0
         arguments = kb, sizes, relations, rule, object_identity
         try:
-            if is_over and has_estimate:
-                raise RowBudgetExceeded
             counts = _count_rule(*arguments, budget)
         except RowBudgetExceeded:
-            if not has_estimate and sampled_rules is None:
+            if sampled_rules is None:
                 raise
-            is_over = is_over or has_estimate
-            _note(rule.id, estimated_rules if has_estimate else sampled_rules)
-            counts = (
-                tuple(int_list(taken[rule.id]))
-                if has_estimate
-                else _sample_counts(*arguments)
-            )
+            sampled_rules.add(rule.id)
+            counts = _sample_counts(*arguments)
         counted.append(counts)
         progress(sizes.n_rules - len(rules) + len(counted), sizes.n_rules)
     table = table.index_copy(
@@ -799,12 +785,6 @@ def count_rules(
         torch.tensor(counted, dtype=torch.int64).view(-1, 3),
     )
     return RuleCounts(*table.to(kb.support.device).unbind(1))
-
-
-def _note(rule: int, rules: set[int] | None) -> None:
-    """Add a rule to a set that may be absent."""
-    if rules is not None:
-        rules.add(rule)
 
 
 def _count_rule(

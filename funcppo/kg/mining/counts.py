@@ -25,7 +25,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -36,6 +36,7 @@ from funcppo.core.types import F64, I64, Bool
 from funcppo.kg.logic import row_index
 from funcppo.kg.mining import MAX_PATH_LENGTH
 
+TableT = TypeVar("TableT", bound=tuple[Any, ...])
 # Receives what is being done, and how much of it is done; both numbers are 0 where that is not known.
 ProgressCallback = Callable[[str, float, float], object]
 # wrong pairs added to the counts of a rule for each atom of its body
@@ -128,12 +129,9 @@ class MinedRules(NamedTuple):
     support: F64[Tensor, "R"]
     circular_support: F64[Tensor, "R"]
     body_pairs: F64[Tensor, "R"]
-    pca_pairs: F64[Tensor, "R"]
+    pca_pairs: F64[Tensor, "R"]  # NaN where they were not counted
     head_facts: F64[Tensor, "R"]
-    # standard error of the confidence; 0 where all counts but the PCA pairs are exact
-    std_error: F64[Tensor, "R"]
-    # of the PCA confidence; infinite where the PCA pairs were not counted
-    pca_std_error: F64[Tensor, "R"]
+    cost: F64[Tensor, "R"]  # rows that counting the rule again takes
 
     @property
     def n_derived(self) -> F64[Tensor, "R"]:
@@ -152,32 +150,23 @@ class MinedRules(NamedTuple):
 
 
 class FoundRules(NamedTuple):
-    """Rules above the thresholds, and the facts that they derive from other facts."""
+    """Rules, and the facts that they derive from other facts."""
 
     rules: MinedRules
-    cost: F64[Tensor, "R"]  # rows that counting the rule again takes
     fact: I64[Tensor, "n"]  # pairs of a fact and a rule that derives it
     rule: I64[Tensor, "n"]
 
 
-def select_rules(rules: MinedRules, rows: Tensor) -> MinedRules:
-    """Return the rules in the given rows, or where a mask is true."""
-    return MinedRules(*(column[rows] for column in rules))
+def select_rows(table: TableT, rows: Tensor | slice) -> TableT:
+    """Return the rows of a table of columns that are given, or where a mask is true."""
+    make: Any = type(table)
+    return make(*(column[rows] for column in table))
 
 
-def concatenate_rules(parts: Sequence[MinedRules]) -> MinedRules:
-    """Return the rules of all tables in one table."""
-    return MinedRules(*(torch.cat(columns) for columns in zip(*parts)))
-
-
-def take(found: FoundRules, rows: I64[Tensor, "r"]) -> FoundRules:
-    """Return the rules in the given rows, without the facts that they derive."""
-    return FoundRules(
-        select_rules(found.rules, rows),
-        found.cost[rows],
-        found.fact[:0],
-        found.rule[:0],
-    )
+def concatenate(tables: Sequence[TableT]) -> TableT:
+    """Return the rows of all tables of columns in one table."""
+    make: Any = type(tables[0])
+    return make(*(torch.cat(columns) for columns in zip(*tables)))
 
 
 def keep(found: FoundRules, is_kept: Bool[Tensor, "R"]) -> FoundRules:
@@ -185,8 +174,7 @@ def keep(found: FoundRules, is_kept: Bool[Tensor, "R"]) -> FoundRules:
     row = is_kept[found.rule].nonzero().squeeze(1)
     new_number = torch.cumsum(is_kept, 0) - 1
     return FoundRules(
-        select_rules(found.rules, is_kept),
-        found.cost[is_kept],
+        select_rows(found.rules, is_kept),
         found.fact[row],
         new_number[found.rule[row]],
     )
@@ -197,10 +185,11 @@ def above_thresholds(
 ) -> FoundRules:
     """Return the rules of enough support and confidence, circular support left out."""
     rules = found.rules
-    is_kept = (rules.n_derived >= min_support) & (
-        leave_one_out_confidence(rules) >= min_confidence
+    return keep(
+        found,
+        (rules.n_derived >= min_support)
+        & (leave_one_out_confidence(rules) >= min_confidence),
     )
-    return keep(found, is_kept)
 
 
 def path_labels(
@@ -241,23 +230,19 @@ def leave_one_out_confidence(rules: MinedRules) -> F64[Tensor, "R"]:
 
 
 def smoothed_confidence(rules: MinedRules) -> F64[Tensor, "R"]:
-    """Compute the smoothed confidence of each rule, less two standard errors if counts are estimates."""
+    """Compute the smoothed confidence of each rule."""
     n_pairs = rules.n_other_pairs + SMOOTHING_COUNT * rules.body_length
-    return (rules.n_derived / n_pairs - 2 * rules.std_error).clamp_min(0)
+    return rules.n_derived / n_pairs
 
 
 def held_out_smoothed_confidence(rules: MinedRules) -> F64[Tensor, "R"]:
-    """Compute the smoothed confidence of each rule as if one fact that it derives were unknown.
-
-    Two standard errors are subtracted if counts are estimates.
-    """
-    score = held_out_score(
+    """Compute the smoothed confidence of each rule as if one fact that it derives were unknown."""
+    return held_out_score(
         rules.support,
         rules.circular_support,
         rules.body_pairs,
         rules.body_length,
-    )
-    return (score - 2 * rules.std_error).clamp_min(0)
+    ).clamp_min(0)
 
 
 def rule_atoms(rules: MinedRules, n_constants: int) -> I64[Tensor, "R 6 3"]:
@@ -299,7 +284,6 @@ class Votes(NamedTuple):
     """Best rules of each fact so far, best first; `rules` may hold rules without a vote too."""
 
     rules: MinedRules
-    cost: F64[Tensor, "R"]  # rows that counting each rule again takes
     rule: I64[Tensor, "N V"]  # row of `rules`; -1 for none
     score: F64[Tensor, "N V"]  # 0 for none
 
@@ -311,10 +295,8 @@ def no_votes(n_facts: int, votes_per_fact: int, device: torch.device) -> Votes:
     )
     rule = torch.full_like(score, -1, dtype=torch.int64)
     labels = rule.new_zeros((0, MAX_RULE_ATOMS))
-    count = score.new_zeros(0)
-    counts = [count] * (len(MinedRules._fields) - 2)
-    rules = MinedRules(labels, labels[:, :2], *counts)
-    return Votes(rules, count, rule, score)
+    columns = [score.new_zeros(0)] * (len(MinedRules._fields) - 2)
+    return Votes(MinedRules(labels, labels[:, :2], *columns), rule, score)
 
 
 def score_to_beat(votes: Votes) -> F64[Tensor, "N"]:
@@ -330,7 +312,7 @@ def add_votes(votes: Votes, found: FoundRules) -> Votes:
     if not len(row):
         return votes
     changed, fact = row_index.unique_inverse(found.fact[row])
-    n_before, n_votes = len(votes.cost), votes.rule.shape[1]
+    n_before, n_votes = len(votes.rules.cost), votes.rule.shape[1]
 
     # The former votes of these facts, then the new ones.
     numbers = torch.arange(len(changed), device=fact.device)
@@ -345,52 +327,23 @@ def add_votes(votes: Votes, found: FoundRules) -> Votes:
     order = order[row_index.sort_keys(fact[order]).order]
     first = torch.searchsorted(fact[order], numbers)
     best = order[first[:, None] + torch.arange(n_votes, device=fact.device)]
-    best_rule = rule[best]
-
-    # Number the new rules that won consecutively.
-    is_new = best_rule >= n_before
-    elected = row_index.unique_values(best_rule[is_new]) - n_before
-    number = n_before + torch.searchsorted(elected, best_rule - n_before)
-    rules = [votes.rules, select_rules(found.rules, elected)]
-    best_rule = torch.where(is_new, number, best_rule)
     grown = Votes(
-        concatenate_rules(rules),
-        torch.cat([votes.cost, found.cost[elected]]),
-        votes.rule.index_copy(0, changed, best_rule),
+        concatenate([votes.rules, found.rules]),
+        votes.rule.index_copy(0, changed, rule[best]),
         votes.score.index_copy(0, changed, scores[best]),
     )
     # Some rules without a vote are kept: each time that they are dropped all are copied.
     limit = max(1 << 16, grown.rule.numel())
-    return compact(grown) if len(grown.cost) > limit else grown
-
-
-def rules_with_votes(votes: Votes) -> FoundRules:
-    """Return the rules that have a vote, in the order in which they were found."""
-    compacted = compact(votes)
-    none = votes.rule[:0, 0]
-    return FoundRules(compacted.rules, compacted.cost, none, none)
+    return compact(grown) if len(grown.rules.cost) > limit else grown
 
 
 def compact(votes: Votes) -> Votes:
-    """Return the votes without the rules that have none."""
+    """Return the votes without the rules that have none; the others stay in the order in which they were found."""
     rule = row_index.unique_values(votes.rule.flatten())
     rule = rule[rule >= 0]
     number = torch.searchsorted(rule, votes.rule)
     return Votes(
-        select_rules(votes.rules, rule),
-        votes.cost[rule],
+        select_rows(votes.rules, rule),
         torch.where(votes.rule >= 0, number, -1),
         votes.score,
-    )
-
-
-def replace_rules(
-    votes: Votes, rows: I64[Tensor, "r"], rules: MinedRules
-) -> Votes:
-    """Return the votes with the counts of some rules replaced."""
-    columns = zip(votes.rules, rules)
-    return votes._replace(
-        rules=MinedRules(
-            *(column.index_copy(0, rows, new) for column, new in columns)
-        )
     )

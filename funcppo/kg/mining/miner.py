@@ -1,14 +1,14 @@
 """Mine rules from the facts of a graph: candidates, their counts, and which of them to keep.
 
-Rules are ranked by smoothed confidence (see `counts`); where counts are estimated, by two standard errors less than
-that. Every fact votes for the best rule that derives it from other facts, each rule counted as if the fact were
-unknown. This asks more than that a longer rule beat the shorter ones that it contains.
+Rules are ranked by smoothed confidence (see `counts`). Every fact votes for the best rule that derives it from other
+facts, each rule counted as if the fact were unknown. This asks more than that a longer rule beat the shorter ones that
+it contains.
 
 The work is planned in rows before it is done, so that the rules depend on the facts, the settings and the seed. What
 fits the budget is searched whole, and the counts are exact. What does not is searched through a sample of the
-entities, for the rules that look best there; these are counted again, exactly where the work allows it, else from a
-second sample, and vote with the counts that they have then. Rules with a vote by estimates are counted exactly as far
-as the work allows it.
+entities, for the rules that look best there; these are counted again from all sources, the cheapest first, and vote
+with the counts that they have then. Those that the budget does not suffice for are left out and counted. So all counts
+are exact.
 
 `mine_rules` is the entry point.
 """
@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from funcppo.core import random
-from funcppo.core.types import F32, I32, I64
+from funcppo.core.types import F32, I32
 from funcppo.kg.logic import row_index
 from funcppo.kg.logic.kb import binary_atoms
 from funcppo.kg.mining import (
@@ -34,32 +34,28 @@ from funcppo.kg.mining import (
 )
 from funcppo.kg.mining.counts import (
     Budget,
-    FoundRules,
     MinedRules,
     ProgressCallback,
     Votes,
     above_thresholds,
     add_votes,
     compact,
+    concatenate,
     ignore_progress,
     no_votes,
-    replace_rules,
-    rules_with_votes,
     score_to_beat,
-    select_rules,
+    select_rows,
 )
 from funcppo.kg.mining.paths import ClosedRules, EdgeIndex
 from funcppo.kg.mining.rules import (
     RANGE_ENDS,
     Bodies,
     BodySample,
-    CountedPart,
     LongPathSearch,
 )
 
-# Shares of the budget: for the search, and of what is left for it, for one stage; for the search and exact counts; for
-# all but estimates and PCA confidences.
-SEARCH_SHARE, STAGE_SHARE, COUNT_SHARE, RECOUNT_SHARE = 0.7, 0.75, 0.85, 0.95
+# Shares of the budget: for the search, and of what is left for it, for one stage; for the search and counts.
+SEARCH_SHARE, STAGE_SHARE, COUNT_SHARE = 0.7, 0.75, 0.95
 
 
 @dataclass(kw_only=True, slots=True)
@@ -143,17 +139,13 @@ def mine_rules(
         max_rows=cfg.row_limit, seconds=cfg.seconds, progress=progress
     )
     ids = torch.arange(n_constants + 1, device=binary.device)
-    key = random.key(cfg.seed, binary.device)
-    first, second, _ = (
-        random.uniform(random.fold_in(part, ids), ())
-        for part in random.split(key, 3)
-    )
+    # The first of three keys, so that a seed gives the sample that it always gave.
+    key, *_ = random.split(random.key(cfg.seed, binary.device), 3)
     # A sampled rule is counted if it is among three times the `votes_per_fact` best sampled rules of some fact.
     n_votes, n_facts = cfg.votes_per_fact, len(binary)
     miner = _Miner(
         edges=paths.build_edge_index(binary, n_predicates, n_constants),
-        priority=first,
-        second_priority=second,
+        priority=random.uniform(random.fold_in(key, ids), ()),
         cfg=cfg,
         budget=budget,
         votes=no_votes(n_facts, n_votes, facts.device),
@@ -191,20 +183,18 @@ class _Miner:
 
     edges: EdgeIndex
     priority: F32[Tensor, "C1"]  # a random number in [0, 1) for each entity
-    # others, independent of it, for the counts that vote
-    second_priority: F32[Tensor, "C1"]
     cfg: MiningConfig
     budget: Budget
-    votes: Votes  # for rules with counts to be written
+    votes: Votes  # for rules with exact counts
     sampled_votes: Votes  # for rules with counts of the search's sample
     bodies: Bodies  # of the length searched last
     n_candidates: int = 0
-    n_counted: int = 0  # of the sampled rules with a vote
+    n_uncounted_samples: int = 0  # of the sampled rules with a vote
     n_uncounted: int = 0  # rules whose bodies were too long to be extended
     stages: list[StageReport] = field(default_factory=list[StageReport])
 
     def mine(self) -> None:
-        """Search for rules of all lengths, count the rules that a sample showed, then count all PCA pairs."""
+        """Search for rules of all lengths, count those that a sample showed, then PCA pairs of rules with constants."""
         for length in range(1, self.cfg.max_length + 1):
             share = SEARCH_SHARE
             if length < self.cfg.max_length:
@@ -216,7 +206,6 @@ class _Miner:
             if length == 1 and self.cfg.constants:
                 self._search_constants()
         self._count_sampled()
-        self._recount_kept()
         self._count_pca_pairs()
 
     def _stage_share(self) -> float:
@@ -273,7 +262,7 @@ class _Miner:
         bodies = [rules.no_bodies(edges.label.device)]
         steps = self._add_paths(samples, length, bodies)
         self._run_stage(report, share, steps)
-        self.bodies = rules.concatenate_bodies(bodies)
+        self.bodies = concatenate(bodies)
 
     def _add_paths(
         self, samples: Iterator[BodySample], length: int, bodies: list[Bodies]
@@ -329,7 +318,7 @@ class _Miner:
             ):
                 yield
                 above = above_thresholds(found, *self._thresholds())
-                self.n_candidates += len(above.cost)
+                self.n_candidates += len(above.rules.cost)
                 self.votes = add_votes(self.votes, above)
 
         self._run_stage(report, self._stage_share(), add_rules())
@@ -401,119 +390,38 @@ class _Miner:
     def _count_sampled(self) -> None:
         """Count the rules that the search saw in a sample, and let them vote with these counts.
 
-        As many as the budget allows are counted exactly, the cheapest ones; the others are estimated from another
-        sample.
+        As many as the budget allows are counted, the cheapest ones.
         """
-        budget = self.budget
-        found = rules_with_votes(self.sampled_votes)
-        if not len(found.cost):
-            return
-        exact = _affordable(found, budget.rows_left(COUNT_SHARE))
-        is_counted = torch.zeros_like(found.cost, dtype=torch.bool)
-        for part in self._count("exact counts", found, exact, COUNT_SHARE):
-            is_counted = is_counted.index_fill(0, part.rows, True)
-            counted = FoundRules(
-                part.rules, found.cost[part.rows], part.fact, part.rule
-            )
-            counted = above_thresholds(counted, *self._thresholds())
-            self.votes = add_votes(self.votes, counted)
-            self.n_counted += len(part.rows)
-
-        rest = counts.take(found, (~is_counted).nonzero().squeeze(1))
-        max_rows = self._estimate_rows()
-        budget.start_stage("estimated counts", max_rows)
-        for part in self._estimate(rest, max_rows):
-            counted = FoundRules(
-                part.rules, rest.cost[part.rows], part.fact, part.rule
-            )
-            # What the budget did not reach has no finite error.
-            known = counts.keep(counted, part.rules.std_error.isfinite())
-            self.votes = add_votes(self.votes, known)
-            self.n_counted += len(known.cost)
-
-    def _recount_kept(self) -> None:
-        """Count exactly the rules that have a vote by estimates, the cheapest first, as far as the budget goes."""
-        votes = compact(self.votes)
-        found = rules_with_votes(votes)
-        rows = (votes.rules.std_error > 0).nonzero().squeeze(1)
-        cheap = _affordable(
-            counts.take(found, rows), self.budget.rows_left(RECOUNT_SHARE)
-        )
-        for part in self._count(
-            "counts of the rules kept", found, rows[cheap], RECOUNT_SHARE
+        seen = compact(self.sampled_votes).rules
+        self.n_uncounted_samples = len(seen.cost)
+        rows = _affordable(seen, self.budget.rows_left(COUNT_SHARE))
+        chosen = select_rows(seen, rows)
+        if len(rows):
+            self.budget.start_stage("exact counts", float(chosen.cost.sum()))
+        for part in rules.count_path_rules(
+            self.edges, chosen, self.priority, self.budget, COUNT_SHARE
         ):
-            votes = replace_rules(votes, part.rows, part.rules)
-            self.votes = votes
+            counted = above_thresholds(part.found, *self._thresholds())
+            self.votes = add_votes(self.votes, counted)
+            self.n_uncounted_samples -= len(part.rows)
 
     def _count_pca_pairs(self) -> None:
-        """Count the PCA pairs of the rules with a vote, the best ones first, as far as the budget goes."""
-        rules_kept = compact(self.votes).rules
-        is_path = rules_kept.end_constants[:, 0] == 0
-        for count_part, is_counted in (
-            (self._constant_pca_pairs, ~is_path),
-            (self._path_pca_pairs, is_path),
+        """Count the PCA pairs of the rules with constants, the best ones first, as far as the budget goes."""
+        self.votes = compact(self.votes)
+        kept = self.votes.rules
+        score = counts.smoothed_confidence(kept)
+        order = torch.sort(score, descending=True, stable=True).indices
+        rows = order[kept.pca_pairs[order].isnan()]
+        chosen = select_rows(kept, rows)
+        self.budget.start_stage("PCA confidences", float(chosen.cost.sum()))
+        for part, pca_pairs in rules.count_pca_pairs(
+            self.edges, chosen, self.budget
         ):
-            votes = compact(self.votes)
-            is_exact = votes.rules.std_error == 0
-            is_unknown = votes.rules.pca_std_error.isinf() & is_counted
-            is_unknown &= is_exact
-            score = counts.smoothed_confidence(votes.rules)
-            order = torch.sort(score, descending=True, stable=True).indices
-            rows = order[is_unknown[order]]
-            found = counts.take(rules_with_votes(votes), rows)
-            self.budget.start_stage("PCA confidences", float(found.cost.sum()))
-            for part in count_part(found):
-                votes = replace_rules(votes, rows[part.rows], part.rules)
-                self.votes = votes
-
-    def _constant_pca_pairs(self, found: FoundRules) -> Iterator[CountedPart]:
-        """Yield the rules with constants and their PCA pairs, part by part."""
-        return rules.count_pca_pairs(self.edges, found.rules, self.budget)
-
-    def _path_pca_pairs(self, found: FoundRules) -> Iterator[CountedPart]:
-        """Yield path rules with exact counts and PCA pairs, part by part, as far as the budget goes."""
-        return rules.count_path_rules(
-            self.edges,
-            found,
-            self.priority,
-            1.0,
-            self.budget,
-            self.budget.is_exhausted,
-        )
-
-    def _count(
-        self, name: str, found: FoundRules, rows: I64[Tensor, "r"], share: float
-    ) -> Iterator[CountedPart]:
-        """Yield exact counts of some rules until a share of the budget is spent; rows refer to all of `found`."""
-        chosen = counts.take(found, rows)
-        self.budget.start_stage(name, float(chosen.cost.sum()))
-        for part in rules.count_path_rules(
-            self.edges,
-            chosen,
-            self.priority,
-            1.0,
-            self.budget,
-            lambda: self.budget.is_exhausted(share),
-        ):
-            yield part._replace(rows=rows[part.rows])
-
-    def _estimate(
-        self, found: FoundRules, max_rows: float
-    ) -> Iterator[CountedPart]:
-        """Yield counts of rules, estimated from a second sample of the entities."""
-        fraction = min(1.0, max_rows / max(float(found.cost.sum()), 1.0))
-        return rules.count_path_rules(
-            self.edges,
-            found,
-            self.second_priority,
-            fraction,
-            self.budget,
-            self.budget.is_late,
-        )
-
-    def _estimate_rows(self) -> float:
-        """Return the rows that estimates may take: half of the rest, or a small share of all if the rest is less."""
-        return max(self.budget.rows_left() / 2, 0.05 * self.budget.max_rows)
+            kept = self.votes.rules
+            column = kept.pca_pairs.index_copy(0, rows[part], pca_pairs)
+            self.votes = self.votes._replace(
+                rules=kept._replace(pca_pairs=column)
+            )
 
     # -- what was left out
 
@@ -545,20 +453,14 @@ class _Miner:
                     f"{name}: stopped after {min(int(percent), 99)} % of the work planned"
                 )
 
-        kept = compact(self.votes).rules
-        is_exact = kept.std_error == 0
-        n_seen = len(rules_with_votes(self.sampled_votes).cost)
+        n_unknown = int(compact(self.votes).rules.pca_pairs.isnan().sum())
         for n, text in (
             (
-                int((~is_exact).sum()),
-                "rules have estimated counts, with a standard error: chosen by these, they may be too high",
-            ),
-            (
-                int((is_exact & (kept.pca_std_error > 0)).sum()),
+                n_unknown,
                 "rules have no PCA confidence: the budget did not suffice to count its pairs",
             ),
             (
-                n_seen - self.n_counted,
+                self.n_uncounted_samples,
                 "rules that a sample showed were left out: the budget did not suffice to count them",
             ),
         ):
@@ -567,11 +469,11 @@ class _Miner:
         return notes
 
 
-def _affordable(found: FoundRules, max_rows: float) -> Tensor:
+def _affordable(found: MinedRules, max_rows: float) -> Tensor:
     """Return the rows of the cheapest rules that can be counted within a limit, the best rules first."""
     cost, by_cost = torch.sort(found.cost, stable=True)
     chosen = by_cost[torch.cumsum(cost, 0) <= max_rows]
-    score = counts.held_out_smoothed_confidence(found.rules)[chosen]
+    score = counts.held_out_smoothed_confidence(found)[chosen]
     return chosen[torch.sort(score, descending=True, stable=True).indices]
 
 
@@ -586,4 +488,4 @@ def _sort_rules(found: MinedRules) -> MinedRules:
         order = order[row_index.sort_keys(key[order]).order]
     score = counts.smoothed_confidence(found)[order]
     best_first = torch.sort(score, descending=True, stable=True)
-    return select_rules(found, order[best_first.indices])
+    return select_rows(found, order[best_first.indices])

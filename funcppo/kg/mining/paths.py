@@ -656,20 +656,20 @@ def match_facts(
 
 
 def sum_by_subject(
-    edges: EdgeIndex, block: PathBlock, value: Tensor, rule_key: Tensor
+    edges: EdgeIndex,
+    body: Tensor,
+    source: Tensor,
+    value: Tensor,
+    rule_key: Tensor,
+    n_bodies: int,
 ) -> Tensor:
-    """Sum a value, per rule, over the body's sources that are first arguments of the head's predicate.
+    """Sum values, per rule, over the body's sources that are first arguments of the head's predicate.
 
     Args:
-      value: of each row of the block.
+      body, source, value: distinct pairs of a body, ascending, and a source, with the value of each.
       rule_key: body * n_predicates + predicate of each rule.
     """
-    left = sparse_matrix(
-        block.row_body,
-        block.row_source,
-        value,
-        (len(block.body_code), edges.n_entity_ids),
-    )
+    left = sparse_matrix(body, source, value, (n_bodies, edges.n_entity_ids))
     body, predicate, total = multiply(left, edges.subjects.double())
     key, order = row_index.sort_keys(body * edges.n_predicates + predicate)
     position, found = row_index.binary_search(key, rule_key)

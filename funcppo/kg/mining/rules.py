@@ -4,7 +4,7 @@ All bodies of a length are the bodies of the length before, extended by every la
 budget allows, only a part of the entities are sources: every body is then counted on a sample. Where even a small
 sample is too much work, the bodies that promise the most are extended, and the others are left out and counted.
 `plan_extensions` says what is done, `iter_extensions` does it, and `find_rules` takes the rules from the pairs that
-bodies join. `count_path_rules` counts given rules, from all sources or from a sample, with standard errors.
+bodies join. `count_path_rules` counts given rules from all sources.
 
 Rules with constants are h(X, c) :- b(X, Z) and h(X, c) :- b(X, d), the same with either atom the other way round, and
 those with X twice in the head, h(X, X) :- b(X, Z) and h(X, X) :- b(X, d). An edge from X is a *feature* of X: its label
@@ -19,7 +19,7 @@ Meilicke et al. 2024, "Anytime bottom-up rule learning for large-scale knowledge
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
@@ -40,10 +40,10 @@ from funcppo.kg.mining.counts import (
     FoundRules,
     MinedRules,
     above_thresholds,
+    concatenate,
     held_out_score,
-    keep,
     path_labels,
-    select_rules,
+    select_rows,
 )
 from funcppo.kg.mining.paths import (
     CHUNK_ROWS,
@@ -101,41 +101,28 @@ class CountedPart(NamedTuple):
     """Some of the rules with their counts, and the facts that they derive."""
 
     rows: I64[Tensor, "r"]  # rows of these rules in the table of all
-    rules: MinedRules
-    fact: I64[Tensor, "n"]  # pairs of a fact and one of these rules
-    rule: I64[Tensor, "n"]
+    found: FoundRules
 
 
 def make_rules(
     edges: EdgeIndex,
     labels: I64[Tensor, "R 6"],
-    support: F64[Tensor, "R"],
-    circular_support: F64[Tensor, "R"],
-    body_pairs: F64[Tensor, "R"],
-    pca_pairs: F64[Tensor, "R"] | None = None,
+    counts: Sequence[F64[Tensor, "R"]],
+    cost: F64[Tensor, "R"],
     end_constants: I64[Tensor, "R 2"] | None = None,
 ) -> MinedRules:
-    """Build rules from exact counts.
+    """Build rules from counts.
 
     Args:
-      pca_pairs: None where they were not counted.
+      counts: support, circular support, body pairs and PCA pairs, NaN where these were not counted.
+      cost: rows that counting again takes.
       end_constants: None for path rules.
     """
-    zeros = torch.zeros_like(support)
+    if end_constants is None:
+        end_constants = torch.zeros_like(labels[:, :2])
     n_facts = torch.bincount(edges.predicate, minlength=edges.n_predicates)
-    return MinedRules(
-        labels=labels,
-        end_constants=torch.zeros_like(labels[:, :2])
-        if end_constants is None
-        else end_constants,
-        support=support,
-        circular_support=circular_support,
-        body_pairs=body_pairs,
-        pca_pairs=zeros if pca_pairs is None else pca_pairs,
-        head_facts=n_facts[labels[:, 0] // 2].double(),
-        std_error=zeros,
-        pca_std_error=zeros + (torch.inf if pca_pairs is None else 0.0),
-    )
+    head_facts = n_facts[labels[:, 0] // 2].double()
+    return MinedRules(labels, end_constants, *counts, head_facts, cost)
 
 
 # -- path rules among bodies
@@ -186,11 +173,6 @@ def no_bodies(device: torch.device) -> Bodies:
     return Bodies(none.long(), none, none, none)
 
 
-def concatenate_bodies(parts: Sequence[Bodies]) -> Bodies:
-    """Return the bodies of all tables in one table; the tables have no body in common."""
-    return Bodies(*(torch.cat(columns) for columns in zip(*parts)))
-
-
 def plan_extensions(
     edges: EdgeIndex, bodies: Bodies, length: int, max_rows: float
 ) -> ExtensionPlan:
@@ -215,7 +197,7 @@ def plan_extensions(
     n_taken = len(order)
     if total * fraction > 1.01 * max_rows:
         n_taken = max(1, int((rows <= max_rows).sum()))
-    chosen = Bodies(*(column[order[:n_taken]] for column in bodies))
+    chosen = select_rows(bodies, order[:n_taken])
     return ExtensionPlan(
         bodies=chosen,
         n_left_out=len(order) - n_taken,
@@ -241,13 +223,13 @@ def iter_extensions(
     for first, last in paths.pack(
         plan.bodies.walk_rows * plan.fraction, CHUNK_ROWS
     ):
-        bodies = Bodies(*(column[first:last] for column in plan.bodies))
+        bodies = select_rows(plan.bodies, slice(first, last))
         walk_rows = bodies.walk_rows * plan.fraction
         # A body too large to walk at once is walked from fewer sources.
         share = min(1.0, MAX_BODY_ROWS / max(float(walk_rows.max()), 1.0))
         sources = SourceRange(priority, 0.0, plan.fraction * share)
         order = row_index.sort_keys(bodies.code).order
-        prefixes = Bodies(*(column[order] for column in bodies))
+        prefixes = select_rows(bodies, order)
         block = paths.walk(edges, prefixes.code, length, sources)
         budget.spend(float(walk_rows.sum()) * share)
         for pairs, fraction in _extend_block(edges, block, sources, budget):
@@ -283,10 +265,9 @@ def find_candidates(
         support = value.double()
         total = n_pairs[body]
         enough = (support >= min_support) & (support >= min_confidence * total)
-        columns = (body, predicate, support, total)
-        parts.append(RuleTable(*(column[enough] for column in columns)))
-    table = RuleTable(*(torch.cat(columns) for columns in zip(*parts)))
-    return table, hits
+        table = RuleTable(body, predicate, support, total)
+        parts.append(select_rows(table, enough))
+    return concatenate(parts), hits
 
 
 def pack_candidates(
@@ -320,19 +301,24 @@ def find_rules(
       score_to_beat: of each fact, what the score of a rule must exceed to be among its best.
     """
     table, hits = candidates
-    part = RuleTable(*(column[rows] for column in table))
+    part = select_rows(table, rows)
     least = score_to_beat.new_full((edges.n_predicates,), torch.inf)
     least = least.scatter_reduce(0, edges.predicate, score_to_beat, "amin")
     is_promising = _best_score(part, length) > least[part.predicate]
-    rows = row_index.sort_values(rows[is_promising])
-    part = RuleTable(*(column[rows] for column in table))
-    facts = match_facts(
-        edges, hits, part.body * edges.n_predicates + part.predicate
+    part = select_rows(table, row_index.sort_values(rows[is_promising]))
+    key = part.body * edges.n_predicates + part.predicate
+    rule, fact, entry = match_facts(edges, hits, key)
+
+    # Only rules that may win some fact are counted further.
+    wins = _best_score(part, length)[rule] > score_to_beat[fact]
+    is_kept = torch.zeros_like(key, dtype=torch.bool)
+    is_kept = is_kept.index_fill(0, rule[wins], True)
+    row = is_kept[rule].nonzero().squeeze(1)
+    rule = (torch.cumsum(is_kept, 0) - 1)[rule[row]]
+    facts = rule, fact[row], entry[row]
+    found = _found_rules(
+        edges, sample, length, select_rows(part, is_kept), facts
     )
-    wins = _best_score(part, length)[facts[0]] > score_to_beat[facts[1]]
-    is_kept = torch.zeros_like(rows, dtype=torch.bool)
-    is_kept = is_kept.index_fill(0, facts[0][wins], True)
-    found = _found_rules(edges, sample, length, part, facts, is_kept)
     return above_thresholds(found, *thresholds)
 
 
@@ -347,33 +333,53 @@ def _found_rules(
     length: int,
     table: RuleTable,
     facts: paths.RuleFacts,
-    is_kept: Tensor,
 ) -> FoundRules:
-    """Return the rules of a table that are kept, with their circular support."""
+    """Return the rules of a table with their further counts; PCA pairs are counted unless sources were sampled."""
     pairs = sample.pairs
-    of_kept = is_kept[facts[0]]
-    rule, fact, entry = (column[of_kept] for column in facts)
+    rule, fact, entry = facts
     body_code = pairs.body_code[table.body]
     labels = path_labels(table.predicate, body_code, length, edges.n_labels)
     circular = paths.is_circular(
         edges, fact, labels[rule, 1 : 1 + length], pairs.n_paths[entry]
     )
-
     n_circular = torch.bincount(
         rule, circular.double(), minlength=len(table.body)
     )
     n_paths = torch.bincount(
         pairs.body, pairs.n_paths.double(), minlength=len(pairs.body_code)
     )
-    found = FoundRules(
-        make_rules(edges, labels, table.support, n_circular, table.n_pairs),
+    pca_pairs = torch.full_like(table.support, torch.nan)
+    if sample.fraction == 1:
+        pca_pairs = _count_pca_pairs(edges, pairs, table)
+    found = make_rules(
+        edges,
+        labels,
+        (table.support, n_circular, table.n_pairs, pca_pairs),
         cost=_walk_rows(
             edges, sample, body_code, n_paths[table.body] / sample.fraction
         ),
-        fact=fact[~circular],
-        rule=rule[~circular],
     )
-    return keep(found, is_kept)
+    return FoundRules(found, fact[~circular], rule[~circular])
+
+
+def _count_pca_pairs(
+    edges: EdgeIndex, pairs: JoinedPairs, table: RuleTable
+) -> Tensor:
+    """Count, per rule, the pairs of its body whose source is a first argument of the head's predicate."""
+    has_rule = torch.zeros_like(pairs.body_code, dtype=torch.bool)
+    has_rule = has_rule.index_fill(0, table.body, True)
+    row = has_rule[pairs.body].nonzero().squeeze(1)
+    key, number = row_index.unique_inverse(
+        pairs.body[row] * edges.n_entity_ids + pairs.source[row]
+    )
+    return paths.sum_by_subject(
+        edges,
+        key // edges.n_entity_ids,
+        key % edges.n_entity_ids,
+        torch.bincount(number).double(),
+        table.body * edges.n_predicates + table.predicate,
+        len(pairs.body_code),
+    )
 
 
 def _walk_rows(
@@ -469,16 +475,8 @@ def _extend_by_label(
 # -- counts of path rules
 
 
-class RuleSums(NamedTuple):
-    """Sums, per rule, over the sources that were walked from."""
-
-    support: F64[Tensor, "R"]
-    circular_support: F64[Tensor, "R"]
-    body_pairs: F64[Tensor, "R"]
-    pca_pairs: F64[Tensor, "R"]
-    support_squares: F64[Tensor, "R"]  # of the support of each source
-    support_by_pairs: F64[Tensor, "R"]  # support of each source times its pairs
-    pair_squares: F64[Tensor, "R"]  # of the pairs of each source
+# sums over sources, per rule: support, circular support, body pairs and PCA pairs
+RuleSums = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
 def count_rules(
@@ -500,47 +498,54 @@ def count_rules(
     body_code, body = row_index.unique_inverse(
         _body_code(body_labels, edges.n_labels)
     )
-    block = paths.walk(edges, body_code, length, sources)
-
     key, order = row_index.sort_keys(
         body * edges.n_predicates + labels[:, 0] // 2
     )
-    hits = find_hits(edges, paths.joined_pairs(block))
-    rule, fact, entry = match_facts(edges, hits, key)
-    rule = order[rule]
+    block = paths.walk(edges, body_code, length, sources)
+    (support, pairs, pca_pairs), facts = count_block(edges, block, key)
+    rule, fact, entry = facts
     circular = paths.is_circular(
-        edges, fact, body_labels[rule], block.n_paths[entry]
+        edges, fact, body_labels[order[rule]], block.n_paths[entry]
     )
-
-    # The support of each source, beside its pairs.
-    n_rows = max(len(block.row_body), 1)
-    row_pairs = torch.bincount(block.entry_row, minlength=n_rows).double()
-    pair, number = row_index.unique_inverse(
-        rule * n_rows + block.entry_row[entry]
-    )
-    support = torch.bincount(number).double()
-    of_rule, row = pair // n_rows, pair % n_rows
-
-    def add_up(numbers: Tensor, value: Tensor) -> Tensor:
-        return torch.bincount(numbers, value.double(), minlength=len(labels))
-
-    def sum_rows(value: Tensor) -> Tensor:
-        sums = torch.bincount(block.row_body, value, minlength=len(body_code))
-        return sums[body]
-
-    of_rows = row_pairs[: len(block.row_body)]
-    pca_pairs = paths.sum_by_subject(edges, block, of_rows, key)
-    sums = RuleSums(
-        support=add_up(of_rule, support),
-        circular_support=add_up(rule, circular),
-        body_pairs=sum_rows(of_rows),
-        pca_pairs=pca_pairs[inverse(order)],
-        support_squares=add_up(of_rule, support**2),
-        support_by_pairs=add_up(of_rule, support * row_pairs[row]),
-        pair_squares=sum_rows(of_rows**2),
-    )
+    n_circular = torch.bincount(rule, circular.double(), minlength=len(key))
+    number = inverse(order)
     derives = (~circular).nonzero().squeeze(1)
-    return sums, fact[derives], rule[derives]
+    return (
+        (support[number], n_circular[number], pairs[number], pca_pairs[number]),
+        fact[derives],
+        order[rule[derives]],
+    )
+
+
+def count_block(
+    edges: EdgeIndex, block: PathBlock, rule_key: I64[Tensor, "R"]
+) -> tuple[tuple[Tensor, Tensor, Tensor], paths.RuleFacts]:
+    """Count support, body pairs and PCA pairs of rules over the sources of a block; also return what they derive.
+
+    Args:
+      rule_key: body * n_predicates + predicate of each rule, ascending.
+    """
+    hits = find_hits(edges, paths.joined_pairs(block))
+    facts = match_facts(edges, hits, rule_key)
+    n_pairs = torch.bincount(
+        block.entry_body, minlength=len(block.body_code)
+    ).double()
+    row_pairs = torch.bincount(
+        block.entry_row, minlength=len(block.row_body)
+    ).double()
+    counts = (
+        torch.bincount(facts[0], minlength=len(rule_key)).double(),
+        n_pairs[rule_key // edges.n_predicates],
+        paths.sum_by_subject(
+            edges,
+            block.row_body,
+            block.row_source,
+            row_pairs,
+            rule_key,
+            len(block.body_code),
+        ),
+    )
+    return counts, facts
 
 
 def _body_code(body_labels: Tensor, n_labels: int) -> Tensor:
@@ -553,104 +558,41 @@ def _body_code(body_labels: Tensor, n_labels: int) -> Tensor:
 
 def count_path_rules(
     edges: EdgeIndex,
-    found: FoundRules,
+    rules: MinedRules,
     priority: F32[Tensor, "C1"],
-    fraction: float,
     budget: Budget,
-    is_over: Callable[[], bool],
+    share: float,
 ) -> Iterator[CountedPart]:
-    """Yield the counts of path rules of at most three body atoms, part by part, until `is_over()` is true.
+    """Yield path rules of at most three body atoms with exact counts, part by part, until the budget's share is spent.
 
     A rule that costs more than a chunk is counted from one range of the sources after the other.
 
     Args:
-      found: rules with what they cost; their counts are not read.
-      priority: a random number in [0, 1) for each entity; for a sample independent of what the rules were chosen by.
-      fraction: of the sources, from which counts are estimated; 1 for exact counts.
+      rules: their counts are not read.
+      priority: a random number in [0, 1) for each entity.
       budget: pays for the work.
-      is_over: asked before each range.
     """
-    cost = found.cost * fraction
-    for first, last in paths.pack(cost, CHUNK_ROWS):
-        n_ranges = max(1, math.ceil(float(cost[first:last].max()) / CHUNK_ROWS))
-        ends = [*(fraction * i / n_ranges for i in range(n_ranges)), fraction]
-        lengths = found.rules.body_length[first:last]
+    for first, last in paths.pack(rules.cost, CHUNK_ROWS):
+        largest = float(rules.cost[first:last].max())
+        n_ranges = max(1, math.ceil(largest / CHUNK_ROWS))
+        ends = [i / n_ranges for i in range(n_ranges + 1)]
+        lengths = rules.body_length[first:last]
         for length in torch.unique(lengths).tolist():
             rows = first + (lengths == length).nonzero().squeeze(1)
-            labels = found.rules.labels[rows]
+            some = select_rows(rules, rows)
             parts: list[tuple[RuleSums, Tensor, Tensor]] = []
             for low, high in pairwise(ends):
-                if is_over():
+                if budget.is_exhausted(share):
                     return
                 sources = SourceRange(priority, low, high)
-                parts.append(count_rules(edges, labels, length, sources))
-                budget.spend(float(cost[rows].sum()) / n_ranges)
+                parts.append(count_rules(edges, some.labels, length, sources))
+                budget.spend(float(some.cost.sum()) / n_ranges)
 
-            sums, facts, rules = zip(*parts)
-            columns = (torch.stack(column).sum(0) for column in zip(*sums))
-            sources = SourceRange(priority, 0.0, fraction)
-            yield CountedPart(
-                rows,
-                estimate_rules(edges, labels, sources, RuleSums(*columns)),
-                torch.cat(facts),
-                torch.cat(rules),
-            )
-
-
-def estimate_rules(
-    edges: EdgeIndex,
-    labels: I64[Tensor, "R 6"],
-    sources: SourceRange,
-    sums: RuleSums,
-) -> MinedRules:
-    """Estimate the counts of rules from a sample of n of the N sources of each body; exact if it has all of them.
-
-        count = N / n * sum
-        var(confidence) = (1 - n / N) n / (n - 1) * sum((support_i - confidence pairs_i)^2) / pairs^2
-
-    A sample whose sources do not differ says nothing of the others. The variance is therefore at least that of the
-    share of successes among independent pairs, with a success and a failure more than were seen.
-
-    Source: Cochran 1977, "Sampling techniques", section 2.11 (ratio estimates).
-    """
-    start_source = edges.starts.keys // edges.n_labels
-    start_label = edges.starts.keys % edges.n_labels
-    in_range = sources.contains(start_source).double()
-    n_sampled = torch.bincount(start_label, in_range, minlength=edges.n_labels)[
-        labels[:, 1]
-    ]
-    n_sources = torch.diff(edges.label_offsets)[labels[:, 1]].double()
-    unseen = 1 - n_sampled / n_sources.clamp_min(1)
-    scale = n_sources / n_sampled.clamp_min(1)
-
-    pairs, is_exact = sums.body_pairs, n_sampled == n_sources
-    ratio = sums.support / pairs.clamp_min(1)
-    residuals = (
-        sums.support_squares
-        - 2 * ratio * sums.support_by_pairs
-        + ratio**2 * sums.pair_squares
-    ).clamp_min(0)
-    sampling = n_sampled / (n_sampled - 1) * residuals
-    seen = (sums.support + 1) / (pairs + 2)
-    least = seen * (1 - seen) / (pairs + 2)
-    variance = torch.maximum(sampling / pairs.clamp_min(1) ** 2, least)
-    is_unknown = (pairs == 0) | (n_sampled < 2)
-    error = torch.where(is_unknown, torch.inf, torch.sqrt(unseen * variance))
-
-    rules = make_rules(
-        edges,
-        labels,
-        sums.support * scale,
-        sums.circular_support * scale,
-        sums.body_pairs * scale,
-        sums.pca_pairs * scale,
-    )
-    return rules._replace(
-        std_error=torch.where(is_exact, 0.0, error),
-        pca_std_error=torch.full_like(error, torch.inf).masked_fill(
-            is_exact, 0.0
-        ),
-    )
+            sums, facts, numbers = zip(*parts)
+            counts = [torch.stack(column).sum(0) for column in zip(*sums)]
+            counted = make_rules(edges, some.labels, counts, some.cost)
+            found = FoundRules(counted, torch.cat(facts), torch.cat(numbers))
+            yield CountedPart(rows, found)
 
 
 def inverse(order: Tensor) -> Tensor:
@@ -737,8 +679,8 @@ def find_constant_rules(
 
 def count_pca_pairs(
     edges: EdgeIndex, rules: MinedRules, budget: Budget
-) -> Iterator[CountedPart]:
-    """Yield rules with constants with their PCA pairs, part by part in their order, until the budget is spent.
+) -> Iterator[tuple[slice, F64[Tensor, "r"]]]:
+    """Yield the PCA pairs of rules with constants, part by part in their order, until the budget is spent.
 
     PCA pairs are pairs of the rule whose first argument has some fact of the head's predicate.
     """
@@ -755,31 +697,21 @@ def count_pca_pairs(
         rules.labels[:, 1] * edges.n_entity_ids + rules.end_constants[:, 1]
     )
     start = torch.searchsorted(code, body_code)
-    count = torch.searchsorted(code, body_code, right=True) - start
-
-    for first, last in paths.pack(count.double(), CHUNK_ROWS):
+    count = rules.body_pairs.long()
+    for first, last in paths.pack(rules.body_pairs, CHUNK_ROWS):
         if budget.is_exhausted():
             return
-        rows = torch.arange(first, last, device=code.device)
-        rule, position = expand_ranges(start[rows], count[rows])
-        head_label = rules.labels[rows, 0]
-        key = entity[position] * edges.n_labels + head_label[rule]
+        part = slice(first, last)
+        rule, position = expand_ranges(start[part], count[part])
+        label = rules.labels[part, 0]
+        key = entity[position] * edges.n_labels + label[rule]
         has_fact, _ = paths.find_keys(edges.starts, key)
         total = torch.bincount(rule[has_fact], minlength=last - first)
 
         # Of h(c, X) the first argument is c, which has a fact wherever one is derived.
-        is_forward = head_label % 2 == 0
-        pairs = torch.where(is_forward, total, count[rows]).double()
-        part = select_rules(rules, rows)
-        budget.spend(float(count[rows].sum()))
-        yield CountedPart(
-            rows,
-            part._replace(
-                pca_pairs=pairs, pca_std_error=torch.zeros_like(pairs)
-            ),
-            rows[:0],
-            rows[:0],
-        )
+        pairs = torch.where(label % 2 == 0, total, count[part]).double()
+        budget.spend(float(rules.body_pairs[part].sum()))
+        yield part, pairs
 
 
 def _edge_code(edges: EdgeIndex) -> Tensor:
@@ -851,18 +783,17 @@ def _rules_of_block(
     )
     head_end = edges.target[head].masked_fill(has_twice[example], SAME_ENTITY)
     constants = torch.stack([head_end, body_code % edges.n_entity_ids], 1)
+    body_pairs = bodies.n_entities[bodies.number[feature[example]]].double()
+    unknown = torch.full_like(body_pairs, torch.nan)
     rules = make_rules(
         edges,
         pad(labels, (0, MAX_RULE_ATOMS - 2), value=-1),
-        support.double(),
-        circular_support,
-        bodies.n_entities[bodies.number[feature[example]]].double(),
+        (support.double(), circular_support, body_pairs, unknown),
+        cost=body_pairs,
         end_constants=constants,
     )
     derives = (~is_circular).nonzero().squeeze(1)
-    return FoundRules(
-        rules, rules.body_pairs, edges.fact[edge[derives]], rule[derives]
-    )
+    return FoundRules(rules, edges.fact[edge[derives]], rule[derives])
 
 
 def _is_circular(
@@ -967,7 +898,7 @@ class LongPathSearch:
             block = block._replace(
                 body_code=body_code, row_body=code[block.row_body]
             )
-            part = _count_block(edges, block, key)
+            part, _ = count_block(edges, block, key)
             counts = [a + b for a, b in zip(counts, part)]
 
         support, body_pairs, pca_pairs = (c[inverse(order)] for c in counts)
@@ -1011,21 +942,20 @@ class LongPathSearch:
                 return None
             closed = counted
 
+        labels = path_labels(
+            closed.predicate,
+            closed.body_code,
+            self.length,
+            self.edges.n_labels,
+        )
+        circular = closed.support - closed.n_derived
         rules = make_rules(
             self.edges,
-            path_labels(
-                closed.predicate,
-                closed.body_code,
-                self.length,
-                self.edges.n_labels,
-            ),
-            closed.support,
-            closed.support - closed.n_derived,
-            closed.body_pairs,
-            closed.pca_pairs,
+            labels,
+            (closed.support, circular, closed.body_pairs, closed.pca_pairs),
+            cost=torch.zeros_like(circular),
         )
-        cost = torch.zeros_like(closed.support)
-        found = FoundRules(rules, cost, closed.fact, closed.rule)
+        found = FoundRules(rules, closed.fact, closed.rule)
         return above_thresholds(found, *self.thresholds)
 
     def _score(self, closed: ClosedRules, fraction: float = 1.0) -> Tensor:
@@ -1039,26 +969,3 @@ class LongPathSearch:
 def expected_rows(closed: ClosedRules) -> F64[Tensor, "R"]:
     """Estimate the body pairs of each rule from the first range of sources."""
     return (closed.body_pairs + 1) / RANGE_ENDS[0]
-
-
-def _count_block(
-    edges: EdgeIndex, block: PathBlock, rule_key: I64[Tensor, "R"]
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Count support, body pairs and PCA pairs of rules over the sources of a block.
-
-    Args:
-      rule_key: body * n_predicates + predicate of each rule, ascending.
-    """
-    hits = find_hits(edges, paths.joined_pairs(block))
-    rule, _, _ = match_facts(edges, hits, rule_key)
-    n_pairs = torch.bincount(
-        block.entry_body, minlength=len(block.body_code)
-    ).double()
-    row_pairs = torch.bincount(
-        block.entry_row, minlength=len(block.row_body)
-    ).double()
-    return (
-        torch.bincount(rule, minlength=len(rule_key)).double(),
-        n_pairs[rule_key // edges.n_predicates],
-        paths.sum_by_subject(edges, block, row_pairs, rule_key),
-    )

@@ -107,9 +107,7 @@ def mine_dataset(
     with_rules = with_encoded_rules(dataset, atoms, statistics)
     if mined_from is not dataset:
         # Confidences are of all known facts.
-        with_rules = dataclasses.replace(
-            with_rules, rule_counts=None, rule_estimates=None
-        )
+        with_rules = dataclasses.replace(with_rules, rule_counts=None)
     return MinedDataset(
         with_rules,
         statistics,
@@ -168,8 +166,6 @@ def _statistics(rules: MinedRules) -> RuleStatistics:
         rules.circular_support,
         rules.pca_pairs,
         rules.head_facts,
-        rules.std_error,
-        rules.pca_std_error,
     )
     return RuleStatistics(*(_to_numpy(column) for column in columns))
 
@@ -415,13 +411,12 @@ def count_mined_rules(
     )
     counted = statistics._replace(support=support, body_pairs=predictions)
     is_kept = torch.from_numpy(kept).to(result.rules.support.device)
-    rules = counts.select_rules(result.rules, is_kept)
+    rules = counts.select_rows(result.rules, is_kept)
     dataset = replace(
         dataset,
         rules=dataset.rules[kept],
         rule_weights=counted.weight[kept],
         rule_counts=None,
-        rule_estimates=None,
     )
     return MinedDataset(
         dataset,

@@ -659,7 +659,6 @@ def _align(trained: Dataset, graph: Dataset) -> tuple[Dataset, Alignment]:
         rules=rules,
         rule_weights=trained.rule_weights[kept],
         rule_counts=None,
-        rule_estimates=None,
         stored=None,
         **tables,
     )

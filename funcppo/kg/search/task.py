@@ -59,9 +59,7 @@ MAX_DERIVATIONS_PER_ATOM = 20
 MAX_HEADS_PER_ATOM = 4
 # Nor is it computed further than by so many rows of joins.
 MAX_STEP_ROWS = 50_000_000
-# rows of joins to count mined rules exactly whose counts are estimates, which stand where they make more
-MAX_COUNT_ROWS = 100_000_000
-# rows of joins to count other rules exactly, about ten minutes; those that make more are counted from samples
+# rows of joins to count rules exactly, about ten minutes; those that make more are counted from samples
 MAX_EXACT_ROWS = 3_000_000_000
 # rows of joins to index derivations by, about ten minutes of work
 MAX_INDEX_ROWS = 3_000_000_000
@@ -283,48 +281,21 @@ def _count_rules(
     on_phase: PhaseCallback,
 ) -> tuple[RuleCounts, list[str]]:
     """Return the counts of all rules, and a note if some of them are estimates."""
-    has_estimates = not object_identity and _are_all_estimated(dataset)
-    estimated: set[int] = set()
     sampled: set[int] = set()
     counts = count_rules(
         kb,
         sizes,
         object_identity=object_identity,
         known=as_counts(dataset.rule_counts),
-        estimates=as_counts(dataset.rule_estimates),
-        budget=RowBudget(MAX_COUNT_ROWS if has_estimates else MAX_EXACT_ROWS),
-        estimated_rules=estimated,
+        budget=RowBudget(MAX_EXACT_ROWS),
         sampled_rules=sampled,
         progress=lambda done, total: on_phase(COUNTING, done, total),
     )
-
-    notes = _describe_estimates(estimated, sizes)
-    if sampled:
-        notes.append(
-            f"counts of {len(sampled):,} of {sizes.n_rules:,} rules, and their confidences, are estimates from a "
-            f"sample: counting them exactly makes more than {MAX_EXACT_ROWS:,} rows of joins"
-        )
-    return counts, notes
-
-
-def _are_all_estimated(dataset: Dataset) -> bool:
-    """Check whether every rule without known counts (without object identity) has an estimate."""
-    known, estimates = dataset.rule_counts, dataset.rule_estimates
-    if estimates is None:
-        return False
-    is_counted = estimates[:, 0] >= 0
-    if known is not None:
-        is_counted = is_counted | (known[:, 0] >= 0)
-    return bool(is_counted.all())
-
-
-def _describe_estimates(rules: set[int], sizes: KBSizes) -> list[str]:
-    """Return a note on the rules whose counts are estimates; an empty list if there are no such rules."""
-    if not rules:
-        return []
-    return [
-        f"estimated counts of {len(rules):,} of {sizes.n_rules:,} rules, and their confidences, stand as they were "
-        f"mined: counting all exactly makes more than {MAX_COUNT_ROWS:,} rows of joins"
+    if not sampled:
+        return counts, []
+    return counts, [
+        f"counts of {len(sampled):,} of {sizes.n_rules:,} rules, and their confidences, are estimates from a "
+        f"sample: counting them exactly makes more than {MAX_EXACT_ROWS:,} rows of joins"
     ]
 
 
@@ -526,7 +497,7 @@ def _derived_atoms(
         if not with_derivations:
             return model, None, []
         # At height 1 what is counted is what is derived; no join is made where that cannot be held.
-        is_known = settings.max_height == 1 and dataset.rule_estimates is None
+        is_known = settings.max_height == 1
         n_others = int((counts.body_pairs - counts.circular_support).sum())
         index, index_notes = _index_derivations(
             kb,

@@ -41,7 +41,7 @@ def edge_sets(facts):
 
 def facts_by_rule(facts, found):
     """The facts that each rule derives from others, each once."""
-    derived = [[] for _ in range(len(found.cost))]
+    derived = [[] for _ in range(len(found.rules.cost))]
     for fact, rule in zip(found.fact.tolist(), found.rule.tolist()):
         derived[rule].append(facts[fact])
     assert all(len(set(part)) == len(part) for part in derived)

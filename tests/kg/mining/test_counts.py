@@ -16,7 +16,6 @@ from funcppo.kg.mining.counts import (
     held_out_smoothed_confidence,
 )
 
-INF = float("inf")
 N_FACTS = 12
 
 
@@ -76,8 +75,7 @@ def two_rules():
         body_pairs=column(20, 12),
         pca_pairs=column(15, 12),
         head_facts=column(30, 30),
-        std_error=column(0, 0.1),
-        pca_std_error=column(0, INF),
+        cost=column(1, 1),
     )
 
 
@@ -86,12 +84,10 @@ def test_scores_worked_by_hand():
     assert counts.confidence(rules).tolist() == [0.5, 0.5]
     assert counts.leave_one_out_confidence(rules).tolist() == [8 / 18, 0.5]
     assert counts.smoothed_confidence(rules).tolist() == pytest.approx(
-        [8 / 23, 6 / 17 - 0.2]
+        [8 / 23, 6 / 17]
     )
     held_out = counts.held_out_smoothed_confidence(rules)
-    assert held_out.tolist() == pytest.approx([7 / 22, 5 / 16 - 0.2])
-    unknown = rules._replace(std_error=torch.tensor([INF, INF]).double())
-    assert counts.smoothed_confidence(unknown).tolist() == [0, 0]
+    assert held_out.tolist() == pytest.approx([7 / 22, 5 / 16])
 
 
 def test_atoms_number_variables_after_the_constants():
@@ -109,12 +105,11 @@ def test_atoms_number_variables_after_the_constants():
 def test_thresholds_leave_circular_support_out(support, confidence, kept):
     found = FoundRules(
         two_rules(),
-        torch.ones(2),
         fact=torch.tensor([0, 1, 2]),
         rule=torch.tensor([0, 1, 1]),
     )
     above = counts.above_thresholds(found, support, confidence)
-    assert len(above.cost) == len(above.rules.support) == kept
+    assert len(above.rules.cost) == len(above.rules.support) == kept
 
 
 def random_rules(random, n_rules):
@@ -138,11 +133,10 @@ def random_rules(random, n_rules):
         body_pairs=support + 3,
         pca_pairs=zeros,
         head_facts=zeros,
-        std_error=zeros,
-        pca_std_error=zeros,
+        cost=zeros,
     )
     table = torch.tensor(pairs or [(0, 0)])
-    return FoundRules(rules, support, table[:, 0], table[:, 1])
+    return FoundRules(rules, table[:, 0], table[:, 1])
 
 
 @pytest.mark.parametrize("n_votes", [1, 3])
@@ -174,10 +168,9 @@ def test_each_fact_has_its_best_rules(n_votes, seed):
         ]
     assert counts.score_to_beat(votes).tolist() == votes.score[:, -1].tolist()
 
-    elected = counts.rules_with_votes(votes)
-    assert set(elected.rules.labels[:, 0].tolist()) == {
+    whole = counts.compact(votes)
+    assert set(whole.rules.labels[:, 0].tolist()) == {
         label for rules in best.values() for _, label in rules
     }
-    whole = counts.compact(votes)
     used = whole.rule[whole.rule >= 0].unique()
-    assert used.tolist() == list(range(len(whole.cost)))
+    assert used.tolist() == list(range(len(whole.rules.cost)))

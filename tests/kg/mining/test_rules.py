@@ -1,4 +1,4 @@
-"""Path rules, rules with constants and long rules: counts, exact and estimated, against brute force."""
+"""Path rules, rules with constants and long rules: counts against brute force."""
 
 from __future__ import annotations
 
@@ -12,10 +12,8 @@ from hypothesis import strategies as st
 from funcppo.kg.mining import counts, paths, rules
 from funcppo.kg.mining.counts import (
     Budget,
-    FoundRules,
     held_out_smoothed_confidence,
 )
-from funcppo.kg.mining.paths import SourceRange
 from tests.kg.mining.brute_force import (
     brute_force,
     clauses_of,
@@ -38,7 +36,7 @@ def samples_of(edges, max_length, max_rows=1e12):
     samples = list(rules.iter_first_bodies(edges, unlimited()))
     yield 1, samples
     for length in range(1, max_length):
-        bodies = rules.concatenate_bodies(
+        bodies = counts.concatenate(
             [rules.summarise_bodies(edges, sample) for sample in samples]
         )
         plan = rules.plan_extensions(edges, bodies, length, max_rows)
@@ -111,7 +109,7 @@ def dense_graph():
 def test_what_does_not_fit_is_sampled_and_then_left_out():
     edges = dense_graph()
     (_, _), (_, longer) = samples_of(edges, 2)
-    bodies = rules.concatenate_bodies(
+    bodies = counts.concatenate(
         [rules.summarise_bodies(edges, sample) for sample in longer]
     )
     whole = rules.plan_extensions(edges, bodies, 2, 1e12)
@@ -152,15 +150,13 @@ def to_count(labels, cost=1.0):
     table = padded(labels)
     zeros = torch.zeros(len(table), dtype=torch.float64)
     edges = edges_of([(1, 1, 1)])
-    found = rules.make_rules(edges, table, zeros, zeros, zeros)
-    return FoundRules(found, zeros + cost, table[:0, 0], table[:0, 0])
+    return rules.make_rules(edges, table, [zeros] * 4, zeros + cost)
 
 
-def counted(edges, found, priority, fraction=1.0, budget=None):
-    budget = budget or unlimited()
+def counted(edges, found, priority, budget=None):
     return list(
         rules.count_path_rules(
-            edges, found, priority, fraction, budget, budget.is_exhausted
+            edges, found, priority, budget or unlimited(), 1.0
         )
     )
 
@@ -176,65 +172,15 @@ def test_exact_counts_are_those_of_brute_force(cost, facts):
     rows = []
     for part in counted(edges, found, priority, budget=budget):
         rows += part.rows.tolist()
-        clauses = clauses_of(part.rules)
-        assert counts_of(part.rules) == brute_force(facts, clauses)
-        assert not part.rules.std_error.any()
-        whole = FoundRules(part.rules, part.rules.support, *part[2:])
-        n_derived = [len(some) for some in facts_by_rule(facts, whole)]
-        derives = part.rules.support - part.rules.circular_support
-        assert n_derived == derives.tolist()
+        table = part.found.rules
+        assert counts_of(table) == brute_force(facts, clauses_of(table))
+        n_derived = [len(some) for some in facts_by_rule(facts, part.found)]
+        assert n_derived == table.n_derived.tolist()
     assert sorted(rows) == list(range(len(LABELS)))
     assert budget.rows == pytest.approx(len(LABELS) * cost)
     budget = Budget(max_rows=10, seconds=1e9)
     budget.spend(10)
     assert not counted(edges, found, priority, budget=budget)
-
-
-def large_graph():
-    """1,000 entities, 2 predicates, 6,000 facts; most facts have few of the entities as first argument."""
-    random = Random(3)
-    facts = {
-        (
-            random.randint(1, 2),
-            int(1000 * random.random() ** 2) + 1,
-            random.randint(1, 1000),
-        )
-        for _ in range(6000)
-    }
-    facts |= {
-        (2, y, x) for p, x, y in facts if p == 1 and random.random() < 0.5
-    }
-    return paths.build_edge_index(torch.tensor(sorted(facts)), 2, 1001)
-
-
-def test_estimates_are_within_their_error_and_unbiased():
-    """Thirty samples of two rules with 1,445 right pairs each, so that errors are nearly normal.
-
-    No more than two of sixty are off by over 3 standard errors, and the mean is not off.
-    """
-    edges = large_graph()
-    labels = padded([[0, 3], [2, 1]])
-    deviations, count_ratios = [], []
-    for seed in range(30):
-        priority = torch.rand(
-            edges.n_entity_ids, generator=torch.Generator().manual_seed(seed)
-        )
-        for row in labels[:, None]:
-            length = int((row[0, 1:] >= 0).sum())
-            every = SourceRange(priority)
-            some = every._replace(high=0.3)
-            true, *_ = rules.count_rules(edges, row, length, every)
-            sums, *_ = rules.count_rules(edges, row, length, some)
-            found = rules.estimate_rules(edges, row, some, sums)
-            truth = true.support / true.body_pairs
-            error = counts.confidence(found) - truth
-            assert 0 < float(found.std_error) < 0.2
-            deviations.append(float(error / found.std_error))
-            count_ratios.append(float(found.body_pairs / true.body_pairs))
-    deviation = torch.tensor(deviations)
-    assert (deviation.abs() > 3).sum() <= 2
-    assert deviation.mean().abs() < 0.5
-    assert torch.tensor(count_ratios).mean() == pytest.approx(1, abs=0.05)
 
 
 # -- rules with constants
@@ -250,18 +196,15 @@ def test_counts_of_rules_with_constants_are_those_of_brute_force(facts):
     budget = Budget(max_rows=10**9, seconds=1e9)
     search = rules.plan_search(edges, 1)
     for found in rules.find_constant_rules(edges, search, budget):
-        assert found.rules.pca_std_error.isinf().all()
+        assert found.rules.pca_pairs.isnan().all()
         derived = facts_by_rule(facts, found)
         parts = list(rules.count_pca_pairs(edges, found.rules, budget))
-        rows = [row for part in parts for row in part.rows.tolist()]
-        assert rows == list(range(len(found.cost)))
-        clauses = [c for part in parts for c in clauses_of(part.rules)]
-        numbers = [n for part in parts for n in counts_of(part.rules)]
-        for i, clause in enumerate(clauses):
+        pca_pairs = torch.cat([pairs for _, pairs in parts])
+        whole = found.rules._replace(pca_pairs=pca_pairs)
+        for i, clause in enumerate(clauses_of(whole)):
             assert clause not in seen
-            seen[clause] = numbers[i]
-            assert len(derived[i]) == numbers[i][0] - numbers[i][1]
-        assert not any(part.rules.pca_std_error.any() for part in parts)
+            seen[clause] = row = counts_of(whole)[i]
+            assert len(derived[i]) == row[0] - row[1]
     assert seen == expected
     assert budget.rows > 0
 
@@ -331,7 +274,6 @@ def test_pca_pairs_are_those_of_a_clause():
     for found in found_rules(search, closed, lowest):
         clauses = clauses_of(found.rules)
         assert counts_of(found.rules) == brute_force(facts, clauses)
-        assert not found.rules.pca_std_error.any()
 
 
 @given(facts=graphs, score=st.floats(0.01, 0.2))
