@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import ast
 import dataclasses
-import difflib
 import functools
 import inspect
 import itertools
@@ -52,6 +51,7 @@ from funcppo.core.settings import (
     Size,
     check_fields,
     check_value,
+    did_you_mean,
     field_types,
     parse_value,
     read_mapping,
@@ -526,46 +526,43 @@ def _build(
     Raises:
       ValueError: one is missing, or values do not fit each other.
     """
-    fields = {s.path[0]: x for s, x in given.items() if len(s.path) == 1}
-    for name, default in _groups_of(program).items():
-        values = {s.path[1:]: x for s, x in given.items() if s.path[0] == name}
-        is_run = name == "settings"
-        base = default if stored is None or not is_run else stored
-        fields[name] = _replace(base, values, "" if is_run else f"{name}.")
-    for setting in settings_of(program):
-        is_missing = setting.default is dataclasses.MISSING
-        if is_missing and setting.path[0] not in fields:
+    values: dict[str, Any] = {}
+    for setting, value in given.items():
+        group = values
+        for name in setting.path[:-1]:
+            group = group.setdefault(name, {})
+        group[setting.field] = value
+    for field in dataclasses.fields(cast(Any, program)):
+        name, base, prefix = field.name, field.default, f"{field.name}."
+        if name == "settings":
+            base, prefix = stored or base, ""
+        if is_dataclass(base):
+            values[name] = _replace(base, values.get(name, {}), prefix)
+        elif base is dataclasses.MISSING and name not in values:
+            option = _setting_of(name, settings_of(program)).option
             raise ValueError(
-                f"{setting.option}: expected a value, got none (see --help)"
+                f"{option}: expected a value, got none (see --help)"
             )
-    options = program(**fields)
+    options = program(**values)
     check_fields(options)
     return options
 
 
-def _groups_of(program: type) -> dict[str, Any]:
-    """Return {field: its default} of the fields that hold settings."""
-    fields = dataclasses.fields(program)
-    return {x.name: x.default for x in fields if is_dataclass(x.default)}
-
-
-def _replace(
-    base: Any, values: Mapping[tuple[str, ...], object], prefix: str
-) -> Any:
-    """Replace some fields of a dataclass by path, including nested ones.
+def _replace(base: Any, values: Mapping[str, Any], prefix: str) -> Any:
+    """Replace some fields of a dataclass; those of nested ones are in mappings.
 
     Args:
-      values: by the fields that lead to them.
       prefix: of the names of its settings, for errors.
 
     Raises:
       ValueError: values do not fit each other.
     """
-    fields = {path[0]: x for path, x in values.items() if len(path) == 1}
-    for name in {path[0] for path in values if len(path) > 1}:
-        below = {x[1:]: y for x, y in values.items() if x[0] == name}
-        nested = getattr(base, name)
-        fields[name] = _replace(nested, below, f"{prefix}{name}.")
+    fields = {
+        name: _replace(getattr(base, name), value, f"{prefix}{name}.")
+        if isinstance(value, dict)
+        else value
+        for name, value in values.items()
+    }
     try:
         return dataclasses.replace(base, **fields)
     except ValueError as error:
@@ -613,32 +610,11 @@ def _add_argument(group: Any, setting: Setting, text: str) -> None:
 def _read_arguments(
     settings: Sequence[Setting], arguments: Sequence[str]
 ) -> dict[Setting, object]:
-    """Parse a command line; return {setting: its value} for the settings that it gives."""
-    found = _parse_words(settings, arguments)
-    given: dict[Setting, object] = {}
-    if config := vars(found).get("--config"):
-        given |= _read_config(Path(config), settings)
-    for assignment in vars(found)["--set"]:
-        setting, text = _read_assignment(assignment, settings)
-        given[setting] = setting.parse(text)
-    for setting in settings:
-        value = getattr(found, setting.name, None)
-        if value is None or value == []:
-            continue
-        if setting.field == "runs":
-            given[setting] = tuple(value)
-        elif isinstance(value, bool):
-            given[setting] = value
-        else:
-            text = " ".join(value) if isinstance(value, list) else value
-            given[setting] = setting.parse(text)
-    return given
+    """Parse a command line; return {setting: its value} for the settings that it and its file give.
 
-
-def _parse_words(
-    settings: Sequence[Setting], arguments: Sequence[str]
-) -> argparse.Namespace:
-    """Parse a command line; return the texts of the settings that it gives, of --set and of --config."""
+    Raises:
+      ValueError: a name is unknown, or a value of another type or out of range; the message names it, and the file.
+    """
     parser = _Parser(add_help=False, allow_abbrev=False)
     for setting in settings:
         if setting.opt is not None:
@@ -648,32 +624,39 @@ def _parse_words(
         parser.add_argument("--config", dest="--config")
     found, unknown = parser.parse_known_intermixed_args(arguments)
     if unknown:
-        raise ValueError(_describe_unknown(unknown, settings))
-    return found
+        raise ValueError(_describe_unknown(unknown[0], settings))
 
-
-def _read_config(
-    path: Path, settings: Sequence[Setting]
-) -> dict[Setting, object]:
-    """Return {setting: its value} of a file with the names of --help-all.
-
-    Raises:
-      ValueError: a name is unknown, or a value of another type or out of range; the message names the file and it.
-    """
-    by_name = {setting.name: setting for setting in settings}
     given: dict[Setting, object] = {}
-    for name, text in _iter_texts(read_mapping(path), ""):
-        if name.rpartition(".")[2] in SET_BY_PROGRAMS:
-            continue
-        if name not in by_name:
-            hint = _did_you_mean(name, {x: x for x in by_name})
+    if config := vars(found).get("--config"):
+        for name, text in _iter_texts(read_mapping(Path(config)), ""):
+            if name.rpartition(".")[2] in SET_BY_PROGRAMS:
+                continue
+            setting = _setting_of(name, settings, f"{config}: {name}")
+            try:
+                given[setting] = setting.parse(text)
+            except ValueError as error:
+                raise ValueError(f"{config}: {error}") from None
+    for assignment in vars(found)["--set"]:
+        name, equals, text = assignment.partition("=")
+        name = name.strip().replace("-", "_")
+        options = [setting for setting in settings if not setting.is_argument]
+        place = f"--set {shorten(assignment)}"
+        setting = _setting_of(name, options, place)
+        if not equals:
             raise ValueError(
-                f"{path}: {name}: expected the name of a setting, got an unknown one{hint} (see --help-all)"
+                f"--set {name}: expected {name}=VALUE, got no value"
             )
-        try:
-            given[by_name[name]] = by_name[name].parse(text)
-        except ValueError as error:
-            raise ValueError(f"{path}: {error}") from None
+        given[setting] = setting.parse(text.strip())
+    for setting in settings:
+        value = getattr(found, setting.name, None)
+        if value is None or value == []:
+            continue
+        if setting.field == "runs":
+            value = tuple(value)
+        elif not isinstance(value, bool):
+            text = " ".join(value) if isinstance(value, list) else value
+            value = setting.parse(text)
+        given[setting] = value
     return given
 
 
@@ -691,55 +674,36 @@ def _iter_texts(
             yield name, str(value)
 
 
-def _read_assignment(
-    assignment: str, settings: Sequence[Setting]
-) -> tuple[Setting, str]:
-    """Parse `--set name=value`; return the setting and the text of the value.
-
-    Raises:
-      ValueError: there is no such setting, or no value.
-    """
-    name, equals, text = assignment.partition("=")
-    name = name.strip().replace("-", "_")
-    by_name = {s.name: s for s in settings if not s.is_argument}
-    if name not in by_name:
-        hint = _did_you_mean(name, {x: x for x in by_name})
-        raise ValueError(
-            f"--set {shorten(assignment)}: expected the name of a setting, got an unknown one{hint} (see --help-all)"
-        )
-    if not equals:
-        raise ValueError(f"--set {name}: expected {name}=VALUE, got no value")
-    return by_name[name], text.strip()
-
-
-def _did_you_mean(name: str, known: Mapping[str, str]) -> str:
-    """Format the known name that an unknown one may mean, as part of an error; empty if none is similar.
+def _setting_of(
+    name: str, settings: Sequence[Setting], place: str = ""
+) -> Setting:
+    """Return the setting of a name.
 
     Args:
-      known: by the spelling of each name, what the error says.
+      place: of the name, for the error.
+
+    Raises:
+      ValueError: there is none.
     """
-    by_last = {x.rpartition(".")[2].strip("-"): x for x in known}
-    close = difflib.get_close_matches(name, known, n=1)
-    if not close:
-        last = name.rpartition(".")[2].strip("-")
-        close = difflib.get_close_matches(last, by_last, n=1)
-    found = [known[by_last.get(x, x)] for x in close]
-    return f" (did you mean {found[0]}?)" if found else ""
+    by_name = {setting.name: setting for setting in settings}
+    if name not in by_name:
+        hint = did_you_mean(name, {x: x for x in by_name})
+        raise ValueError(
+            f"{place}: expected the name of a setting, got an unknown one{hint} (see --help-all)"
+        )
+    return by_name[name]
 
 
-def _describe_unknown(
-    unknown: Sequence[str], settings: Sequence[Setting]
-) -> str:
-    """Format the error for words that are no options, with the option or setting that may be meant."""
-    word = unknown[0].partition("=")[0]
+def _describe_unknown(unknown: str, settings: Sequence[Setting]) -> str:
+    """Format the error for a word that is no option, with the option or setting that may be meant."""
+    word = unknown.partition("=")[0]
     if not word.startswith("--"):
-        return f"expected an option, got {shorten(unknown[0])} (see --help)"
+        return f"expected an option, got {shorten(unknown)} (see --help)"
     known = {"--set": "--set", "--help-all": "--help-all"}
     for setting in settings:
-        is_option = setting.opt is not None
-        words = setting.option if is_option else f"{setting.option}=VALUE"
+        words = setting.option + "=VALUE" * (setting.opt is None)
         known[f"--{setting.name}"] = known[setting.option] = words
-    hint = _did_you_mean(word, known)
+    hint = did_you_mean(word, known)
     return f"{word}: expected an option, got an unknown one{hint} (see --help)"
 
 
@@ -760,14 +724,17 @@ def describe(program: type, prog: str, stored: object, has_all: bool) -> str:
             setting = dataclasses.replace(setting, default=default)
         settings.append(setting)
     width = min(shutil.get_terminal_size().columns, 120)
-    first, *rest = inspect.cleandoc(program.__doc__ or "").split("\n\n")
+    paragraphs = [
+        textwrap.fill(" ".join(paragraph.split()), width)
+        for paragraph in inspect.cleandoc(program.__doc__ or "").split("\n\n")
+    ]
     examples = [f"    {x}" for x in getattr(program, "EXAMPLES", ())]
     parser = argparse.ArgumentParser(
         usage=_usage(prog, settings),
         description="\n\n".join(
-            filter(None, [_fill(first, width), "\n".join(examples)])
+            filter(None, [paragraphs[0], "\n".join(examples)])
         ),
-        epilog="\n\n".join(_fill(paragraph, width) for paragraph in rest),
+        epilog="\n\n".join(paragraphs[1:]),
         add_help=False,
         formatter_class=functools.partial(
             argparse.RawDescriptionHelpFormatter,
@@ -776,60 +743,54 @@ def describe(program: type, prog: str, stored: object, has_all: bool) -> str:
         ),
     )
 
-    _add_shown(parser, settings, getattr(program, "FIRST_OPTIONS", ()))
-    _add_common(parser, settings, has_all)
+    # Options of a first run stand before all further ones.
+    first = getattr(program, "FIRST_OPTIONS", ())
+    title = "more options" if first else "options"
+    titles = ("arguments", "options of a first run", title, "all programs")
+    arguments, of_first_run, more, common = map(
+        parser.add_argument_group, titles
+    )
+    shown = [s for s in settings if s.opt and not s.opt.is_common]
+    by_field = {setting.field: setting for setting in shown}
+    for field in first:
+        setting = by_field.pop(field)
+        _add_argument(of_first_run, setting, setting.text)
+    for setting in by_field.values():
+        group = arguments if setting.is_argument else more
+        _add_argument(group, setting, setting.text)
+
+    for words, metavar, text in _common_options(settings, has_all):
+        action = "append" if metavar else "store_true"
+        named = {"metavar": metavar} if metavar else {}
+        common.add_argument(words, action=action, help=text, **named)
+    if has_all:
+        group = parser.add_argument_group("settings of --set")
+        for setting in settings:
+            if setting.opt is None:
+                words = f"{setting.name} {setting.metavar}"
+                text = setting.text.replace("%", "%%")
+                group.add_argument(setting.name, metavar=words, help=text)
     return parser.format_help()
 
 
-def _add_shown(
-    parser: argparse.ArgumentParser,
-    settings: Sequence[Setting],
-    first: Sequence[str],
-) -> None:
-    """Add the shown arguments and options, with the options of a first run before all further ones."""
-    title = "more options" if first else "options"
-    titles = ("arguments", "options of a first run", title)
-    arguments, of_first_run, more = map(parser.add_argument_group, titles)
-    shown = [s for s in settings if s.opt and not s.opt.is_common]
-    by_field = {s.field: s for s in shown}
-    for field in first:
-        setting = by_field[field]
-        _add_argument(of_first_run, setting, setting.text)
-    for setting in shown:
-        if setting.field not in first:
-            group = arguments if setting.is_argument else more
-            _add_argument(group, setting, setting.text)
-
-
-def _add_common(
-    parser: argparse.ArgumentParser, settings: Sequence[Setting], has_all: bool
-) -> None:
-    """Add the options that all programs have and, for --help-all, the settings of --set."""
-    common = parser.add_argument_group("all programs")
-    text = "Show this text and exit. Default: off."
-    common.add_argument("--help", action="store_true", help=text)
+def _common_options(
+    settings: Sequence[Setting], has_all: bool
+) -> Iterator[tuple[str, str, str]]:
+    """Yield name, placeholder and text of the options that all programs have."""
+    yield "--help", "", "Show this text and exit. Default: off."
     for setting in settings:
         if setting.opt is not None and setting.opt.is_common:
-            short, text = setting.opt.short, setting.text
-            common.add_argument(short, action="store_true", help=text)
-    others = [setting for setting in settings if setting.opt is None]
-    if not others:
+            yield setting.opt.short, "", setting.text
+    names = [setting.name for setting in settings if setting.opt is None]
+    if not names:
         return
-    names = [setting.name for setting in others]
     example = "ppo.gamma" if "ppo.gamma" in names else names[0]
     text = f"Set another setting, such as {example}; it may be given again. Default: none."
-    common.add_argument("--set", metavar="NAME=VALUE", help=text)
-    text = "List these settings too. Default: off."
-    common.add_argument("--help-all", action="store_true", help=text)
-    if has_all:
-        if all(setting.name != "config" for setting in settings):
-            text = "Read settings from FILE: YAML or JSON with these names. The command line wins. Default: no file."
-            common.add_argument("--config", metavar="FILE", help=text)
-        group = parser.add_argument_group("settings of --set")
-        for setting in others:
-            metavar = f"{setting.name} {setting.metavar}"
-            text = setting.text.replace("%", "%%")
-            group.add_argument(setting.name, metavar=metavar, help=text)
+    yield "--set", "NAME=VALUE", text
+    yield "--help-all", "", "List these settings too. Default: off."
+    if has_all and all(setting.name != "config" for setting in settings):
+        text = "Read settings from FILE: YAML or JSON with these names. The command line wins. Default: no file."
+        yield "--config", "FILE", text
 
 
 def _usage(prog: str, settings: Sequence[Setting]) -> str:
@@ -837,20 +798,12 @@ def _usage(prog: str, settings: Sequence[Setting]) -> str:
     words = [prog]
     for setting in settings:
         is_required = setting.default is dataclasses.MISSING
-        if setting.opt is None or not (is_required or setting.is_argument):
-            continue
-        if not setting.is_argument:
+        if setting.is_argument:
+            word = setting.metavar
+            words.append(word if is_required else f"[{word}]")
+        elif is_required and setting.opt is not None:
             words.append(f"{setting.option} {setting.metavar}")
-        elif is_required:
-            words.append(setting.metavar)
-        else:
-            words.append(f"[{setting.metavar}]")
     return " ".join([*words, "[options]"]).replace("%", "%%")
-
-
-def _fill(paragraph: str, width: int) -> str:
-    """Wrap a paragraph to a width."""
-    return textwrap.fill(" ".join(paragraph.split()), width)
 
 
 @functools.cache

@@ -21,7 +21,7 @@ import inspect
 import json
 import re
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
 from numbers import Integral, Real
 from pathlib import Path
@@ -455,23 +455,30 @@ def _check_name(name: str, settings: Json, prefix: str) -> None:
       ValueError: the name is unknown.
     """
     if name not in settings:
-        hint = _hint(str(name), settings, prefix)
+        known = {option: f"{prefix}{option}" for option in settings}
+        for group, nested in settings.items():
+            for option in nested if isinstance(nested, dict) else ():
+                path = f"{group}.{option}"
+                known[path] = f"{prefix}{path}"
+        hint = did_you_mean(str(name), known)
         raise ValueError(
             f"{prefix}{name}: expected the name of a setting, got an unknown one{hint}"
         )
 
 
-def _hint(name: str, settings: Json, prefix: str) -> str:
-    """Format the setting, also of a nested config, that an unknown name may mean; empty if no name is similar."""
-    paths = {
-        option: f"{group}.{option}"
-        for group, nested in settings.items()
-        if isinstance(nested, dict)
-        for option in nested
-    }
-    paths |= {option: option for option in settings}
-    close = difflib.get_close_matches(name, paths, n=1)
-    return f" (did you mean {prefix}{paths[close[0]]}?)" if close else ""
+def did_you_mean(name: str, known: Mapping[str, str]) -> str:
+    """Format the known name that an unknown one may mean, as part of an error; empty if none is similar.
+
+    Args:
+      name: also the last part of a known name, such as gamma of ppo.gamma, is compared.
+      known: by the spelling of each name, what the error says.
+    """
+    by_part = {x.rpartition(".")[2].strip("-"): x for x in known}
+    by_part |= {x: x for x in known}
+    for word in (name, name.rpartition(".")[2].strip("-")):
+        for close in difflib.get_close_matches(word, by_part, n=1):
+            return f" (did you mean {known[by_part[close]]}?)"
+    return ""
 
 
 def from_json(config_type: type[ConfigT], raw: Json, prefix: str) -> ConfigT:

@@ -74,7 +74,6 @@ from funcppo.kg.graph.triples import (
     iter_rows,
     map_names,
     order_of_occurrence,
-    parse_columns,
     read_triples,
     separator_of,
     split_triples,
@@ -298,20 +297,22 @@ def with_test(
       dataset: without rules, whose ids new entities would shift.
 
     Raises:
-      ValueError: the file is wrong, or has a relation that the data set does not have.
+      ValueError: the file is wrong or empty, or has a relation that the data set does not have.
     """
-    triples, names = _read_known_relations(dataset, path, cfg)
     ids = dict(index_entities(dataset))
-    for i in triples[:, [0, 2]].ravel().tolist():
-        ids.setdefault(names[i], len(ids) + 1)
-    known = [
-        table for table in (dataset.known, dataset.test) if table is not None
-    ]
+    table, file, names = _read_atoms(dataset, path, cfg, ids)
+    if not len(table):
+        raise ValueError(f"{path}: empty: expected triples")
+    is_unknown = table[:, 0] == 0
+    if is_unknown.any():
+        row = int(is_unknown.argmax())
+        relation = names[file.triples[row, 1]]
+        problem = unknown_name_message("relation", relation, dataset.predicates)
+        raise ValueError(f"{path}:{file.first_line + row}: {problem}")
     return replace(
-        dataset,
+        _with_known_table(dataset, dataset.test),
         entities=tuple(ids),
-        test=_encode_triples(dataset, triples, names, ids),
-        known=np.concatenate(known),
+        test=table,
         stored=None,
     )
 
@@ -324,18 +325,12 @@ def with_known(
     Raises:
       ValueError: the file is wrong.
     """
-    files, names = _read_files({"train": path}, cfg)
-    triples, ids = files["train"].triples, index_entities(dataset)
-    relations = set(dataset.predicates)
-    is_entity = np.array([name in ids for name in names], bool)
-    is_relation = np.array([name in relations for name in names], bool)
-    kept = is_entity[triples[:, [0, 2]]].all(1) & is_relation[triples[:, 1]]
-    n_left_out = len(triples) - int(kept.sum())
-    note = f"{path}: {n_left_out} of {len(triples)} triples have unknown names and say nothing of the candidates"
-    table = _encode_triples(dataset, triples[kept], names, ids)
-    if dataset.known is not None:
-        table = np.concatenate([dataset.known, table])
-    return _with_notes(replace(dataset, known=table), [note] * (n_left_out > 0))
+    table, _, _ = _read_atoms(dataset, path, cfg)
+    is_kept = (table[:, :3] > 0).all(1)
+    n_left_out = len(table) - int(is_kept.sum())
+    note = f"{path}: {n_left_out} of {len(table)} triples have unknown names and say nothing of the candidates"
+    known = _with_known_table(dataset, table[is_kept])
+    return _with_notes(known, [note] * (n_left_out > 0))
 
 
 def with_candidates(dataset: Dataset, path: Path) -> Dataset:
@@ -350,64 +345,61 @@ def with_candidates(dataset: Dataset, path: Path) -> Dataset:
     chosen: set[int] = set()
     for number, line in enumerate(read_text(path).split("\n"), 1):
         name = line.removesuffix("\r")
-        if name and name not in ids:
+        if name in ids:
+            chosen.add(ids[name])
+        elif name:
             problem = unknown_name_message("entity", name, dataset.entities)
             raise ValueError(f"{path}:{number}: {problem}")
-        chosen |= {ids[name]} if name else set()
     if not chosen:
         raise ValueError(f"{path}: expected an entity a line, got none")
     candidates = np.array(sorted(chosen))
-    is_chosen = np.isin(dataset.valid[:, 1:3], candidates)
-    is_ranked = is_chosen[:, 0] & is_chosen[:, 1]
-    known = [dataset.valid[~is_ranked]]
-    known += [] if dataset.known is None else [dataset.known]
-    n_others = int((~is_ranked).sum())
-    note = f"valid: {n_others} of {len(is_ranked)} triples have other entities than {path} and are not ranked"
+    is_ranked = np.isin(dataset.valid[:, 1:3], candidates).all(1)
+    others = dataset.valid[~is_ranked]
+    note = f"valid: {len(others)} of {len(is_ranked)} triples have other entities than {path} and are not ranked"
     dataset = replace(
-        dataset,
+        _with_known_table(dataset, others),
         valid=dataset.valid[is_ranked],
-        known=np.concatenate(known),
         candidates=candidates,
         stored=None,
     )
-    return _with_notes(dataset, [note] * (n_others > 0))
+    return _with_notes(dataset, [note] * (len(others) > 0))
 
 
-def _read_known_relations(
-    dataset: Dataset, path: Path, cfg: DataConfig
-) -> tuple[np.ndarray, list[str]]:
-    """Read the triples of a file, as numbers of names.
+def _with_known_table(dataset: Dataset, table: np.ndarray) -> Dataset:
+    """Return the data set with more triples that are known to be true."""
+    if dataset.known is not None:
+        table = np.concatenate([dataset.known, table])
+    return replace(dataset, known=table)
 
-    Raises:
-      ValueError: the file is wrong, empty, or has a relation that the data set does not have.
+
+def _read_atoms(
+    dataset: Dataset,
+    path: Path,
+    cfg: DataConfig,
+    new_ids: dict[str, int] | None = None,
+) -> tuple[np.ndarray, TripleFile, list[str]]:
+    """Read the triples of a file as atoms of a data set [n, W], in which a name that it does not have is 0.
+
+    Args:
+      new_ids: ids of entities, to which those of new ones are added; None to add none.
+
+    Returns:
+      The atoms, the file, and the names that it numbers.
     """
     files, names = _read_files({"train": path}, cfg)
-    file, relations = files["train"], set(dataset.predicates)
-    for row, i in enumerate(file.triples[:, 1].tolist()):
-        if names[i] not in relations:
-            problem = unknown_name_message(
-                "relation", names[i], dataset.predicates
-            )
-            raise ValueError(f"{path}:{file.first_line + row}: {problem}")
-    if not len(file.triples):
-        raise ValueError(f"{path}: empty: expected triples")
-    return file.triples, names
-
-
-def _encode_triples(
-    dataset: Dataset,
-    triples: np.ndarray,
-    names: Sequence[str],
-    ids: Mapping[str, int],
-) -> np.ndarray:
-    """Return triples of numbered names, all of which have ids, as atoms of a data set [n, W]."""
-    relation = {name: i for i, name in enumerate(dataset.predicates, 1)}
+    triples = files["train"].triples
+    for i in triples[:, [0, 2]].ravel().tolist() if new_ids is not None else ():
+        new_ids.setdefault(names[i], len(new_ids) + 1)
+    ids = index_entities(dataset) if new_ids is None else new_ids
+    relations = {name: i for i, name in enumerate(dataset.predicates, 1)}
+    entity, relation = (
+        np.array([known.get(name, 0) for name in names], np.int32)
+        for known in (ids, relations)
+    )
     table = np.zeros((len(triples), dataset.atom_width), np.int32)
-    for column, place in ((0, 1), (1, 0), (2, 2)):
-        of_names = ids if column else relation
-        numbers = np.array([of_names.get(name, 0) for name in names], np.int32)
-        table[:, column] = numbers[triples[:, place]]
-    return table
+    table[:, 0] = relation[triples[:, 1]]
+    table[:, 1:3] = entity[triples[:, [0, 2]]]
+    return table, files["train"], names
 
 
 class _IdLayout(NamedTuple):
@@ -459,14 +451,15 @@ def _load_ids(folder: Path, layout: _IdLayout, cfg: DataConfig) -> Dataset:
             f"{folder}: expected no settings of reading for triples of numbers"
         )
     place = int(layout is _OPENKE)  # of the number, beside its name
-    entities = _read_numbered(folder / layout.names["entity"], place)
-    relations = _read_numbered(folder / layout.names["relation"], place)
-    n_entities = len(entities)
-    nothing: np.ndarray = np.zeros((0, 3), np.int32)
-    splits: dict[str, np.ndarray] = {name: nothing for name in SPLITS}
+    entities, relations = (
+        _read_numbered(folder / layout.names[kind], place)
+        for kind in ("entity", "relation")
+    )
+    splits: dict[str, np.ndarray] = {}
     for split, name in layout.splits.items():
         path = folder / name
-        if split != "train" and not path.is_file():
+        splits[split] = np.zeros((0, 3), np.int32)
+        if not path.is_file():
             continue
         try:
             table = np.loadtxt(path, np.int32, skiprows=1, ndmin=2)
@@ -474,12 +467,12 @@ def _load_ids(folder: Path, layout: _IdLayout, cfg: DataConfig) -> Dataset:
         except (ValueError, IndexError) as error:
             problem = "expected three numbers a line below the first one"
             raise ValueError(f"{path}: {problem}: {error}") from None
-        limits = [n_entities, len(relations), n_entities]
+        limits = [len(entities), len(relations), len(entities)]
         if (table < 0).any() or (table >= limits).any():
             raise ValueError(
                 f"{path}: expected numbers that {' and '.join(layout.names.values())} name, got another"
             )
-        splits[split] = table + np.array([0, n_entities, 0], np.int32)
+        splits[split] = table + np.array([0, len(entities), 0], np.int32)
     return from_tables(folder.name, [*entities, *relations], splits)
 
 
@@ -489,21 +482,20 @@ def _read_numbered(path: Path, place: int) -> list[str]:
     Args:
       place: column of the number, 0 or 1; the other one is that of the name.
     """
-    names: dict[str, str] = {}
     lines = read_text(path).removesuffix("\n").split("\n")[1:]
-    for number, line in enumerate(lines, 2):
-        cells = line.split("\t")
-        if len(cells) != 2:
+    rows = [line.split("\t") for line in lines]
+    for number, row in enumerate(rows, 2):
+        if len(row) != 2:
             raise ValueError(
-                f"{path}:{number}: expected a name and a number, got {shorten(line)}"
+                f"{path}:{number}: expected a name and a number, got {shorten(lines[number - 2])}"
             )
-        names[cells[place].strip()] = cells[1 - place]
-    numbers = [*map(str, range(len(lines)))]
-    if names.keys() != {*numbers}:
+    names = {row[place].strip(): row[1 - place] for row in rows}
+    try:
+        return [names[str(number)] for number in range(len(rows))]
+    except KeyError:
         raise ValueError(
-            f"{path}: expected the numbers 0 to {len(lines) - 1}, each once"
-        )
-    return [names[number] for number in numbers]
+            f"{path}: expected the numbers 0 to {len(rows) - 1}, each once"
+        ) from None
 
 
 def _find_file(*paths: Path) -> Path | None:
@@ -820,81 +812,76 @@ def _read_by_duckdb(
       ValueError: DuckDB is not installed, or a file is wrong; names the file.
     """
     duckdb = _import_duckdb("reading by DuckDB")
+    files: dict[str, TripleFile] = {}
     with tempfile.TemporaryDirectory(prefix="funcppo-") as folder:
         # The rest of a large file is kept in the folder.
         config: Any = {"temp_directory": folder, "memory_limit": "50%"}
         database = duckdb.connect(f"{folder}/triples.db", config=config)
         with closing(database):
+            has_header: dict[str, bool] = {}
             for split, path in paths.items():
                 try:
-                    _copy_split(database, split, path, columns)
+                    has_header[split] = _copy(database, split, path, columns)
                 except duckdb.Error as error:
                     line = " ".join(str(error).split())
                     raise ValueError(f"{path}: DuckDB: {line}") from None
-                _check_names(database, split, path)
-            return _number_by_duckdb(database, paths, columns)
+
+            every_name = " UNION ALL ".join(
+                f"SELECT {name} AS name FROM {split}"
+                for split in paths
+                for name in _NAMES
+            )
+            database.execute(
+                "CREATE TABLE names AS SELECT name, CAST(row_number() OVER () - 1 AS INTEGER) AS number "
+                f"FROM (SELECT DISTINCT name FROM ({every_name}))"
+            )
+            found = database.execute("SELECT name FROM names ORDER BY number")
+            names: list[str] = found.fetchnumpy()["name"].tolist()
+            for split, path in paths.items():
+                file = TripleFile(_fetch_triples(database, split), 1, [])
+                if len(file.triples) and not has_header[split]:
+                    file = drop_header(file.triples, names, str(path), columns)
+                files[split] = file
+    return files, names
 
 
-def _copy_split(
-    database: Any, split: str, path: Path, columns: str | None
-) -> None:
-    """Copy the three columns of a file to the table of its split; rows are in the order of the file."""
+def _copy(database: Any, split: str, path: Path, columns: str | None) -> bool:
+    """Copy the three columns of a file to the table of its split, in the order of the file.
+
+    Returns:
+      Whether the file has names of columns; a first line of names that are not recognised is a row of the table.
+
+    Raises:
+      ValueError: it has no such columns, or a name is missing, has a line break, a NUL byte, or white space that text
+        files drop.
+    """
+    name, is_csv = str(path), separator_of(str(path)) == ","
     if path.suffix == ".parquet":
         source = f"read_parquet({_quote_path(path)})"
-        described = database.execute(f"DESCRIBE SELECT * FROM {source}")
-        present = [row[0] for row in described.fetchall()]
-        chosen = _parquet_columns(present, columns, path)
-    else:
-        source, chosen = _text_source(path, columns)
-    selected = ", ".join(
-        f"CAST({_quote(column, chr(34))} AS VARCHAR) AS {name}"
-        for column, name in zip(chosen, _NAMES)
-    )
-    database.execute(f"CREATE TABLE {split} AS SELECT {selected} FROM {source}")
-
-
-def _text_source(path: Path, columns: str | None) -> tuple[str, list[str]]:
-    """Return the SQL source that reads a tab- or comma-separated file, and its head, relation and tail columns."""
-    if is_rdf(str(path)) or is_json_lines(str(path)):
+        present: list[str] = database.sql(f"SELECT * FROM {source}").columns
+        chosen = choose_columns(present, columns, name, is_named=True)
+    elif is_rdf(name) or is_json_lines(name):
         raise ValueError(
             f"{path}: expected columns of tabs or commas or Parquet for DuckDB, got {path.suffix}"
         )
-    first = next(iter_rows(read_first_line(path), str(path)), [])
-    chosen = choose_columns(first, columns, str(path))
-    named = [f"c{i}" for i in range(chosen.n_columns)]
-    types = ", ".join(f"'{name}': 'VARCHAR'" for name in named)
-    is_csv = separator_of(str(path)) == ","
-    quote = '"' if is_csv else ""
-    delimiter = "," if is_csv else "\\t"
-    source = (
-        f"read_csv({_quote_path(path)}, delim='{delimiter}', quote='{quote}', escape='{quote}', auto_detect=false, "
-        f"header={str(chosen.has_header).lower()}, columns={{{types}}}, strict_mode=true)"
-    )
-    return source, [named[i] for i in chosen.indices]
-
-
-def _parquet_columns(
-    present: list[str], columns: str | None, path: Path
-) -> list[str]:
-    """Return the names of the head, relation and tail columns of a Parquet file."""
-    if columns is None:
-        return [present[i] for i in choose_by_name(present, f"{path}: ")]
     else:
-        wanted = parse_columns(columns)
-        if wanted[0].isdecimal():
-            numbers = [int(number) - 1 for number in wanted]
-            wanted = [present[i] for i in numbers if i < len(present)]
-    if len(wanted) != 3 or not {*wanted} <= {*present}:
-        raise ValueError(
-            f"{path}: expected three columns (--columns chooses them), got {shorten(', '.join(present))}"
+        first = next(iter_rows(read_first_line(path), name), [])
+        chosen = choose_columns(first, columns, name)
+        present = [f"c{i}" for i in range(chosen.n_columns)]
+        types = ", ".join(f"'{column}': 'VARCHAR'" for column in present)
+        delimiter, quote = (",", '"') if is_csv else ("\\t", "")
+        source = (
+            f"read_csv({_quote_path(path)}, delim='{delimiter}', quote='{quote}', escape='{quote}', auto_detect=false, "
+            f"header={str(chosen.has_header).lower()}, columns={{{types}}}, strict_mode=true)"
         )
-    return wanted
+    selected = ", ".join(
+        f"CAST({_quote(present[i], chr(34))} AS VARCHAR) AS {name}"
+        for i, name in zip(chosen.indices, _NAMES)
+    )
+    database.execute(f"CREATE TABLE {split} AS SELECT {selected} FROM {source}")
 
-
-def _check_names(database: Any, split: str, path: Path) -> None:
-    """Raise ValueError if a name is missing, has a line break or a NUL byte, or white space that text files drop."""
-    wrong = "{0} IS NULL OR {0} = '' OR contains({0}, chr(10)) OR contains({0}, chr(13)) OR contains({0}, chr(0))"
-    if separator_of(str(path)) == ",":
+    wrong = "{0} IS NULL OR {0} = '' OR regexp_matches({0}, '[\\n\\r\\x00]')"
+    if is_csv:
         wrong += " OR starts_with({0}, ' ')"
     condition = " OR ".join(wrong.format(name) for name in _NAMES)
     row = database.execute(
@@ -905,54 +892,19 @@ def _check_names(database: Any, split: str, path: Path) -> None:
             f"{path}: row {row[0] + 1}: expected three names on one line without spaces before them, got "
             f"{shorten(repr(row[1:]))}"
         )
-
-
-def _number_by_duckdb(
-    database: Any, paths: Mapping[str, Path], columns: str | None
-) -> tuple[dict[str, TripleFile], list[str]]:
-    """Number the names of all splits; return the numbered triples in file order, and the names."""
-    every_name = " UNION ALL ".join(
-        f"SELECT {name} AS name FROM {split}"
-        for split in paths
-        for name in _NAMES
-    )
-    database.execute(
-        "CREATE TABLE names AS SELECT name, CAST(row_number() OVER () - 1 AS INTEGER) AS number "
-        f"FROM (SELECT DISTINCT name FROM ({every_name}))"
-    )
-    found = database.execute("SELECT name FROM names ORDER BY number")
-    names: list[str] = found.fetchnumpy()["name"].tolist()
-
-    # a first line of column names is no triple; a Parquet file has none
-    has_header = (
-        columns is not None and not parse_columns(columns)[0].isdecimal()
-    )
-    files: dict[str, TripleFile] = {}
-    for split, path in paths.items():
-        triples = _fetch_triples(database, split)
-        files[split] = TripleFile(triples, 1, [])
-        if len(triples) and not has_header and path.suffix != ".parquet":
-            files[split] = drop_header(triples, names, str(path), columns)
-    return files, names
+    return chosen.has_header
 
 
 def _fetch_triples(database: Any, split: str) -> np.ndarray:
     """Return the triples of a split as numbers of names, int32 [n, 3], in the order of the file."""
     # Joins keep no order: each row carries its place.
-    database.execute(
-        f"CREATE TABLE numbered AS SELECT s.rowid AS place, a.number AS h, b.number AS r, c.number AS t FROM {split} s "
+    found = database.execute(
+        f"SELECT s.rowid AS place, a.number AS h, b.number AS r, c.number AS t FROM {split} s "
         "JOIN names a ON s.h = a.name JOIN names b ON s.r = b.name JOIN names c ON s.t = c.name"
-    )
-    n_rows = database.execute("SELECT count(*) FROM numbered").fetchone()[0]
-    triples = np.empty((n_rows, 3), np.int32)
-    for first in range(0, n_rows, 1 << 23):
-        block = database.execute(
-            "SELECT place, h, r, t FROM numbered WHERE rowid >= ? AND rowid < ?",
-            [first, first + (1 << 23)],
-        ).fetchnumpy()
-        for column, name in enumerate(_NAMES):
-            triples[block["place"], column] = block[name]
-    database.execute("DROP TABLE numbered")
+    ).fetchnumpy()
+    triples = np.empty((len(found["place"]), 3), np.int32)
+    for column, name in enumerate(_NAMES):
+        triples[found["place"], column] = found[name]
     return triples
 
 

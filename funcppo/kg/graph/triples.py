@@ -136,8 +136,9 @@ def read_triples(
 
     rows = iter_rows(content, path)
     first = next(rows)
-    chosen = choose_columns(first, columns, path)
-    first_line = 2 if chosen.has_header and not is_json_lines(path) else 1
+    is_json = is_json_lines(path)
+    chosen = choose_columns(first, columns, path, is_named=is_json)
+    first_line = 2 if chosen.has_header and not is_json else 1
     if not chosen.has_header:
         rows = chain([first], rows)
     named = _iter_triples(rows, chosen, path, first_line)
@@ -206,19 +207,28 @@ class Columns(NamedTuple):
 
 
 def choose_columns(
-    first: Sequence[str], columns: str | None, path: str
+    first: Sequence[str],
+    columns: str | None,
+    path: str,
+    *,
+    is_named: bool = False,
 ) -> Columns:
     """Find the positions of head, relation and tail by the first row of a file.
+
+    Args:
+      columns: as `parse_columns` reads them; None for those that names tell, or three without a header.
+      path: name of the file, for the error.
+      is_named: the row holds names of columns, whatever they are.
 
     Raises:
       ValueError: the file does not have the columns.
     """
+    place = path if path.endswith(".parquet") else f"{path}:1"
     if columns is None:
         # A column without a name is that of row numbers.
-        is_named = len(first) > 3 and all(first)
-        is_named = is_named and sum(map(is_column_word, first)) > 1
-        if is_named or is_json_lines(path):
-            named = choose_by_name(first, f"{path}:1: ")
+        has_words = sum(map(is_column_word, first)) > 1 and all(first)
+        if is_named or (has_words and len(first) > 3):
+            named = choose_by_name(first, f"{place}: ")
             return Columns(named, len(first), has_header=True)
         return Columns((0, 1, 2), 3, has_header=False)
 
@@ -227,25 +237,25 @@ def choose_columns(
     header = [cell.strip() for cell in first]
     if by_number:
         header = [str(number) for number in range(1, len(first) + 1)]
-    missing = [name for name in names if header.count(name) != 1]
-    if missing:
-        kind = "column" if by_number else "one column"
-        line = shorten(separator_of(path).join(first))
-        raise ValueError(
-            f"{path}:1: expected {kind} {missing[0]}, as --columns says, got {len(first)} columns, {line}"
-        )
-    return Columns([*map(header.index, names)], len(first), not by_number)
+    for name in names:
+        if header.count(name) != 1:
+            kind = "column" if by_number else "one column"
+            line = shorten(separator_of(path).join(first))
+            raise ValueError(
+                f"{place}: expected {kind} {name}, as --columns says, got {len(first)} columns, {line}"
+            )
+    indices = [*map(header.index, names)]
+    return Columns(indices, len(first), has_header=is_named or not by_number)
 
 
-def choose_by_name(names: Sequence[str], place: str = "") -> list[int]:
+def find_columns(names: Sequence[str]) -> list[int] | None:
     """Return the columns of head, relation and tail by their names; of three columns without such names, all.
 
     Args:
       names: as a person wrote them; a type in brackets, as of Neo4j, does not count.
-      place: FILE:LINE with a colon, for the error.
 
-    Raises:
-      ValueError: the names do not say which columns these are.
+    Returns:
+      Their positions; None if the names do not say which these are.
     """
     words = [*map(_column_word, names)]
     known = _COLUMN_WORDS.intersection(words)
@@ -256,10 +266,25 @@ def choose_by_name(names: Sequence[str], place: str = "") -> list[int]:
         chosen = (head, relation, tail)
         if [words.count(word) for word in chosen] == [1, 1, 1]:
             return [*map(words.index, chosen)]
-    raise ValueError(
-        f"{place}expected columns named head, relation, tail (or as `columns` chooses them), got "
-        f"{shorten(', '.join(names))}"
-    )
+    return None
+
+
+def choose_by_name(names: Sequence[str], place: str = "") -> list[int]:
+    """Return columns as `find_columns` does.
+
+    Args:
+      place: FILE:LINE with a colon, for the error.
+
+    Raises:
+      ValueError: the names do not say which columns these are.
+    """
+    found = find_columns(names)
+    if found is None:
+        raise ValueError(
+            f"{place}expected columns named head, relation, tail (or as `columns` chooses them), got "
+            f"{shorten(', '.join(names))}"
+        )
+    return found
 
 
 def parse_columns(text: str) -> list[str]:
@@ -337,20 +362,16 @@ def drop_header(
     numbers: list[int] = triples[0].tolist()
     first = [names[number] for number in numbers]
     words = [n for n, x in zip(numbers, first) if is_column_word(x)]
-    if len(words) < 2 or np.isin(triples[1:], words).any():
+    is_header = len(words) > 1 and not np.isin(triples[1:], words).any()
+    # A pair of short names such as s and t may be anything.
+    is_short = any(len(names[n]) < 3 for n in words)
+    is_unclear = find_columns(first) is None and (columns or is_short)
+    if not is_header or is_unclear:
         return TripleFile(triples, 1, [])
-    try:
-        chosen = choose_by_name(first, f"{path}:1: ")
-    except ValueError:
-        # A pair of short names such as s and t may be anything.
-        if columns or any(len(names[n]) < 3 for n in words):
-            return TripleFile(triples, 1, [])
-        raise
-    if columns:
-        chosen = [0, 1, 2]
+    order = choose_by_name(first, f"{path}:1: ")
     header = shorten(separator_of(path).join(first))
     note = f"{path}:1: {header} read as a header"
-    return TripleFile(triples[1:, chosen], 2, [note])
+    return TripleFile(triples[1:, [0, 1, 2] if columns else order], 2, [note])
 
 
 # -- RDF

@@ -44,7 +44,7 @@ def build_kb(dataset):
 
 def test_notes_on_mining_are_repeated_with_cached_rules(tmp_path):
     dataset = load("family_tree:30:1")
-    cfg = dataclasses.replace(SMALL, max_rows=100)
+    cfg = dataclasses.replace(SMALL, max_rows=1000, max_length=2)
     first = get_or_mine_rules(dataset, cfg, tmp_path)
     assert first.notes
     assert get_or_mine_rules(dataset, cfg, tmp_path).notes == first.notes
