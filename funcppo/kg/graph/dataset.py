@@ -605,9 +605,10 @@ def _refine_colours(
     places: dict[Variable, list[int]] = {v: [] for v in colour}
     for i, atom in enumerate(atoms):
         coloured = _colour_atom(atom, colour)
-        for variable in {*atom.args} & {*places}:
-            own = [t == variable for t in atom.args]
-            places[variable].append(hash((i > 0, *coloured, *own)))
+        for variable in {*atom.args}:
+            if isinstance(variable, Variable):
+                own = [t == variable for t in atom.args]
+                places[variable].append(hash((i > 0, *coloured, *own)))
     return {v: hash((colour[v], *sorted(places[v]))) for v in colour}
 
 
@@ -841,19 +842,18 @@ def _inverse_notes(
         if n_leaked:
             texts: list[str] = []
             for pair, _ in Counter(code[is_leak].tolist()).most_common():
-                a, b = (
-                    shorten(relations[i - 1])
-                    for i in divmod(pair, len(relations) + 1)
+                a, b = divmod(pair, len(relations) + 1)
+                names = [shorten(relations[i - 1]) for i in (a, b)]
+                texts.append(
+                    f"{names[0]} is symmetric"
+                    if a == b
+                    else " and ".join(names)
                 )
-                texts.append(f"{a} is symmetric" if a == b else f"{a} and {b}")
             listed = ", ".join(_shorten_list(texts, 3))
             notes.append(
                 f"{name}: {n_leaked} of {len(rows)} triples are inverses of known facts: {listed}"
             )
     return notes
-
-
-# share of the triples of each relation that the other one has with exchanged arguments
 
 
 # -- what a data set is like

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -32,6 +33,7 @@ from funcppo.kg.graph.dataset import (
     SPLITS,
     Dataset,
     StoredParts,
+    assign_ids,
     duplicate_note,
     from_clauses,
     from_splits,
@@ -299,8 +301,7 @@ def with_test(
     Raises:
       ValueError: the file is wrong or empty, or has a relation that the data set does not have.
     """
-    ids = dict(index_entities(dataset))
-    table, file, names = _read_atoms(dataset, path, cfg, ids)
+    table, ids, file, names = _read_atoms(dataset, path, cfg, extend=True)
     if not len(table):
         raise ValueError(f"{path}: empty: expected triples")
     is_unknown = table[:, 0] == 0
@@ -325,7 +326,7 @@ def with_known(
     Raises:
       ValueError: the file is wrong.
     """
-    table, _, _ = _read_atoms(dataset, path, cfg)
+    table, *_ = _read_atoms(dataset, path, cfg)
     is_kept = (table[:, :3] > 0).all(1)
     n_left_out = len(table) - int(is_kept.sum())
     note = f"{path}: {n_left_out} of {len(table)} triples have unknown names and say nothing of the candidates"
@@ -353,7 +354,8 @@ def with_candidates(dataset: Dataset, path: Path) -> Dataset:
     if not chosen:
         raise ValueError(f"{path}: expected an entity a line, got none")
     candidates = np.array(sorted(chosen))
-    is_ranked = np.isin(dataset.valid[:, 1:3], candidates).all(1)
+    is_chosen = np.isin(dataset.valid[:, 1:3], candidates)
+    is_ranked = is_chosen[:, 0] & is_chosen[:, 1]
     others = dataset.valid[~is_ranked]
     note = f"valid: {len(others)} of {len(is_ranked)} triples have other entities than {path} and are not ranked"
     dataset = replace(
@@ -376,21 +378,23 @@ def _read_atoms(
     dataset: Dataset,
     path: Path,
     cfg: DataConfig,
-    new_ids: dict[str, int] | None = None,
-) -> tuple[np.ndarray, TripleFile, list[str]]:
+    *,
+    extend: bool = False,
+) -> tuple[np.ndarray, Mapping[str, int], TripleFile, list[str]]:
     """Read the triples of a file as atoms of a data set [n, W], in which a name that it does not have is 0.
 
     Args:
-      new_ids: ids of entities, to which those of new ones are added; None to add none.
+      extend: give new entities ids too.
 
     Returns:
-      The atoms, the file, and the names that it numbers.
+      The atoms, the ids of entities, the file, and the names that it numbers.
     """
     files, names = _read_files({"train": path}, cfg)
     triples = files["train"].triples
-    for i in triples[:, [0, 2]].ravel().tolist() if new_ids is not None else ():
-        new_ids.setdefault(names[i], len(new_ids) + 1)
-    ids = index_entities(dataset) if new_ids is None else new_ids
+    ids = index_entities(dataset)
+    if extend:
+        ends = map(names.__getitem__, triples[:, [0, 2]].ravel().tolist())
+        ids = assign_ids(chain(ids, ends))
     relations = {name: i for i, name in enumerate(dataset.predicates, 1)}
     entity, relation = (
         np.array([known.get(name, 0) for name in names], np.int32)
@@ -399,7 +403,7 @@ def _read_atoms(
     table = np.zeros((len(triples), dataset.atom_width), np.int32)
     table[:, 0] = relation[triples[:, 1]]
     table[:, 1:3] = entity[triples[:, [0, 2]]]
-    return table, files["train"], names
+    return table, ids, files["train"], names
 
 
 class _IdLayout(NamedTuple):

@@ -121,8 +121,17 @@ def make_rules(
     if end_constants is None:
         end_constants = torch.zeros_like(labels[:, :2])
     n_facts = torch.bincount(edges.predicate, minlength=edges.n_predicates)
-    head_facts = n_facts[labels[:, 0] // 2].double()
-    return MinedRules(labels, end_constants, *counts, head_facts, cost)
+    support, circular_support, body_pairs, pca_pairs = counts
+    return MinedRules(
+        labels=labels,
+        end_constants=end_constants,
+        support=support,
+        circular_support=circular_support,
+        body_pairs=body_pairs,
+        pca_pairs=pca_pairs,
+        head_facts=n_facts[labels[:, 0] // 2].double(),
+        cost=cost,
+    )
 
 
 # -- path rules among bodies
