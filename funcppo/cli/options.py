@@ -628,36 +628,53 @@ def _read_arguments(
 
     given: dict[Setting, object] = {}
     if config := vars(found).get("--config"):
-        for name, text in _iter_texts(read_mapping(Path(config)), ""):
-            if name.rpartition(".")[2] in SET_BY_PROGRAMS:
-                continue
-            setting = _setting_of(name, settings, f"{config}: {name}")
-            try:
-                given[setting] = setting.parse(text)
-            except ValueError as error:
-                raise ValueError(f"{config}: {error}") from None
+        given |= _read_config(Path(config), settings)
     for assignment in vars(found)["--set"]:
-        name, equals, text = assignment.partition("=")
-        name = name.strip().replace("-", "_")
-        options = [setting for setting in settings if not setting.is_argument]
-        place = f"--set {shorten(assignment)}"
-        setting = _setting_of(name, options, place)
-        if not equals:
-            raise ValueError(
-                f"--set {name}: expected {name}=VALUE, got no value"
-            )
-        given[setting] = setting.parse(text.strip())
+        setting, text = _read_assignment(assignment, settings)
+        given[setting] = setting.parse(text)
     for setting in settings:
         value = getattr(found, setting.name, None)
-        if value is None or value == []:
-            continue
-        if setting.field == "runs":
-            value = tuple(value)
-        elif not isinstance(value, bool):
-            text = " ".join(value) if isinstance(value, list) else value
-            value = setting.parse(text)
-        given[setting] = value
+        if value is not None and value != []:
+            given[setting] = _parse_words(setting, value)
     return given
+
+
+def _parse_words(setting: Setting, value: bool | str | list[str]) -> object:
+    """Parse what the command line gives for a setting."""
+    if isinstance(value, bool):
+        return value
+    if setting.field == "runs":
+        return tuple(value)
+    return setting.parse(value if isinstance(value, str) else " ".join(value))
+
+
+def _read_config(
+    path: Path, settings: Sequence[Setting]
+) -> dict[Setting, object]:
+    """Return {setting: its value} of a file with the names of --help-all; raises as `_read_arguments` does."""
+    given: dict[Setting, object] = {}
+    for name, text in _iter_texts(read_mapping(path), ""):
+        if name.rpartition(".")[2] in SET_BY_PROGRAMS:
+            continue
+        setting = _setting_of(name, settings, f"{path}: {name}")
+        try:
+            given[setting] = setting.parse(text)
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from None
+    return given
+
+
+def _read_assignment(
+    assignment: str, settings: Sequence[Setting]
+) -> tuple[Setting, str]:
+    """Parse `--set name=value`; return the setting and the text of the value."""
+    name, equals, text = assignment.partition("=")
+    name = name.strip().replace("-", "_")
+    options = [setting for setting in settings if not setting.is_argument]
+    setting = _setting_of(name, options, f"--set {shorten(assignment)}")
+    if not equals:
+        raise ValueError(f"--set {name}: expected {name}=VALUE, got no value")
+    return setting, text.strip()
 
 
 def _iter_texts(
@@ -743,22 +760,8 @@ def describe(program: type, prog: str, stored: object, has_all: bool) -> str:
         ),
     )
 
-    # Options of a first run stand before all further ones.
-    first = getattr(program, "FIRST_OPTIONS", ())
-    title = "more options" if first else "options"
-    titles = ("arguments", "options of a first run", title, "all programs")
-    arguments, of_first_run, more, common = map(
-        parser.add_argument_group, titles
-    )
-    shown = [s for s in settings if s.opt and not s.opt.is_common]
-    by_field = {setting.field: setting for setting in shown}
-    for field in first:
-        setting = by_field.pop(field)
-        _add_argument(of_first_run, setting, setting.text)
-    for setting in by_field.values():
-        group = arguments if setting.is_argument else more
-        _add_argument(group, setting, setting.text)
-
+    _add_shown(parser, settings, getattr(program, "FIRST_OPTIONS", ()))
+    common = parser.add_argument_group("all programs")
     for words, metavar, text in _common_options(settings, has_all):
         action = "append" if metavar else "store_true"
         named = {"metavar": metavar} if metavar else {}
@@ -771,6 +774,25 @@ def describe(program: type, prog: str, stored: object, has_all: bool) -> str:
                 text = setting.text.replace("%", "%%")
                 group.add_argument(setting.name, metavar=words, help=text)
     return parser.format_help()
+
+
+def _add_shown(
+    parser: argparse.ArgumentParser,
+    settings: Sequence[Setting],
+    first: Sequence[str],
+) -> None:
+    """Add the shown arguments and options, with the options of a first run before all further ones."""
+    title = "more options" if first else "options"
+    titles = ("arguments", "options of a first run", title)
+    arguments, of_first_run, more = map(parser.add_argument_group, titles)
+    shown = [s for s in settings if s.opt and not s.opt.is_common]
+    by_field = {setting.field: setting for setting in shown}
+    for field in first:
+        setting = by_field.pop(field)
+        _add_argument(of_first_run, setting, setting.text)
+    for setting in by_field.values():
+        group = arguments if setting.is_argument else more
+        _add_argument(group, setting, setting.text)
 
 
 def _common_options(

@@ -476,9 +476,8 @@ def _drop_rules_of_unknown_names(
             is_negation = found is not None and is_negated(*found, relations)
             if found is None or not (is_negation or first is None):
                 continue
-            known = dataset.entities
-            if found[0] == "relation":
-                known = sorted(relations)
+            is_relation = found[0] == "relation"
+            known = sorted(relations) if is_relation else dataset.entities
             problem = unknown_name_message(*found, known)
             first = _rule_error(path, rule, problem)
             if is_negation:
@@ -487,12 +486,10 @@ def _drop_rules_of_unknown_names(
             break
         kept = [r for r, found in zip(kept, unknown) if found is None]
 
-    if first is None:
-        return rules, []
-    if not kept:
+    if first is not None and not kept:
         raise first
     n_dropped = len(rules) - len(kept)
-    return kept, [
+    return kept, [] if first is None else [
         f"{first}; {n_dropped} of {len(rules)} rules have unknown names and were left out"
     ]
 

@@ -793,11 +793,15 @@ def _rules_of_block(
     head_end = edges.target[head].masked_fill(has_twice[example], SAME_ENTITY)
     constants = torch.stack([head_end, body_code % edges.n_entity_ids], 1)
     body_pairs = bodies.n_entities[bodies.number[feature[example]]].double()
-    unknown = torch.full_like(body_pairs, torch.nan)
     rules = make_rules(
         edges,
         pad(labels, (0, MAX_RULE_ATOMS - 2), value=-1),
-        (support.double(), circular_support, body_pairs, unknown),
+        (
+            support.double(),
+            circular_support,
+            body_pairs,
+            torch.full_like(body_pairs, torch.nan),
+        ),
         cost=body_pairs,
         end_constants=constants,
     )
