@@ -35,31 +35,14 @@ BLOCK = re.compile(
 MARKER = re.compile(r"<!-- /?results:([\w-]+) -->")
 
 SETS = {
-    "clans:1500:0": "clans:1500:0 (`make train`)",
-    "countries_S1": "Countries S1",
-    "countries_S2": "Countries S2",
-    "countries_S3": "Countries S3",
+    "fb15k-237": "FB15k-237",
+    "wn18rr": "WN18RR",
+    "codex_s": "CoDEx-S",
     "kinships": "Kinships",
-    "nations": "Nations",
     "umls": "UMLS",
     "family": "Family",
-    "wn18rr": "WN18RR",
-    "fb15k-237": "FB15k-237",
-}
-TUNED_SETS = {
-    "kinships+network": "Kinships, Bellman-Ford network",
-    "wn18rr": "WN18RR",
-    "wn18rr+embeddings": "WN18RR, link embeddings",
-    "wn18rr+embeddings+network": "WN18RR, link embeddings and Bellman-Ford network",
-    "fb15k-237": "FB15k-237",
-    "fb15k-237+embeddings": "FB15k-237, link embeddings",
-    "fb15k-237+embeddings+network": "FB15k-237, link embeddings and Bellman-Ford network",
-    "fb15k-237+embeddings+network+no-links": "FB15k-237, the same without facts that link a candidate",
-    "fb15k-237+no-links": "FB15k-237, 900 seconds, without facts that link a candidate",
-    "kinships+no-links": "Kinships, by default, without facts that link a candidate",
-    "umls+no-links": "UMLS, by default, without facts that link a candidate",
-    "family+no-links": "Family, by default, without facts that link a candidate",
-    "wn18rr+no-links": "WN18RR, by default, without facts that link a candidate",
+    "nations": "Nations",
+    "nsg_ablation_d3": "Countries, a recursive rule",
 }
 GIVEN_SETS = {
     "countries_S1": "Countries S1",
@@ -211,80 +194,57 @@ def rule_scores(runs: list[Row]) -> Row:
     return runs[0]["results"]["test"][runs[0]["rule_score"]]
 
 
-def costs(runs: list[Row], mining: Row | None) -> list[str]:
-    """Return the largest time and memory of runs."""
-    seconds = max(run["training"]["seconds"] for run in runs)
-    memory = [run["training"]["peak_mb"] for run in runs]
-    memory += [mining["peak_mb"]] if mining else []
-    return [f"{seconds:.0f} s", f"{max(memory) / 1000:.2f} GB"]
-
-
-def readme_results() -> str:
-    """Return the results at the defaults in few columns."""
-    rows = [
-        [
-            label,
-            published_text(name),
-            metric_text(rule_scores(runs)["mrr"]),
-            trained_text(runs),
-        ]
-        for (name, label), runs in zip(
-            SETS.items(), runs_of("default_results", SETS)
-        )
+def reached(runs: list[Row], device: str) -> str:
+    """Return the mean and the spread over seeds of the score that answers, of the runs on a device; - if none is."""
+    values = [
+        run["results"]["test"][run["results"]["answering_row"]]["mrr"]
+        for run in runs
+        if run["device"] == device
     ]
-    head = ["data", "published", "rule confidences", "trained"]
-    return table(head, rows) + origin_of_runs("default_results")
+    return mean_and_spread(values) or "-"
 
 
-def defaults() -> str:
-    """Return a row a data set: what `funcppo train` gives at its defaults, with seconds and memory."""
+def levels() -> str:
+    """Return a row a data set: what `funcppo train` reaches on a CPU and on a GPU, beside what is published."""
     rows = []
-    for (name, label), runs in zip(
-        SETS.items(), runs_of("default_results", SETS)
-    ):
-        mining, scores = runs[0]["mining"], rule_scores(runs)
-        if runs[0]["results"]["test_is_sample"]:
-            sizes = sorted({r["results"]["n_test_queries"] for r in runs})
-            label += f", a sample of {sizes[0]:,} to {sizes[-1]:,} test triples"
+    for (name, label), runs in zip(SETS.items(), runs_of("levels", SETS)):
+        last = max(runs, key=lambda run: run["device"])  # of a GPU, if any is
+        results = last["results"]
+        if results["test_is_sample"]:
+            label += f", a sample of {results['n_test_queries']:,} test triples"
+        answers = results["test"][results["answering_row"]]
         rows.append(
             [
                 label,
-                "mined" if mining else "provided",
-                f"{mining['seconds']:.0f} s" if mining else "",
-                *costs(runs, mining),
-                metric_text(scores["ceiling"]),
                 published_text(name),
-                f"{scores['mrr']:.4f} ({runs[0]['rule_score']})",
-                untrained_text(runs),
-                trained_text(runs),
+                metric_text(rule_scores(runs)["mrr"]),
+                reached(runs, "cpu"),
+                reached(runs, "cuda"),
+                metric_text(answers["hits@10"]),
+                metric_text(answers["proved"]),
+                str(len(runs)),
             ]
         )
-    head = ["data", "rules", "mining", "training", "memory", "ceiling"]
-    head += ["published", "rule confidences", "untrained policy", "trained"]
-    return table(head, rows) + origin_of_runs("default_results")
+    head = ["data", "published", "rule confidences", "CPU", "GPU"]
+    head += ["Hits@10", "proved", "runs"]
+    return table(head, rows) + origin_of_runs("levels")
 
 
-def tuned() -> str:
-    """Return the same with more rules or more time."""
+def readme_results() -> str:
+    """Return updates of PPO beside JAX, and rankings beside what is published."""
     rows = [
-        [
-            label,
-            f"{runs[0]['results']['rules']:,}",
-            *costs(runs, None),
-            metric_text(rule_scores(runs)["ceiling"]),
-            metric_text(rule_scores(runs)["mrr"]),
-            untrained_text(runs),
-            trained_text(runs),
-            trained_text(runs, "hits@10"),
-        ]
-        for label, runs in zip(
-            TUNED_SETS.values(), runs_of("tuned_results", TUNED_SETS)
-        )
+        [f"PPO, {name}: ms an update, one GPU", ours, f"{jax} the same in JAX"]
+        for name, ours, jax, _ in update_times()
     ]
-    head = ["data", "rules", "training", "memory", "ceiling"]
-    head += ["rule confidences", "untrained", "trained", "Hits@10"]
-    note = "\nThe record has the options of each row.\n"
-    return table(head, rows) + note + origin_of_runs("tuned_results")
+    all_runs = zip(SETS.items(), runs_of("levels", SETS))
+    for (name, label), runs in [*all_runs][:4]:
+        device = max(run["device"] for run in runs)
+        rows.append(
+            [f"{label}: MRR", reached(runs, device), published_text(name)]
+        )
+    head = ["", "funcppo", "others"]
+    origins = origin(*TIMED_RECORDS) + origin_of_runs("levels")
+    return table(head, rows) + origins
 
 
 def given_rules() -> str:
@@ -426,8 +386,8 @@ def performance_cartpole() -> str:
     return table(head, rows) + origin("cartpole-h100")
 
 
-def performance_time_of_update() -> str:
-    """Return the time of an update of CartPole and of Breakout, JAX beside: medians over seeds of whole runs."""
+def update_times() -> list[list[str]]:
+    """Return an environment, ms an update, those of JAX, and the ratio: medians over seeds of whole runs."""
 
     def update_ms(row: Row) -> float:
         """Return the median over seeds."""
@@ -446,8 +406,13 @@ def performance_time_of_update() -> str:
                 ms = [update_ms(row), update_ms(cells[f"jax {env}"])]
                 ratio = digits(ms[1] / ms[0], 2)
                 rows.append([env, *map(digits, ms), ratio])
+    return rows
+
+
+def performance_time_of_update() -> str:
+    """Return the time of an update of CartPole and of Breakout, JAX beside."""
     head = ["ms an update", "funcppo", "JAX", "times as fast"]
-    return table(head, rows) + origin(*TIMED_RECORDS)
+    return table(head, update_times()) + origin(*TIMED_RECORDS)
 
 
 def performance_prover() -> str:
@@ -672,8 +637,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     block.__name__.replace("_", "-"): block
     for block in (
         readme_results,
-        defaults,
-        tuned,
+        levels,
         given_rules,
         fifty_graphs,
         learning_curves,
