@@ -278,6 +278,8 @@ PREVIOUS_CHECKPOINT_FILE = "checkpoint.previous.npz"
 RESULTS_FILE = "results.json"
 MINED_RULES_FILE = "rules.tsv"
 GRAPH_FILE = "graph.npz"
+# A new run whose files are all written, within the folder of the run that it replaces.
+START_FOLDER = "start.part"
 RUN_FILES = (
     CONFIG_FILE,
     GRAPH_FILE,
@@ -430,13 +432,29 @@ class RunConfig:
         check_fields(self)
 
 
+def finish_start(folder: Path) -> None:
+    """Move a new run out of `START_FOLDER` over the run that it replaces; continue where a killed process stopped."""
+    start = folder / START_FOLDER
+    if not (start / CONFIG_FILE).exists():
+        return
+    for name in (METRICS_FILE, RESULTS_FILE, PREVIOUS_CHECKPOINT_FILE):
+        (folder / name).unlink(missing_ok=True)
+    # The config comes last: as long as it is in `start`, there is something to move.
+    for name in (MINED_RULES_FILE, GRAPH_FILE, CHECKPOINT_FILE, CONFIG_FILE):
+        if (start / name).exists():
+            (start / name).replace(folder / name)
+    start.rmdir()
+    files.sync_folder(folder)
+
+
 def read_config(folder: Path) -> RunConfig:
-    """Read the config.json of a run.
+    """Read the config.json of a run, once it has replaced an earlier one.
 
     Raises:
       ValueError: the folder holds no run, another version of funcppo wrote it, or a field is missing, unknown, of
         another type or out of range.
     """
+    finish_start(folder)
     path = folder / CONFIG_FILE
     if not path.is_file():
         found = f"one without {CONFIG_FILE}" if folder.is_dir() else "none"

@@ -41,13 +41,13 @@ from funcppo.core.settings import (
 from funcppo.core.types import Bool
 from funcppo.kg.config import (
     CHECKPOINT_FILE,
-    GRAPH_FILE,
     MINED_RULES_FILE,
-    PREVIOUS_CHECKPOINT_FILE,
     RESULTS_FILE,
     RUN_FILES,
+    START_FOLDER,
     Note,
     RunConfig,
+    finish_start,
     read_config,
 )
 from funcppo.kg.graph import loaders
@@ -814,7 +814,7 @@ def _check_shards(config: RunConfig) -> None:
 
 
 def _write_start(run: Run, out: Path, mined: Path | None) -> None:
-    """Write the files of a new run; they replace those of an earlier run once all of them are written.
+    """Write the files of a new run; they replace those of an earlier run at once, when all of them are written.
 
     Args:
       mined: the rule file to copy into the folder; None if there is none.
@@ -830,23 +830,12 @@ def _write_start(run: Run, out: Path, mined: Path | None) -> None:
         save_checkpoint(run, folder)
         write_config(run.run_config, folder)
 
-        # A folder with a config is a run, so the config is the first to go and the last to come.
-        for name in (
-            CONFIG_FILE,
-            METRICS_FILE,
-            RESULTS_FILE,
-            PREVIOUS_CHECKPOINT_FILE,
-        ):
-            (out / name).unlink(missing_ok=True)
-        for name in (
-            MINED_RULES_FILE,
-            GRAPH_FILE,
-            CHECKPOINT_FILE,
-            CONFIG_FILE,
-        ):
-            if (folder / name).exists():
-                (folder / name).replace(out / name)
-    files.sync_folder(out)
+        # One rename replaces the earlier run: a process that is killed before it loses nothing, and after it the next
+        # one that reads the folder moves the files.
+        finish_start(out)
+        folder.replace(out / START_FOLDER)
+        files.sync_folder(out)
+    finish_start(out)
 
 
 def _remove_stale_parts(out: Path) -> list[str]:

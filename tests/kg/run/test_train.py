@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -19,7 +22,7 @@ from funcppo.config import PPOConfig
 from funcppo.core import random, tree
 from funcppo.core.host import NO_DEADLINE, Deadline
 from funcppo.core.settings import METRICS_FILE
-from funcppo.kg.config import ProverTaskConfig
+from funcppo.kg.config import RESULTS_FILE, ProverTaskConfig, read_config
 from funcppo.kg.graph import loaders
 from funcppo.kg.run import held_out, train
 from funcppo.kg.run.budget import RunTime
@@ -427,3 +430,66 @@ def test_the_capacity_is_the_measured_mean_with_a_margin(monkeypatch):
     assert with_capacity(cfg, world, first).update_agent.cfg.capacity == 500
     profile.batch.obs.action_mask = torch.ones((128, 21), dtype=torch.bool)
     assert with_capacity(cfg, world, first) is cfg
+
+
+# -- a run that replaces another
+
+
+class Killed(BaseException):
+    """End of a process that no handler can delay."""
+
+
+CHANGES = ("replace", "rename", "unlink", "rmdir", "mkdir")
+
+
+def kill_at(patch, step):
+    """Let no change of names happen from a step on, 1 for the first; return a list with the number of steps so far."""
+    count = [0]
+    for name in CHANGES:
+        call = getattr(os, name)
+
+        def change(*args, _call=call, **kwargs):
+            count[0] += 1
+            if step is not None and count[0] >= step:
+                raise Killed
+            return _call(*args, **kwargs)
+
+        patch.setattr(os, name, change)
+    return count
+
+
+def test_a_run_killed_while_it_replaces_another_is_the_old_or_the_new(
+    run, tmp_path
+):
+    """At any change of a name; what is read after it is one of the two, with all its files."""
+    old = tmp_path / "old"
+    old.mkdir()
+    train._write_start(run, old, None)
+    (old / RESULTS_FILE).write_text("{}")
+    (old / "mine.txt").write_text("a file of the user")
+    seed = replace(run.run_config, seed=5)
+    new_run = replace(run, run_config=seed)
+    contents = lambda folder: {
+        path.name: path.read_bytes()
+        for path in folder.iterdir()
+        if path.is_file()
+    }
+    found = []
+    for step in (None, *range(1, 100)):
+        out = tmp_path / f"at-{step}"
+        shutil.copytree(old, out)
+        with pytest.MonkeyPatch.context() as patch:
+            count = kill_at(patch, step)
+            with nullcontext() if step is None else suppress(Killed):
+                train._write_start(new_run, out, None)
+        if step is None:
+            n_steps, new = count[0], contents(out)
+            continue
+        if step > n_steps:
+            break
+        found.append(read_config(out).seed)
+        expected = new if found[-1] == 5 else contents(old)
+        assert contents(out) == expected, step
+    assert found == sorted(found, key=lambda seed: seed == 5)
+    assert 0 < found.count(5) < n_steps
+    assert new["mine.txt"] and RESULTS_FILE not in new
