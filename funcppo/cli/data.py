@@ -425,7 +425,11 @@ def _with_counts(
     from funcppo.kg.logic import kb
     from funcppo.kg.logic.fixpoint import count_rules
     from funcppo.kg.logic.joins import RowBudget
-    from funcppo.kg.search.task import MAX_EXACT_ROWS, as_counts
+    from funcppo.kg.search.task import (
+        MAX_EXACT_HEADS,
+        MAX_EXACT_ROWS,
+        as_counts,
+    )
 
     on_phase("counting rules")
     built, sizes = kb.build(
@@ -440,7 +444,7 @@ def _with_counts(
         built,
         sizes,
         known=as_counts(dataset.rule_counts),
-        budget=RowBudget(MAX_EXACT_ROWS),
+        budget=RowBudget(MAX_EXACT_ROWS, max_held=MAX_EXACT_HEADS),
         sampled_rules=sampled,
         progress=lambda done, total: on_phase("counting rules", done, total),
     )

@@ -17,6 +17,7 @@ point.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations
@@ -288,10 +289,12 @@ class RowBudget:
       overhead: rows that a join counts beside those that it makes; 0 where rows stand for memory and not for time.
       n_joins: the joins made so far.
       deadline: when joins end, whatever they have made.
+      max_held: the distinct rows of one answer, which are held at once.
     """
 
     max_rows: int
     n_rows: int = 0
+    max_held: int = sys.maxsize
     overhead: int = JOIN_OVERHEAD_ROWS
     n_joins: int = 0
     deadline: Deadline = NO_DEADLINE
@@ -428,7 +431,7 @@ def collect_answers(query: ConjunctiveQuery) -> Table | None:
     """Return the whole answer of a query, each row once; None if the answer is empty.
 
     Raises:
-      RowBudgetExceeded: the joins make more rows than the query's budget allows.
+      RowBudgetExceeded: the joins make, or the answer has, more rows than the query's budget allows.
     """
     tables: list[Table] = []
     n_pending, n_distinct = 0, 0
@@ -443,6 +446,10 @@ def collect_answers(query: ConjunctiveQuery) -> Table | None:
         if n_pending > max(MAX_CHUNK_ROWS, n_distinct):
             tables = [union(tables, query.constant_bits)]
             n_pending, n_distinct = 0, tables[0].size
+            if query.budget and n_distinct > query.budget.max_held:
+                raise RowBudgetExceeded(
+                    f"more than {query.budget.max_held:,} distinct rows"
+                )
     return union(tables, query.constant_bits) if tables else None
 
 

@@ -61,6 +61,8 @@ MAX_HEADS_PER_ATOM = 4
 MAX_STEP_ROWS = 50_000_000
 # rows of joins to count rules exactly, about ten minutes; those that make more are counted from samples
 MAX_EXACT_ROWS = 3_000_000_000
+# heads of one rule that are held for it, about two gigabytes; the same holds for a rule that derives more
+MAX_EXACT_HEADS = 2**25
 # rows of joins to index derivations by, about ten minutes of work
 MAX_INDEX_ROWS = 3_000_000_000
 COUNTING = "computing rule confidences"
@@ -287,7 +289,7 @@ def _count_rules(
         sizes,
         object_identity=object_identity,
         known=as_counts(dataset.rule_counts),
-        budget=RowBudget(MAX_EXACT_ROWS),
+        budget=RowBudget(MAX_EXACT_ROWS, max_held=MAX_EXACT_HEADS),
         sampled_rules=sampled,
         progress=lambda done, total: on_phase(COUNTING, done, total),
     )
@@ -295,7 +297,8 @@ def _count_rules(
         return counts, []
     return counts, [
         f"counts of {len(sampled):,} of {sizes.n_rules:,} rules, and their confidences, are estimates from a "
-        f"sample: counting them exactly makes more than {MAX_EXACT_ROWS:,} rows of joins"
+        f"sample: counting them exactly makes more than {MAX_EXACT_ROWS:,} rows of joins, or {MAX_EXACT_HEADS:,} heads "
+        "of a rule"
     ]
 
 

@@ -463,11 +463,18 @@ def _model_of_data(data, max_height):
 # -- hubs
 
 
+@pytest.mark.parametrize(
+    ("max_rows", "max_held"), [(200_000, MANY), (MANY, 100_000)]
+)
 def test_a_rule_over_a_hub_is_counted_from_a_sample_and_others_exactly(
-    monkeypatch,
+    monkeypatch, max_rows, max_held
 ):
     """r0(X, Y) :- r1(Z, X), r2(Z, Y) over one hub with 3,000 neighbours: 9 million heads."""
     monkeypatch.setattr(fixpoint, "MAX_SAMPLE_ROWS", 200_000)
+    monkeypatch.setattr(joins, "MAX_CHUNK_ROWS", 20_000)
+    held, distinct = [], joins.distinct
+    keep = lambda table, bits: held.append(table.size) or distinct(table, bits)
+    monkeypatch.setattr(joins, "distinct", keep)
     n, hub = 3001, 3001
     x, y, z = n + 1, n + 2, n + 3
     r0, r1, r2 = 1, 2, 3
@@ -483,12 +490,13 @@ def test_a_rule_over_a_hub_is_counted_from_a_sample_and_others_exactly(
         ),
     )
     world, sizes = kb.build(**program.arrays())
-    budget = joins.RowBudget(200_000)
+    budget = joins.RowBudget(max_rows, max_held=max_held)
     sampled = set()
     counts = fixpoint.count_rules(
         world, sizes, budget=budget, sampled_rules=sampled
     )
     assert sampled == {0} and budget.n_rows <= budget.max_rows
+    assert max(held) < 1_000_000
     assert counts.body_pairs.tolist() == [9_000_000, 3_000]
     assert counts.support.tolist()[1] == counts.circular_support.tolist()[1]
     with pytest.raises(joins.RowBudgetExceeded):
