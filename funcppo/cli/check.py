@@ -14,6 +14,7 @@ from funcppo.cli.common import (
     WorkDisplay,
     check_outputs,
     make_console,
+    open_dataset,
     print_notes,
     set_target_threads,
     write_json,
@@ -49,13 +50,15 @@ class Check(TargetOptions):
     checked at the settings that `funcppo evaluate` chooses, a run at its own; the scores of a policy are taken as they
     are. What --seconds does not suffice for is left out, and a line says so. With --details FILE, the lines of a file
     that `funcppo evaluate` wrote are compared with the recount: counts, scores and ranks, and lines that
-    are not there.
+    are not there. Of a file of proofs, which --json of a program wrote (PROOF.json), each step is checked
+    with the facts and rules of --set graph=DATASET and --rules, and all texts and names; probabilities are no claims.
 
     Exit status: 0 all that was compared agrees, 1 something disagrees, 2 bad input, or nothing could be compared.
     """
 
     graph: Annotated[str | None, HIDDEN] = None
-    """Facts that a run is asked about, as --graph of `funcppo evaluate`. Default: those of its data set."""
+    """Facts that a run is asked about, as --graph of `funcppo evaluate`, or that proofs are of. Default: those of its
+    data set."""
     split: Annotated[str, Opt("test|valid|NAME")] = "test"
     """Split whose queries are ranked; with --details that of the file."""
     score: str = "auto"
@@ -73,12 +76,17 @@ class Check(TargetOptions):
     """Random seed of the samples."""
 
     def run(self) -> int:
-        """Recount the sample and print how much agrees; return the exit status, 1 for a disagreement.
+        """Check proofs or recount the sample and print how much agrees; return the exit status, 1 for a disagreement.
 
         Returns:
           The exit status.
         """
         self._check_outputs()
+        is_file = self.target.endswith(".json")
+        return self._check_proofs() if is_file else self._recount()
+
+    def _recount(self) -> int:
+        """Recount the sample and print how much agrees; return the exit status."""
         set_target_threads(self.target, self.threads)
         console = make_console(self.json == "-")
         comparisons: list[Comparison] = []
@@ -120,6 +128,22 @@ class Check(TargetOptions):
             )
         has_disagreement = any(part.disagreements for part in comparisons)
         return int(has_disagreement)
+
+    def _check_proofs(self) -> int:
+        """Check the proofs of a file and print the first error of each; return the exit status."""
+        from funcppo.kg.ranking.recount_check import compare_proof_file
+
+        if self.graph is None:
+            raise ValueError(
+                f"{self.target}: expected --set graph=DATASET, the facts and rules of its proofs"
+            )
+        dataset = open_dataset(self.graph, self.rules, self.data)
+        found = compare_proof_file(Path(self.target), dataset)
+        console = make_console(self.json == "-")
+        _print_comparison(console, found)
+        fields = {"dataset": dataset.name, "checks": [found.to_json()]}
+        write_json(self.json, fields)
+        return int(bool(found.disagreements))
 
     def _print_preparation(
         self, setup: EvaluationSetup, seconds: float, console: Console

@@ -9,6 +9,8 @@ import pytest
 
 from funcppo.cli.check import Check
 from funcppo.cli.options import parse_options
+from funcppo.kg.graph.loaders import load
+from funcppo.kg.ranking.recount_check import compare_proof_file
 from funcppo.kg.search import task as prover_task
 from tests.cli.runner import funcppo, json_of
 
@@ -185,3 +187,96 @@ def test_a_known_fact_is_provable_if_other_facts_prove_it(
     assert verdicts["d"] == "no proof"
     checks = run("check", *FAST)["checks"]
     assert [part["n_disagreeing"] for part in checks] == [0] * 4
+
+
+# -- proofs in a file
+
+WORLD = """
+reach(X, Y) :- link(X, Y).
+reach(X, Z) :- link(X, Y), reach(Y, Z).
+link(a, b). link(b, 'C d'). link(b, b).
+"""
+
+
+def changes(value):
+    """JSON values that differ from one in one place; a probability that is none may become any."""
+    others = {str: ["x"], int: [value + 1, str(value)] if type(value) is int else []}  # fmt: skip
+    yield from others.get(type(value), [])
+    yield from [["x"], {}] if value is None else [None]
+    if isinstance(value, list):
+        yield from [value[:-1], value + value[:1]] if value else [[1]]
+        for i, x in enumerate(value):
+            yield from ([*value[:i], y, *value[i + 1 :]] for y in changes(x))
+    if isinstance(value, dict):
+        for name, x in value.items():
+            yield {key: y for key, y in value.items() if key != name}
+            yield from ({**value, name: y} for y in changes(x))
+
+
+@pytest.mark.parametrize(
+    ("program", "query", "place", "claims"),
+    [
+        ("prove", "reach(a, 'C d')", (), ["query", "proof"]),
+        ("predict", "p(c, X)", ("queries", 0, "answers", 0), ["relation", "proof"]),
+    ],
+)  # fmt: skip
+def test_a_proof_in_a_file_holds_until_anything_in_it_is_changed(
+    tmp_path, capsys, monkeypatch, program, query, place, claims
+):
+    data, file = tmp_path / "world.pl", tmp_path / "proof.json"
+    data.write_text(WORLD)
+    if program == "predict":
+        data = tmp_path / "g"
+        data.mkdir()
+        (data / "train.txt").write_text("a\tq\tb\nc\tq\td\na\tp\tb\n")
+        (data / "rules.txt").write_text("p(X,Y) :- q(X,Y).\n")
+    options = ["--explain", "--height", "1", "--score", "noisy-or"]
+    words = [program, data, query, *options * (program == "predict")]
+    assert funcppo(monkeypatch, *words, "--json", file) == 0
+    words = ["check", file, "--set", f"graph={data}"]
+    assert funcppo(monkeypatch, *words) == 0
+
+    document = json.loads(file.read_text())
+    holder = document
+    for key in place:
+        holder = holder[key]
+    original = {name: holder[name] for name in claims}
+    variants = [
+        (name, value) for name in claims for value in changes(holder[name])
+    ]
+    assert len(variants) > 50
+    dataset = load(data)
+    for name, value in variants:
+        holder |= original | {name: value}
+        file.write_text(json.dumps(document))
+        if not isinstance(holder["proof"], dict):  # no proof is left
+            with pytest.raises(ValueError, match="expected a proof"):
+                compare_proof_file(file, dataset)
+            continue
+        (line,) = compare_proof_file(file, dataset).disagreements
+        assert re.match("(nodes?|root|proof|answer|expected at least)", line)
+        assert "\n" not in line
+    capsys.readouterr()
+    assert funcppo(monkeypatch, *words) == 1
+    file.write_text("{}")
+    assert funcppo(monkeypatch, *words) == 2
+    assert funcppo(monkeypatch, "check", file) == 2
+    errors = capsys.readouterr().err.splitlines()
+    expected = ("a proof", "--set graph=DATASET")
+    for line, what in zip(errors, expected, strict=True):
+        assert line.startswith(f"funcppo: {file}: expected {what}")
+
+
+def test_a_line_that_details_lack_is_named(
+    graph, tmp_path, monkeypatch, capsys
+):
+    details = tmp_path / "details.jsonl"
+    words = [graph, "--height", 1, "--score", "noisy-or"]
+    assert funcppo(monkeypatch, "evaluate", *words, "--details", details) == 0
+    first, second, *lines = details.read_text().splitlines(keepends=True)
+    details.write_text("".join([first, *lines]))
+    words = ["check", graph, "--details", details, *FAST]
+    capsys.readouterr()
+    assert funcppo(monkeypatch, *words) == 1
+    row, side = (json.loads(second)[x] for x in ("query_row", "side"))
+    assert f"query_row {row}, {side}: no line" in capsys.readouterr().out

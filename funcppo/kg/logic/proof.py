@@ -11,9 +11,10 @@ with the prover or with the module that builds proofs (`logic/prove.py`).
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
+from typing import Any
 
 Atom = tuple[int, ...]
 # Functions that turn an atom into text, and the id of a rule, a predicate or a term into its text or name.
@@ -359,6 +360,32 @@ def to_json(
         "variables": {i: format_term(i) for i in sorted(variables)},
     }
     return json.dumps(document, ensure_ascii=False, allow_nan=False)
+
+
+def from_json(document: Mapping[str, Any]) -> Proof:
+    """Return the proof that an object of `to_json` holds, without its texts and names.
+
+    Raises:
+      ValueError: a node has not the fields of one; the message is one line that names it.
+    """
+    nodes: list[Node] = []
+    try:
+        for row in document["nodes"]:
+            rule, probability = row["rule"], row["probability"]
+            pairs = ((int(v), int(c)) for v, c in row["substitution"])
+            node = Node(
+                goal=tuple(map(int, row["goal"])),
+                rule=None if rule is None else int(rule),
+                substitution=tuple(pairs),
+                probability=None if probability is None else float(probability),
+                children=tuple(map(int, row["children"])),
+            )
+            nodes.append(node)
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        raise ValueError(
+            f"node {len(nodes)}: expected the fields of a node, got {error!r}"
+        ) from None
+    return Proof(nodes=tuple(nodes))
 
 
 def to_dot(

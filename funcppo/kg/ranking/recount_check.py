@@ -11,11 +11,13 @@ with other facts, and the scores of a policy, are the engine's.
 from __future__ import annotations
 
 import itertools
+import json
 import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -25,9 +27,12 @@ from torch import Tensor
 
 from funcppo.core import files
 from funcppo.core.files import Json, Record
+from funcppo.kg.graph.dataset import Dataset
 from funcppo.kg.graph.rules import proof_names
+from funcppo.kg.logic import proof
 from funcppo.kg.logic.derive import LeftOut, make_label
 from funcppo.kg.logic.kb import SIDE_NAMES
+from funcppo.kg.logic.proof import Proof
 from funcppo.kg.ranking import evaluate, ranking, recount, scoring
 from funcppo.kg.ranking.evaluate import Evaluator
 from funcppo.kg.ranking.explain import Explanation
@@ -577,6 +582,82 @@ def check_details(
                 f"{details.path}:{number}: expected one of {n_queries} queries and a side that is ranked, got "
                 f"query_row {query_row}, {SIDE_NAMES[side]}"
             )
+
+
+# -- a file of proofs
+
+
+def compare_proof_file(path: Path, dataset: Dataset) -> Comparison:
+    """Check the proofs in a file of JSON that a program wrote: their steps, texts and names.
+
+    Args:
+      dataset: the facts and rules that they are of.
+
+    Raises:
+      ValueError: the file is no JSON object, or holds no proof.
+    """
+    start = time.monotonic()
+    settings = files.parse_object(path, path.read_bytes())
+    holders = list(_iter_holders(settings))
+    if not holders:
+        raise ValueError(
+            f"{path}: expected a proof, as `funcppo prove --json` writes it, got none"
+        )
+    check = partial(
+        proof.check_proof,
+        facts=set(map(tuple, dataset.facts.tolist())),
+        rules=dataset.rules.tolist(),
+        n_constants=dataset.n_constants,
+        max_height=None,
+        leave_one_out=True,
+        object_identity=settings.get("object_identity") is True,
+    )
+
+    lines: list[str] = []
+    for holder in holders:
+        try:
+            read = proof.from_json(holder["proof"])
+            errors = check(read) or _text_errors(read, holder, dataset)
+        except ValueError as error:
+            errors = [str(error)]
+        lines += errors[:1]
+    n, seconds = len(holders), time.monotonic() - start
+    return Comparison("proofs", "proofs", n, n, seconds, tuple(lines))
+
+
+def _iter_holders(document: Json) -> Iterator[Json]:
+    """Yield each object of a JSON document that holds a proof."""
+    stack: list[Any] = [document]
+    while stack:
+        value = stack.pop()
+        if isinstance(value, dict):
+            if isinstance(value.get("proof"), dict):
+                yield value
+            value = list(value.values())
+        if isinstance(value, list):
+            stack += reversed(value)
+
+
+def _text_errors(read: Proof, holder: Json, dataset: Dataset) -> list[str]:
+    """Return the differences between a proof that holds, as a program writes it, and its JSON, with what holds it."""
+    names = proof_names(dataset)
+    expected: Json = json.loads(proof.to_json(read, *names))
+    predicate, *terms = read.nodes[0].goal
+    text = names.format_atom(read.nodes[0].goal)
+    answer = {"query": text, "atom": text}
+    answer["relation"] = names.format_predicate(predicate)
+    answer |= zip(("head", "tail"), map(names.format_term, filter(None, terms)))
+
+    found = holder["proof"]
+    nodes = enumerate(zip(expected["nodes"], found["nodes"]))
+    pairs = [(f"node {i}", *node) for i, node in nodes]
+    pairs += [("proof", expected, found), ("answer", answer, answer | holder)]
+    return [
+        f"{place}: {name}: expected {wanted[name]}, got {got.get(name)}"
+        for place, wanted, got in pairs
+        for name in wanted
+        if json.dumps(wanted[name]) != json.dumps(got.get(name))
+    ]
 
 
 # -- parts of comparisons
