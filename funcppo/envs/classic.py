@@ -616,29 +616,17 @@ class ReacherConfig:
     __post_init__ = check_fields
 
 
-class ReacherState(NamedTuple):
-    """State of the arm in each row."""
-
-    angle: F32[Tensor, "B 2"]  # rad; both 0: stretched along x
-    velocity: F32[Tensor, "B 2"]  # rad / s
-    target: F32[Tensor, "B 2"]  # m
-    steps: I64[Tensor, "B"]
-
-
 def reacher_reset(
     cfg: ReacherConfig, world: NoWorld, key: I64[Tensor, "B 2"]
-) -> ReacherState:
+) -> BodyState:
     """Sample an arm at rest in any pose, and a target uniform on the disc that it can reach."""
     unit = random.uniform(key, (4,))
-    radius = 2 * LINK_LENGTH * torch.sqrt(unit[:, 2])
-    bearing = 2 * math.pi * unit[:, 3]
-    target = torch.stack(
-        [radius * torch.cos(bearing), radius * torch.sin(bearing)], -1
-    )
+    radius = 2 * LINK_LENGTH * torch.sqrt(unit[:, 2:3])
+    bearing = 2 * math.pi * unit[:, 3:]
+    target = [radius * torch.cos(bearing), radius * torch.sin(bearing)]
     angle = 2 * math.pi * unit[:, :2] - math.pi
-    return ReacherState(
-        angle, torch.zeros_like(angle), target, torch.zeros_like(key[:, 0])
-    )
+    motion = torch.cat([angle, torch.zeros_like(angle), *target], -1)
+    return _at_rest(key, motion)
 
 
 def acceleration(
@@ -703,10 +691,10 @@ def fingertip(angle: F32[Tensor, "B 2"]) -> F32[Tensor, "B 2"]:
 def reacher_step(
     cfg: ReacherConfig,
     world: NoWorld,
-    state: ReacherState,
+    state: BodyState,
     action: F32[Tensor, "B 2"],
     key: I64[Tensor, "B 2"],
-) -> tuple[ReacherState, Timestep]:
+) -> tuple[BodyState, Timestep]:
     """Move the arm for one time step; the reward is minus the distance to the target and the cost of the action.
 
         reward = -|fingertip - target| - 0.1 |action|^2
@@ -714,52 +702,44 @@ def reacher_step(
     of the state that is reached.
 
     Args:
+      state: its motion is the angles in rad, both 0 stretched along x, the angular velocities in rad/s, and the target
+        in m.
       action: the torque of each joint in N m, clipped to [-1, 1].
       key: unused: the step is deterministic.
     """
-    active = state.steps < cfg.max_steps
     action = action.clamp(-1.0, 1.0)
 
     def derivative(motion: Tensor) -> Tensor:
         angle, velocity = motion[:, :2], motion[:, 2:]
-        return torch.cat(
-            [velocity, acceleration(cfg, angle, velocity, action)], -1
-        )
+        change = acceleration(cfg, angle, velocity, action)
+        return torch.cat([velocity, change], -1)
 
-    motion = torch.cat([state.angle, state.velocity], -1)
+    motion, target = state.motion[:, :4], state.motion[:, 4:]
     for _ in range(4):
         motion = _runge_kutta(derivative, motion, 0.05 / 4)
-    angle, velocity = motion[:, :2], motion[:, 2:]
-
-    rows = active.unsqueeze(-1)
-    next_state = ReacherState(
-        angle=torch.where(rows, angle, state.angle),
-        velocity=torch.where(rows, velocity, state.velocity),
-        target=state.target,
-        steps=torch.where(active, state.steps + 1, state.steps),
-    )
-    offset = fingertip(next_state.angle) - state.target
+    offset = fingertip(motion[:, :2]) - target
     distance = (offset**2).sum(-1).sqrt()
     cost = distance + 0.1 * (action**2).sum(-1)
-    truncated = next_state.steps >= cfg.max_steps
-    return next_state, Timestep(
-        reward=torch.where(active, -cost, 0.0),
-        terminated=torch.zeros_like(truncated),
-        truncated=truncated,
+    return _transition(
+        cfg,
+        state,
+        torch.cat([motion, target], -1),
+        _never,
+        lambda active, _: torch.where(active, -cost, 0.0),
     )
 
 
 def reacher_observe(
-    cfg: ReacherConfig, world: NoWorld, state: ReacherState
+    cfg: ReacherConfig, world: NoWorld, state: BodyState
 ) -> F32[Tensor, "B 10"]:
     """Return cosines and sines of the angles, angular velocities, the target, and the fingertip relative to it."""
+    angle, target = state.motion[:, :2], state.motion[:, 4:]
     return torch.cat(
         [
-            torch.cos(state.angle),
-            torch.sin(state.angle),
-            state.velocity,
-            state.target,
-            fingertip(state.angle) - state.target,
+            torch.cos(angle),
+            torch.sin(angle),
+            state.motion[:, 2:],
+            fingertip(angle) - target,
         ],
         -1,
     )

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -29,8 +29,11 @@ from funcppo.interfaces import (
 )
 
 SIZE = 10  # cells of a side
+LAST = SIZE - 1
 ALL_ACTIONS = "nlurdf"  # nothing, left, up, right, down, fire
 STICKY_PROBABILITY = 0.1  # MinAtar's
+
+Record = TypeVar("Record")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,41 +49,92 @@ class GameConfig:
     __post_init__ = check_fields
 
 
+def fill(key: I64[Tensor, "B 2"], number: int, *shape: int) -> Tensor:
+    """Return a tensor [B, ...] full of one number or flag for each key, [B, 1] by default."""
+    sizes = shape or (1,)
+    dtype = torch.bool if isinstance(number, bool) else torch.int64
+    rows = torch.full_like(key[:, 0], number, dtype=dtype)
+    return rows.view(-1, *[1] * len(sizes)).expand(-1, *sizes)
+
+
+def start(
+    key: I64[Tensor, "B 2"], record: type[Record], *shape: int, **numbers: int
+) -> Record:
+    """Build a record of tensors that are each full of one number."""
+    fields = {name: fill(key, x, *shape) for name, x in numbers.items()}
+    return record(**fields)
+
+
 def is_action(
     cfg: GameConfig, action: I64[Tensor, "B"], letter: str
-) -> Bool[Tensor, "B"]:
+) -> Bool[Tensor, "B 1"]:
     """Return which rows take the action of a letter; none if the action set is without it."""
-    return action == cfg.actions.find(letter)
+    return (action == cfg.actions.find(letter)).unsqueeze(-1)
 
 
 def offset(
-    cfg: GameConfig, action: I64[Tensor, "B"], backward: str, forward: str
-) -> I64[Tensor, "B"]:
-    """Return the number of cells by which each row moves along an axis: -1, 0 or 1."""
-    moves = is_action(cfg, action, forward).to(torch.int64)
-    return moves - is_action(cfg, action, backward).to(torch.int64)
+    cfg: GameConfig, action: I64[Tensor, "B"], letters: str
+) -> I64[Tensor, "B 1"]:
+    """Return by how many cells each row moves along an axis, whose letters are back and forth: -1, 0 or 1."""
+    back, forth = (is_action(cfg, action, x).to(torch.int64) for x in letters)
+    return forth - back
 
 
-def at(
-    y: I64[Tensor, "B ..."], x: I64[Tensor, "B ..."]
-) -> Bool[Tensor, "B ... 10 10"]:
-    """Return maps that are true in one cell each; all false where the cell is off the grid."""
-    cells = torch.arange(SIZE, device=x.device)
-    is_row = y.unsqueeze(-1) == cells
-    is_column = x.unsqueeze(-1) == cells
-    return is_row.unsqueeze(-1) & is_column.unsqueeze(-2)
+def steer(
+    cfg: GameConfig,
+    action: I64[Tensor, "B"],
+    x: I64[Tensor, "B 1"],
+    letters: str,
+    first: int = 0,
+    last: int = SIZE - 1,
+) -> I64[Tensor, "B 1"]:
+    """Move a coordinate as the actions say, from the first cell to the last at most."""
+    return (x + offset(cfg, action, letters)).clamp(first, last)
 
 
 def show(
-    y: I64[Tensor, "B M"], x: I64[Tensor, "B M"], is_seen: Bool[Tensor, "B M"]
+    y: I64[Tensor, "B M"],
+    x: I64[Tensor, "B M"],
+    is_seen: Bool[Tensor, "B M"] | None = None,
 ) -> Bool[Tensor, "B 10 10"]:
-    """Return the map [B, 10, 10] of the cells of those of M things that are seen."""
-    return (at(y, x) & is_seen.unsqueeze(-1).unsqueeze(-1)).any(1)
+    """Return the map of the cells of those of M things that are seen, by default all; none off the grid."""
+    cells = torch.arange(SIZE, device=x.device)
+    is_row = y.unsqueeze(-1) == cells
+    is_column = x.unsqueeze(-1) == cells
+    if is_seen is not None:
+        is_row = is_row & is_seen.unsqueeze(-1)
+    return (is_row.unsqueeze(-1) & is_column.unsqueeze(-2)).any(1)
 
 
-def any_cell(cells: Bool[Tensor, "B 10 10"]) -> Bool[Tensor, "B"]:
+def show_below(x: I64[Tensor, "B 1"]) -> Bool[Tensor, "B 10 10"]:
+    """Return the map of a cell in the lowest row."""
+    return show(torch.full_like(x, LAST), x)
+
+
+def any_cell(cells: Bool[Tensor, "B 10 10"]) -> Bool[Tensor, "B 1"]:
     """Return whether each row's map is true anywhere."""
-    return cells.flatten(1).any(-1)
+    return cells.flatten(1).any(-1, True)
+
+
+def block(
+    like: Tensor, rows: tuple[int, int], columns: tuple[int, int]
+) -> Bool[Tensor, "1 10 10"]:
+    """Return the map of the cells in a range of rows and of columns, without their ends."""
+    cells = torch.arange(SIZE, device=like.device)
+    is_row, is_column = (
+        (cells >= first) & (cells < end) for first, end in (rows, columns)
+    )
+    return (is_row.unsqueeze(-1) & is_column).unsqueeze(0)
+
+
+def shift(
+    cells: Bool[Tensor, "B 10 10"], by: int, axis: int
+) -> Bool[Tensor, "B 10 10"]:
+    """Move a map by a cell along an axis; what leaves the grid is lost."""
+    edge = torch.zeros_like(cells.narrow(axis, 0, 1))
+    if by > 0:
+        return torch.cat([edge, cells.narrow(axis, 0, LAST)], axis)
+    return torch.cat([cells.narrow(axis, 1, LAST), edge], axis)
 
 
 def lanes(x: I64[Tensor, "B M"]) -> I64[Tensor, "B M"]:
@@ -88,14 +142,25 @@ def lanes(x: I64[Tensor, "B M"]) -> I64[Tensor, "B M"]:
     return (1 + torch.arange(x.shape[-1], device=x.device)).expand_as(x)
 
 
+def direction(moves_right: Bool[Tensor, "B M"]) -> I64[Tensor, "B M"]:
+    """Return 1 for what moves right, -1 for what moves left."""
+    return torch.where(moves_right, 1, -1)
+
+
 def walk(
     x: I64[Tensor, "B M"],
     moves_right: Bool[Tensor, "B M"],
-    moves: Bool[Tensor, "B ..."],
+    moves: Bool[Tensor, "B M"],
 ) -> tuple[I64[Tensor, "B M"], Bool[Tensor, "B M"]]:
     """Move some things by a cell; return the new columns, and which things are still on the grid."""
-    x = torch.where(moves, x + torch.where(moves_right, 1, -1), x)
+    x = torch.where(moves, x + direction(moves_right), x)
     return x, (x >= 0) & (x < SIZE)
+
+
+def edge(unit: F32[Tensor, "B 1"]) -> tuple[Tensor, Bool[Tensor, "B 1"]]:
+    """Return the column where a newcomer starts, and whether it moves right, given a uniform number."""
+    moves_right = unit < 0.5
+    return torch.where(moves_right, 0, LAST), moves_right
 
 
 def put(things: Any, is_new: Bool[Tensor, "B M"], *values: Any) -> Any:
@@ -106,11 +171,48 @@ def put(things: Any, is_new: Bool[Tensor, "B M"], *values: Any) -> Any:
     )
 
 
+def first_free(
+    exists: Bool[Tensor, "B M"], place: Tensor | int = 1
+) -> Bool[Tensor, "B M"]:
+    """Return the mask of the empty slot at a place among the empty ones, counted from 1."""
+    return ~exists & ((~exists).cumsum(-1) == place)
+
+
+def count_down(
+    timer: I64[Tensor, "B 1"], interval: Tensor | int
+) -> I64[Tensor, "B 1"]:
+    """Count a timer down by a step; at 0 it starts at the interval again."""
+    return torch.where(timer == 0, interval, timer) - 1
+
+
+def reload(
+    timer: I64[Tensor, "B 1"], fires: Bool[Tensor, "B 1"]
+) -> I64[Tensor, "B 1"]:
+    """Return the steps until the player may shoot again."""
+    return (torch.where(fires, 5, timer) - 1).clamp_min(0)
+
+
 def shorten(
-    interval: I64[Tensor, "B"], ramps: Bool[Tensor, "B"], minimum: int
-) -> I64[Tensor, "B"]:
+    interval: I64[Tensor, "B 1"], ramps: Bool[Tensor, "B 1"], minimum: int
+) -> I64[Tensor, "B 1"]:
     """Shorten the interval by a step in some rows, down to a minimum."""
-    return interval - (ramps & (interval > minimum)).to(torch.int64)
+    return torch.where(ramps & (interval > minimum), interval - 1, interval)
+
+
+def can_ramp(timers: Any, minimum: int) -> Bool[Tensor, "B 1"]:
+    """Return whether things can come or move faster yet."""
+    return (timers.spawn_speed > 1) | (timers.move_speed > minimum)
+
+
+def accelerate(timers: Any, is_due: Bool[Tensor, "B 1"], minimum: int) -> Any:
+    """Make things come sooner in some rows, and move faster every second time, down to a minimum of steps."""
+    ramps = is_due & can_ramp(timers, minimum)
+    is_odd = timers.ramp_index % 2 == 1
+    return timers._replace(
+        spawn_speed=shorten(timers.spawn_speed, ramps, 1),
+        move_speed=shorten(timers.move_speed, ramps & is_odd, minimum),
+        ramp_index=timers.ramp_index + ramps,
+    )
 
 
 def image(*channels: Bool[Tensor, "B 10 10"]) -> F32[Tensor, "B 10 10 F"]:
@@ -122,16 +224,18 @@ def finish(state: Any, next_state: Any, reward: Tensor) -> tuple[Any, Timestep]:
     """Return the result of a step, with rows that had finished before unchanged. States have a field `terminal`."""
     active = ~state.terminal
     kept = tree.where(active, next_state, state)
-    timestep = Timestep(
-        reward=torch.where(active, reward, 0).to(torch.float32),
-        terminated=kept.terminal,
-        truncated=torch.zeros_like(kept.terminal),
+    terminated = kept.terminal.flatten()
+    reward = torch.where(active.flatten(), reward.flatten(), 0)
+    return kept, Timestep(
+        reward=reward.to(torch.float32),
+        terminated=terminated,
+        truncated=torch.zeros_like(terminated),
     )
-    return kept, timestep
 
 
 def game(
-    actions: str,
+    letters: str,
+    minimal_actions: bool,
     n_channels: int,
     functions: tuple[Callable[..., Any], ...],
     sticky_probability: float,
@@ -140,12 +244,17 @@ def game(
     """Build a game, with sticky actions if their probability is above 0.
 
     Args:
+      letters: of the actions that do something.
+      minimal_actions: only these; else all.
       n_channels: of the observation.
       functions: `reset`, `step_functional` and `observe`.
     """
     cfg = GameConfig(
-        actions=actions, ramping=ramping, sticky_probability=sticky_probability
+        actions=letters if minimal_actions else ALL_ACTIONS,
+        ramping=ramping,
+        sticky_probability=sticky_probability,
     )
+
     reset, step_functional, observe = functions
     env: AnyEnvironment = Environment(
         cfg=cfg,
@@ -156,7 +265,7 @@ def game(
         spec=EnvironmentSpec(
             observation_size=SIZE * SIZE * n_channels,
             observation_shape=(SIZE, SIZE, n_channels),
-            action_size=len(actions),
+            action_size=len(cfg.actions),
         ),
     )
     if sticky_probability == 0.0:
@@ -179,44 +288,48 @@ class Entities(NamedTuple):
 class AsterixTimers(NamedTuple):
     """Timers of when entities come and move, in steps."""
 
-    spawn_speed: I64[Tensor, "B"]
-    spawn: I64[Tensor, "B"]
-    move_speed: I64[Tensor, "B"]
-    move: I64[Tensor, "B"]
-    ramp: I64[Tensor, "B"]
-    ramp_index: I64[Tensor, "B"]
+    spawn_speed: I64[Tensor, "B 1"]
+    spawn: I64[Tensor, "B 1"]
+    move_speed: I64[Tensor, "B 1"]
+    move: I64[Tensor, "B 1"]
+    ramp: I64[Tensor, "B 1"]
+    ramp_index: I64[Tensor, "B 1"]
 
 
 class AsterixState(NamedTuple):
     """Player, entities and timers of each row."""
 
-    player_y: I64[Tensor, "B"]
-    player_x: I64[Tensor, "B"]
+    player_y: I64[Tensor, "B 1"]
+    player_x: I64[Tensor, "B 1"]
     entities: Entities
     timers: AsterixTimers
-    terminal: Bool[Tensor, "B"]
+    terminal: Bool[Tensor, "B 1"]
 
 
 def asterix_reset(
     cfg: GameConfig, world: NoWorld, key: I64[Tensor, "B 2"]
 ) -> AsterixState:
     """Build the state with the player in the middle of an empty field."""
-    zero = torch.zeros_like(key[:, 0])
-    empty = zero.unsqueeze(-1).expand(-1, 8)  # slots, one a line
-    never = empty.to(torch.bool)
+    entities = start(
+        key, Entities, 8, exists=False, x=0, moves_right=False, is_gold=False
+    )
+    timers = start(
+        key,
+        AsterixTimers,
+        spawn_speed=10,  # steps between two entities
+        spawn=10,
+        move_speed=5,  # steps between two moves of the entities
+        move=5,
+        ramp=100,  # steps between two accelerations
+        ramp_index=0,
+    )
+
     return AsterixState(
-        player_y=zero + 5,
-        player_x=zero + 5,
-        entities=Entities(never, empty, never, never),
-        timers=AsterixTimers(
-            spawn_speed=zero + 10,  # steps between two entities
-            spawn=zero + 10,
-            move_speed=zero + 5,  # steps between two moves of the entities
-            move=zero + 5,
-            ramp=zero + 100,  # steps between two accelerations
-            ramp_index=zero,
-        ),
-        terminal=zero.to(torch.bool),
+        player_y=fill(key, 5),
+        player_x=fill(key, 5),
+        entities=entities,
+        timers=timers,
+        terminal=fill(key, False),
     )
 
 
@@ -239,24 +352,20 @@ def asterix_transition(
 ) -> tuple[AsterixState, Timestep]:
     """Make a step, given uniform numbers for direction, kind and line of an entity that comes."""
     timers = state.timers
-    spawns = timers.spawn == 0
-    entities = _spawn(state.entities, spawns, unit)
-    spawn_timer = torch.where(spawns, timers.spawn_speed, timers.spawn)
-
-    player_x = state.player_x + offset(cfg, action, "l", "r")
-    player_x = player_x.clamp(0, SIZE - 1)
-    player_y = state.player_y + offset(cfg, action, "u", "d")
-    player_y = player_y.clamp(1, SIZE - 2)
+    entities = _spawn(state.entities, timers.spawn == 0, unit)
+    player_x = steer(cfg, action, state.player_x, "lr")
+    player_y = steer(cfg, action, state.player_y, "ud", 1, LAST - 1)
 
     # The player meets entities before they move and after it.
     entities, gold_before, dies_before = _meet(entities, player_y, player_x)
-    moves = timers.move == 0
-    x, is_inside = walk(entities.x, entities.moves_right, moves.unsqueeze(-1))
+    x, is_inside = walk(entities.x, entities.moves_right, timers.move == 0)
     entities = entities._replace(exists=entities.exists & is_inside, x=x)
     entities, gold_after, dies_after = _meet(entities, player_y, player_x)
-    move_timer = torch.where(moves, timers.move_speed, timers.move)
 
-    timers = timers._replace(spawn=spawn_timer - 1, move=move_timer - 1)
+    timers = timers._replace(
+        spawn=count_down(timers.spawn, timers.spawn_speed),
+        move=count_down(timers.move, timers.move_speed),
+    )
     next_state = AsterixState(
         player_y=player_y,
         player_x=player_x,
@@ -268,47 +377,36 @@ def asterix_transition(
 
 
 def _spawn(
-    entities: Entities, spawns: Bool[Tensor, "B"], unit: F32[Tensor, "B 3"]
+    entities: Entities, spawns: Bool[Tensor, "B 1"], unit: F32[Tensor, "B 3"]
 ) -> Entities:
     """Put an entity at the edge of a random free line; nothing if no line is free."""
-    free = ~entities.exists
-    n_free = free.sum(-1)
-    chosen = 1 + (unit[:, 2] * n_free).to(torch.int64)
-    is_chosen = free & (free.cumsum(-1) == chosen.unsqueeze(-1))
-    is_new = is_chosen & spawns.unsqueeze(-1)
-
-    moves_right = (unit[:, 0] < 0.5).unsqueeze(-1)
-    is_gold = (unit[:, 1] < 1 / 3).unsqueeze(-1)
-    x = torch.where(moves_right, 0, SIZE - 1)
-    return put(entities, is_new, True, x, moves_right, is_gold)
+    from_left, is_gold, line = unit.unsqueeze(-1).unbind(1)
+    n_free = (~entities.exists).sum(-1, True)
+    place = 1 + (line * n_free).to(torch.int64)
+    is_new = first_free(entities.exists, place) & spawns
+    return put(entities, is_new, True, *edge(from_left), is_gold < 1 / 3)
 
 
 def _meet(
-    entities: Entities, player_y: I64[Tensor, "B"], player_x: I64[Tensor, "B"]
-) -> tuple[Entities, I64[Tensor, "B"], Bool[Tensor, "B"]]:
+    entities: Entities,
+    player_y: I64[Tensor, "B 1"],
+    player_x: I64[Tensor, "B 1"],
+) -> tuple[Entities, I64[Tensor, "B"], Bool[Tensor, "B 1"]]:
     """Return the entities left, the gold collected, and whether the player dies, for each row."""
-    is_met = (
-        entities.exists
-        & (entities.x == player_x.unsqueeze(-1))
-        & (lanes(entities.x) == player_y.unsqueeze(-1))
-    )
+    is_met = entities.exists & (entities.x == player_x)
+    is_met = is_met & (lanes(entities.x) == player_y)
     gold = is_met & entities.is_gold
     left = entities._replace(exists=entities.exists & ~gold)
-    return left, gold.sum(-1), (is_met & ~entities.is_gold).any(-1)
+    return left, gold.sum(-1), (is_met & ~entities.is_gold).any(-1, True)
 
 
 def _accelerate_asterix(timers: AsterixTimers) -> AsterixTimers:
     """Shorten the intervals in rows whose ramp timer has run out."""
-    can_ramp = (timers.spawn_speed > 1) | (timers.move_speed > 1)
-    ramps = can_ramp & (timers.ramp < 0)
-    is_odd = timers.ramp_index % 2 == 1
-    ramp = torch.where(can_ramp, timers.ramp - 1, timers.ramp)
-    return timers._replace(
-        spawn_speed=shorten(timers.spawn_speed, ramps, 1),
-        move_speed=shorten(timers.move_speed, ramps & is_odd, 1),
-        ramp=torch.where(ramps, 100, ramp),
-        ramp_index=timers.ramp_index + ramps.to(torch.int64),
-    )
+    is_due = timers.ramp < 0
+    counts = can_ramp(timers, 1)
+    ramp = torch.where(is_due, 100, timers.ramp - 1)
+    timers = timers._replace(ramp=torch.where(counts, ramp, timers.ramp))
+    return accelerate(timers, is_due, 1)
 
 
 def asterix_observe(
@@ -318,9 +416,9 @@ def asterix_observe(
     exists, x, moves_right, is_gold = state.entities
     line = lanes(x)
     return image(
-        at(state.player_y, state.player_x),
+        show(state.player_y, state.player_x),
         show(line, x, exists & ~is_gold),
-        show(line, x - torch.where(moves_right, 1, -1), exists),
+        show(line, x - direction(moves_right), exists),
         show(line, x, exists & is_gold),
     )
 
@@ -339,7 +437,8 @@ def asterix(
       sticky_probability: that the last action of the episode is repeated.
     """
     return game(
-        "nlurd" if minimal_actions else ALL_ACTIONS,
+        "nlurd",
+        minimal_actions,
         4,
         (asterix_reset, asterix_step, asterix_observe),
         sticky_probability,
@@ -350,45 +449,43 @@ def asterix(
 # Breakout: a ball that a paddle returns breaks a wall of bricks.
 
 
+BRICKS = (1, 4), (0, SIZE)  # their rows and columns
+
+
 class BreakoutState(NamedTuple):
     """Ball, paddle and bricks of each row."""
 
-    ball_y: I64[Tensor, "B"]
-    ball_x: I64[Tensor, "B"]
+    ball_y: I64[Tensor, "B 1"]
+    ball_x: I64[Tensor, "B 1"]
     direction: I64[
         Tensor, "B"
     ]  # 0 up left, 1 up right, 2 down right, 3 down left
-    paddle: I64[Tensor, "B"]  # column
+    paddle: I64[Tensor, "B 1"]  # column
     bricks: Bool[Tensor, "B 10 10"]
-    strike: Bool[Tensor, "B"]  # the ball hit a brick in the last step
-    last_y: I64[Tensor, "B"]  # of the ball
-    last_x: I64[Tensor, "B"]
-    terminal: Bool[Tensor, "B"]
-
-
-def _all_bricks(like: Tensor) -> Bool[Tensor, "1 10 10"]:
-    rows = torch.arange(SIZE, device=like.device)
-    is_filled = (rows >= 1) & (rows < 4)
-    return is_filled.view(1, SIZE, 1).expand(1, SIZE, SIZE)
+    strike: Bool[Tensor, "B 1"]  # the ball hit a brick in the last step
+    last_y: I64[Tensor, "B 1"]  # of the ball
+    last_x: I64[Tensor, "B 1"]
+    terminal: Bool[Tensor, "B 1"]
 
 
 def breakout_reset(
     cfg: GameConfig, world: NoWorld, key: I64[Tensor, "B 2"]
 ) -> BreakoutState:
     """Build the state with a full wall, and the ball below it at the left or the right."""
-    from_right = random.uniform(key, ()) < 0.5
-    zero = torch.zeros_like(key[:, 0])
-    ball_x = torch.where(from_right, SIZE - 1, zero)
+    from_right = random.uniform(key, (1,)) < 0.5
+    ball_y = fill(key, 3)
+    ball_x = torch.where(from_right, LAST, 0)
+    never = fill(key, False)
     return BreakoutState(
-        ball_y=zero + 3,
+        ball_y=ball_y,
         ball_x=ball_x,
-        direction=torch.where(from_right, 3, zero + 2),
-        paddle=zero + 4,
-        bricks=_all_bricks(key).expand(key.shape[0], SIZE, SIZE),
-        strike=zero.to(torch.bool),
-        last_y=zero + 3,
+        direction=torch.where(from_right, 3, 2),
+        paddle=fill(key, 4),
+        bricks=block(key, *BRICKS).expand(len(key), SIZE, SIZE),
+        strike=never,
+        last_y=ball_y,
         last_x=ball_x,
-        terminal=zero.to(torch.bool),
+        terminal=never,
     )
 
 
@@ -404,62 +501,57 @@ def breakout_step(
     Args:
       key: unused: the step is deterministic.
     """
-    paddle = state.paddle + offset(cfg, action, "l", "r")
-    paddle = paddle.clamp(0, SIZE - 1)
+    paddle = steer(cfg, action, state.paddle, "lr")
 
     # The ball moves diagonally, and is reflected by the walls at the sides.
-    is_rightward = (state.direction == 1) | (state.direction == 2)
-    x = state.ball_x + torch.where(is_rightward, 1, -1)
-    y = state.ball_y + torch.where(state.direction >= 2, 1, -1)
+    way = state.direction
+    x = state.ball_x + direction((way == 1) | (way == 2))
+    y = state.ball_y + direction(way >= 2)
     is_outside = (x < 0) | (x >= SIZE)
-    x = x.clamp(0, SIZE - 1)
-    direction = torch.where(is_outside, state.direction ^ 1, state.direction)
+    x = x.clamp(0, LAST)
+    way = torch.where(is_outside, way ^ 1, way)
 
     # One of three: the ceiling, a brick, the lowest row.
     hits_ceiling = y < 0
     y = y.clamp_min(0)
-    cell = at(y, x)
+    cell = show(y, x)
     hits_brick = ~hits_ceiling & any_cell(state.bricks & cell)
-    at_bottom = ~hits_ceiling & ~hits_brick & (y == SIZE - 1)
+    at_bottom = ~hits_ceiling & ~hits_brick & (y == LAST)
 
     # A second brick in a row is passed through.
     breaks = hits_brick & ~state.strike
-    bricks = state.bricks & ~(cell & breaks.view(-1, 1, 1))
+    bricks = state.bricks & ~(cell & breaks.unsqueeze(-1))
     is_cleared = at_bottom & ~any_cell(bricks)
-    bricks = bricks | (_all_bricks(x) & is_cleared.view(-1, 1, 1))
+    bricks = bricks | (block(x, *BRICKS) & is_cleared.unsqueeze(-1))
 
     is_met_straight = at_bottom & (state.ball_x == paddle)
     is_met_aslant = at_bottom & ~is_met_straight & (x == paddle)
     reverses_y = hits_ceiling | breaks | is_met_straight
-    direction = torch.where(reverses_y, 3 - direction, direction)
-    direction = torch.where(is_met_aslant, direction ^ 2, direction)
-    stays = breaks | is_met_straight | is_met_aslant
-    return finish(
-        state,
-        BreakoutState(
-            ball_y=torch.where(stays, state.ball_y, y),
-            ball_x=x,
-            direction=direction,
-            paddle=paddle,
-            bricks=bricks,
-            strike=hits_brick,
-            last_y=state.ball_y,
-            last_x=state.ball_x,
-            terminal=at_bottom & ~is_met_straight & ~is_met_aslant,
-        ),
-        breaks,
+    way = torch.where(reverses_y, 3 - way, way)
+    way = torch.where(is_met_aslant, way ^ 2, way)
+    is_met = is_met_straight | is_met_aslant
+    next_state = BreakoutState(
+        ball_y=torch.where(breaks | is_met, state.ball_y, y),
+        ball_x=x,
+        direction=way,
+        paddle=paddle,
+        bricks=bricks,
+        strike=hits_brick,
+        last_y=state.ball_y,
+        last_x=state.ball_x,
+        terminal=at_bottom & ~is_met,
     )
+    return finish(state, next_state, breaks)
 
 
 def breakout_observe(
     cfg: GameConfig, world: NoWorld, state: BreakoutState
 ) -> F32[Tensor, "B 10 10 4"]:
     """Return the channels: paddle, ball, trail of the ball, bricks."""
-    bottom = torch.full_like(state.paddle, SIZE - 1)
     return image(
-        at(bottom, state.paddle),
-        at(state.ball_y, state.ball_x),
-        at(state.last_y, state.last_x),
+        show_below(state.paddle),
+        show(state.ball_y, state.ball_x),
+        show(state.last_y, state.last_x),
         state.bricks,
     )
 
@@ -476,7 +568,8 @@ def breakout(
       sticky_probability: that the last action of the episode is repeated.
     """
     return game(
-        "nlr" if minimal_actions else ALL_ACTIONS,
+        "nlr",
+        minimal_actions,
         4,
         (breakout_reset, breakout_step, breakout_observe),
         sticky_probability,
@@ -485,19 +578,17 @@ def breakout(
 
 # Freeway: a chicken crosses a road of eight cars.
 
-START = SIZE - 1  # row of the player
-
 
 class FreewayState(NamedTuple):
     """Player and cars of each row; car i drives in lane i + 1."""
 
-    position: I64[Tensor, "B"]  # row of the player
+    position: I64[Tensor, "B 1"]  # row of the player
     car_x: I64[Tensor, "B 8"]
     car_timer: I64[Tensor, "B 8"]  # steps until the car moves
     car_speed: I64[Tensor, "B 8"]  # steps between its moves; negative leftwards
-    move_timer: I64[Tensor, "B"]  # steps until the player may move
-    time_left: I64[Tensor, "B"]
-    terminal: Bool[Tensor, "B"]
+    move_timer: I64[Tensor, "B 1"]  # steps until the player may move
+    time_left: I64[Tensor, "B 1"]
+    terminal: Bool[Tensor, "B 1"]
 
 
 def sample_speeds(key: I64[Tensor, "B 2"]) -> I64[Tensor, "B 8"]:
@@ -513,16 +604,15 @@ def freeway_reset(
 ) -> FreewayState:
     """Build the state with the player below the lanes, and cars of random speeds at the left."""
     speed = sample_speeds(key)
-    zero = torch.zeros_like(key[:, 0])
     return FreewayState(
-        position=zero + START,
+        position=fill(key, LAST),
         car_x=torch.zeros_like(speed),
         car_timer=speed.abs(),
         car_speed=speed,
-        move_timer=zero + 3,
+        move_timer=fill(key, 3),
         # The end of the game is a termination, as in MinAtar.
-        time_left=zero + 2500,
-        terminal=zero.to(torch.bool),
+        time_left=fill(key, 2500),
+        terminal=fill(key, False),
     )
 
 
@@ -544,26 +634,24 @@ def freeway_transition(
     new_speed: I64[Tensor, "B 8"],
 ) -> tuple[FreewayState, Timestep]:
     """Make a step, given the cars' speeds after a crossing."""
-    is_ready = state.move_timer == 0
-    step = torch.where(is_ready, offset(cfg, action, "u", "d"), 0)
-    position = (state.position + step).clamp(0, START)
+    step = torch.where(state.move_timer == 0, offset(cfg, action, "ud"), 0)
+    position = (state.position + step).clamp(0, LAST)
     move_timer = torch.where(step != 0, 3, state.move_timer)
 
     has_crossed = position == 0
-    position = torch.where(has_crossed, START, position)
-    rows = has_crossed.unsqueeze(-1)
-    speed = torch.where(rows, new_speed, state.car_speed)
-    timer = torch.where(rows, new_speed.abs(), state.car_timer)
+    position = torch.where(has_crossed, LAST, position)
+    speed = torch.where(has_crossed, new_speed, state.car_speed)
+    timer = torch.where(has_crossed, new_speed.abs(), state.car_timer)
 
     # A car hits the player before it moves or after it.
     moves = timer == 0
     car_x = torch.where(moves, state.car_x + speed.sign(), state.car_x) % SIZE
     is_met = (state.car_x == 4) | (car_x == 4)  # the column of the player
-    is_hit = (is_met & (lanes(car_x) == position.unsqueeze(-1))).any(-1)
+    is_hit = (is_met & (lanes(car_x) == position)).any(-1, True)
 
     time_left = state.time_left - 1
     next_state = FreewayState(
-        position=torch.where(is_hit, START, position),
+        position=torch.where(is_hit, LAST, position),
         car_x=car_x,
         car_timer=torch.where(moves, speed.abs(), timer - 1),
         car_speed=speed,
@@ -578,11 +666,11 @@ def freeway_observe(
     cfg: GameConfig, world: NoWorld, state: FreewayState
 ) -> F32[Tensor, "B 10 10 7"]:
     """Return the channels: player, cars, and the cell behind each car in one of five channels by its speed."""
-    lane, x, speed = lanes(state.car_x), state.car_x, state.car_speed
-    back_x = (x - speed.sign()) % SIZE
+    x, speed = state.car_x, state.car_speed
+    lane, back_x = lanes(x), (x - speed.sign()) % SIZE
     trails = [show(lane, back_x, speed.abs() == s) for s in range(1, 6)]
-    column = torch.full_like(state.position, 4)
-    return image(at(state.position, column), at(lane, x).any(1), *trails)
+    player = show(state.position, torch.full_like(state.position, 4))
+    return image(player, show(lane, x), *trails)
 
 
 def freeway(
@@ -597,7 +685,8 @@ def freeway(
       sticky_probability: that the last action of the episode is repeated.
     """
     return game(
-        "nud" if minimal_actions else ALL_ACTIONS,
+        "nud",
+        minimal_actions,
         7,
         (freeway_reset, freeway_step, freeway_observe),
         sticky_probability,
@@ -608,7 +697,6 @@ def freeway(
 
 MAX_OXYGEN = 200  # steps under water
 MAX_DIVERS = 6  # on board
-SEAQUEST_BOTTOM = SIZE - 1
 
 # An enemy comes in each step at most, and crosses the grid in 3 steps a cell then.
 N_ENEMIES = 3 * SIZE
@@ -640,13 +728,13 @@ class Enemies(NamedTuple):
 class Player(NamedTuple):
     """Player's submarine."""
 
-    x: I64[Tensor, "B"]
-    y: I64[Tensor, "B"]
-    faces_right: Bool[Tensor, "B"]
-    oxygen: I64[Tensor, "B"]
-    n_divers: I64[Tensor, "B"]  # on board; -1 after six were brought up
-    is_up: Bool[Tensor, "B"]  # at the surface since the last step
-    shot_timer: I64[Tensor, "B"]
+    x: I64[Tensor, "B 1"]
+    y: I64[Tensor, "B 1"]
+    faces_right: Bool[Tensor, "B 1"]
+    oxygen: I64[Tensor, "B 1"]
+    n_divers: I64[Tensor, "B 1"]  # on board; -1 after six were brought up
+    is_up: Bool[Tensor, "B 1"]  # at the surface since the last step
+    shot_timer: I64[Tensor, "B 1"]
 
 
 class Bullets(NamedTuple):
@@ -661,12 +749,12 @@ class Bullets(NamedTuple):
 class SeaquestTimers(NamedTuple):
     """Timers of when enemies and divers come, and of their speeds, in steps."""
 
-    time: I64[Tensor, "B"]
-    enemy_spawn_speed: I64[Tensor, "B"]
-    enemy_spawn: I64[Tensor, "B"]
-    diver_spawn: I64[Tensor, "B"]
-    move_speed: I64[Tensor, "B"]
-    n_ramps: I64[Tensor, "B"]
+    time: I64[Tensor, "B 1"]
+    spawn_speed: I64[Tensor, "B 1"]
+    enemy_spawn: I64[Tensor, "B 1"]
+    diver_spawn: I64[Tensor, "B 1"]
+    move_speed: I64[Tensor, "B 1"]
+    ramp_index: I64[Tensor, "B 1"]
 
 
 class SeaquestState(NamedTuple):
@@ -680,51 +768,48 @@ class SeaquestState(NamedTuple):
     rightward: Bool[Tensor, "B 10 10"]
     divers: Swimmers
     timers: SeaquestTimers
-    terminal: Bool[Tensor, "B"]
-
-
-def _no_swimmers(zero: I64[Tensor, "B"], n: int) -> Swimmers:
-    empty = zero.unsqueeze(-1).expand(-1, n)
-    never = empty.to(torch.bool)
-    return Swimmers(never, empty, empty, never, empty, empty)
+    terminal: Bool[Tensor, "B 1"]
 
 
 def seaquest_reset(
     cfg: GameConfig, world: NoWorld, key: I64[Tensor, "B 2"]
 ) -> SeaquestState:
     """Build the state with the player alone, at the surface."""
-    zero = torch.zeros_like(key[:, 0])
-    never = zero.to(torch.bool)
-    swimmers = _no_swimmers(zero, N_ENEMIES)
-    slots = zero.unsqueeze(-1).expand(-1, N_BULLETS)
-    sea = never.view(-1, 1, 1).expand(-1, SIZE, SIZE)
+    slot = {"exists": False, "x": 0, "y": 0, "moves_right": False}
+    swimmer = slot | {"move_timer": 0, "birth": 0}
+    swimmers = start(key, Swimmers, N_ENEMIES, **swimmer)
+    sea = fill(key, False, SIZE, SIZE)
+    player = start(
+        key,
+        Player,
+        x=5,
+        y=0,
+        faces_right=False,
+        oxygen=MAX_OXYGEN,
+        n_divers=0,
+        is_up=True,
+        shot_timer=0,
+    )
+    timers = start(
+        key,
+        SeaquestTimers,
+        time=0,
+        spawn_speed=20,  # steps between two enemies
+        enemy_spawn=20,
+        diver_spawn=30,
+        move_speed=5,  # steps that an enemy stays in a cell
+        ramp_index=0,
+    )
 
     return SeaquestState(
-        player=Player(
-            x=zero + 5,
-            y=zero,
-            faces_right=never,
-            oxygen=zero + MAX_OXYGEN,
-            n_divers=zero,
-            is_up=~never,
-            shot_timer=zero,
-        ),
-        bullets=Bullets(
-            slots.to(torch.bool), slots, slots, slots.to(torch.bool)
-        ),
+        player=player,
+        bullets=start(key, Bullets, N_BULLETS, **slot),
         enemies=Enemies(swimmers, swimmers.exists, swimmers.x),
         leftward=sea,
         rightward=sea,
-        divers=_no_swimmers(zero, N_DIVERS),
-        timers=SeaquestTimers(
-            time=zero,
-            enemy_spawn_speed=zero + 20,  # steps between two enemies
-            enemy_spawn=zero + 20,
-            diver_spawn=zero + 30,
-            move_speed=zero + 5,  # steps that an enemy stays in a cell
-            n_ramps=zero,
-        ),
-        terminal=never,
+        divers=start(key, Swimmers, N_DIVERS, **swimmer),
+        timers=timers,
+        terminal=fill(key, False),
     )
 
 
@@ -749,8 +834,18 @@ def seaquest_transition(
 ) -> tuple[SeaquestState, Timestep]:
     """Make a step, given uniform numbers for an enemy's direction, kind and line, and a diver's direction and line."""
     timers = state.timers
-    enemies = _spawn_enemy(state.enemies, timers, unit[:, :3])
-    divers = _spawn_diver(state.divers, timers, unit[:, 3:])
+    from_left, kind, line, diver_from_left, diver_line = unit.unsqueeze(
+        -1
+    ).unbind(1)
+    enemies = _spawn_enemy(state.enemies, timers, from_left, kind, line)
+    divers = _add(
+        state.divers,
+        timers.diver_spawn == 0,
+        diver_from_left,
+        diver_line,
+        5,
+        timers.time,
+    )[0]
 
     player, bullets = _act(cfg, state.player, state.bullets, action)
     bullets, enemies, n_shot = _move_bullets(bullets, enemies)
@@ -783,77 +878,51 @@ def seaquest_transition(
         timers=timers,
         terminal=is_lost | is_drowned,
     )
-    n_shot = n_shot + n_rammed + n_met
-    return finish(state, next_state, n_shot + bonus)
+    return finish(state, next_state, n_shot + n_rammed + n_met + bonus)
 
 
 # Seaquest: arrivals
 
 
-def _count_down(timer: Tensor, interval: Tensor | int) -> Tensor:
-    """Count a timer down by a step; at 0 it starts at the interval again."""
-    started = torch.where(timer == 0, interval, timer)
-    return (started - 1).clamp_min(0)
-
-
-def _first_free(
-    swimmers: Swimmers, arrives: Bool[Tensor, "B"]
-) -> Bool[Tensor, "B M"]:
-    """Return the first free slot as a mask [B, M], for rows in which a newcomer arrives."""
-    free = ~swimmers.exists
-    is_first = free & (free.cumsum(-1) == 1)
-    return is_first & arrives.unsqueeze(-1)
-
-
 def _add(
     swimmers: Swimmers,
-    is_new: Bool[Tensor, "B M"],
-    direction: F32[Tensor, "B"],
-    line: F32[Tensor, "B"],
-    move_timer: Tensor,
-    time: I64[Tensor, "B"],
-) -> Swimmers:
-    """Put a newcomer at the edge, with direction and line from uniform numbers."""
-    moves_right = (direction < 0.5).unsqueeze(-1)
-    x = torch.where(moves_right, 0, SEAQUEST_BOTTOM)
-    y = 1 + (line * (SIZE - 2)).to(torch.int64).unsqueeze(-1)
-    born = (move_timer.unsqueeze(-1), time.unsqueeze(-1))
-    return put(swimmers, is_new, True, x, y, moves_right, *born)
+    arrives: Bool[Tensor, "B 1"],
+    from_left: F32[Tensor, "B 1"],
+    line: F32[Tensor, "B 1"],
+    move_timer: Tensor | int,
+    time: I64[Tensor, "B 1"],
+) -> tuple[Swimmers, Bool[Tensor, "B M"]]:
+    """Put a newcomer at the edge, with direction and line from uniform numbers; return its slot, too."""
+    x, moves_right = edge(from_left)
+    is_new = first_free(swimmers.exists) & arrives
+    born = (x, _line(line), moves_right, move_timer, time)
+    return put(swimmers, is_new, True, *born), is_new
+
+
+def _line(unit: F32[Tensor, "B 1"]) -> I64[Tensor, "B 1"]:
+    return 1 + (unit * (SIZE - 2)).to(torch.int64)
 
 
 def _spawn_enemy(
-    enemies: Enemies, timers: SeaquestTimers, unit: F32[Tensor, "B 3"]
+    enemies: Enemies,
+    timers: SeaquestTimers,
+    from_left: F32[Tensor, "B 1"],
+    kind: F32[Tensor, "B 1"],
+    line: F32[Tensor, "B 1"],
 ) -> Enemies:
     """Add a new enemy when due, unless an enemy of its line swims the other way."""
     swimmers = enemies.swimmers
-    moves_right = (unit[:, 0] < 0.5).unsqueeze(-1)
-    line = 1 + (unit[:, 2] * (SIZE - 2)).to(torch.int64)
-    opposes = swimmers.exists & (swimmers.y == line.unsqueeze(-1))
-    opposes = opposes & (swimmers.moves_right != moves_right)
-    arrives = (timers.enemy_spawn == 0) & ~opposes.any(-1)
-
-    is_new = _first_free(swimmers, arrives)
-    is_submarine = (unit[:, 1] < 1 / 3).unsqueeze(-1)
+    opposes = swimmers.exists & (swimmers.y == _line(line))
+    opposes = opposes & (swimmers.moves_right != (from_left < 0.5))
+    arrives = (timers.enemy_spawn == 0) & ~opposes.any(-1, True)
+    swimmers, is_new = _add(
+        swimmers, arrives, from_left, line, timers.move_speed, timers.time
+    )
     return Enemies(
-        swimmers=_add(
-            swimmers,
-            is_new,
-            unit[:, 0],
-            unit[:, 2],
-            timers.move_speed,
-            timers.time,
-        ),
-        is_submarine=torch.where(is_new, is_submarine, enemies.is_submarine),
+        swimmers=swimmers,
+        is_submarine=torch.where(is_new, kind < 1 / 3, enemies.is_submarine),
         shot_timer=torch.where(is_new, 10, enemies.shot_timer),
     )
-
-
-def _spawn_diver(
-    divers: Swimmers, timers: SeaquestTimers, unit: F32[Tensor, "B 2"]
-) -> Swimmers:
-    is_new = _first_free(divers, timers.diver_spawn == 0)
-    move_timer = torch.full_like(timers.time, 5)
-    return _add(divers, is_new, unit[:, 0], unit[:, 1], move_timer, timers.time)
 
 
 # Seaquest: moves
@@ -869,19 +938,17 @@ def _act(
     fires = is_action(cfg, action, "f") & (player.shot_timer == 0)
 
     # A second bullet is younger than the first.
-    first = bullets.exists[:, 0]
-    is_new = fires.unsqueeze(-1) & torch.stack([~first, first], -1)
+    first = bullets.exists[:, :1]
+    is_new = fires & torch.cat([~first, first], -1)
     place = (player.x, player.y, player.faces_right)
-    fired = put(bullets, is_new, True, *(x.unsqueeze(-1) for x in place))
+    fired = put(bullets, is_new, True, *place)
 
-    dx = offset(cfg, action, "l", "r")
-    x, y = player.x + dx, player.y + offset(cfg, action, "u", "d")
-    shot_timer = torch.where(fires, 5, player.shot_timer)
+    dx = offset(cfg, action, "lr")
     moved = player._replace(
-        x=x.clamp(0, SEAQUEST_BOTTOM),
-        y=y.clamp(0, SEAQUEST_BOTTOM - 1),
+        x=(player.x + dx).clamp(0, LAST),
+        y=steer(cfg, action, player.y, "ud", 0, LAST - 1),
         faces_right=(player.faces_right | (dx > 0)) & (dx >= 0),
-        shot_timer=(shot_timer - 1).clamp_min(0),
+        shot_timer=reload(player.shot_timer, fires),
     )
     return moved, fired
 
@@ -897,25 +964,24 @@ def _move_bullets(
 ) -> tuple[Bullets, Enemies, I64[Tensor, "B"]]:
     """Move the bullets by a cell; each removes an enemy that it meets, fish first. Also return the number removed."""
     flies = bullets.exists
-    x, is_inside = walk(bullets.x, bullets.moves_right, torch.ones_like(flies))
-    flies = flies & is_inside
+    x, is_inside = walk(bullets.x, bullets.moves_right, flies)
+    moving = (flies & is_inside, x, bullets.y)
     swimmers = enemies.swimmers
     left: list[Tensor] = []
     n_shot = torch.zeros_like(x[:, 0])
     for i in reversed(range(N_BULLETS)):
-        is_met = swimmers.exists & flies[:, i : i + 1]
-        is_met = is_met & (swimmers.x == x[:, i : i + 1])
-        is_met = is_met & (swimmers.y == bullets.y[:, i : i + 1])
+        exists, x_i, y_i = (value[:, i : i + 1] for value in moving)
+        is_met = swimmers.exists & exists
+        is_met = is_met & (swimmers.x == x_i) & (swimmers.y == y_i)
         fish = is_met & ~enemies.is_submarine
-        has_fish = fish.any(-1, keepdim=True)
+        has_fish = fish.any(-1, True)
         shot = _oldest(swimmers, torch.where(has_fish, fish, is_met))
         swimmers = swimmers._replace(exists=swimmers.exists & ~shot)
-        left.append(flies[:, i] & ~is_met.any(-1))
-        n_shot = n_shot + is_met.any(-1).to(torch.int64)
+        left = [exists & ~is_met.any(-1, True), *left]
+        n_shot = n_shot + is_met.any(-1)
 
     # The older one is first again, wherever it was.
-    exists = torch.stack(left[::-1], -1)
-    moved = bullets._replace(exists=exists, x=x)
+    moved = bullets._replace(exists=torch.cat(left, -1), x=x)
     return _close_up(moved), enemies._replace(swimmers=swimmers), n_shot
 
 
@@ -928,13 +994,32 @@ def _close_up(bullets: Bullets) -> Bullets:
 def _is_at(
     x: I64[Tensor, "B M"], swimmers: Swimmers, player: Player
 ) -> Bool[Tensor, "B M"]:
-    is_column = x == player.x.unsqueeze(-1)
-    return is_column & (swimmers.y == player.y.unsqueeze(-1))
+    return (x == player.x) & (swimmers.y == player.y)
+
+
+def _are_together(
+    x: I64[Tensor, "B M"],
+    y: I64[Tensor, "B M"],
+    other_x: I64[Tensor, "B K"],
+    other_y: I64[Tensor, "B K"],
+) -> Bool[Tensor, "B M K"]:
+    """Return which of M things are in one cell with which of K others."""
+    is_column = x.unsqueeze(-1) == other_x.unsqueeze(-2)
+    return is_column & (y.unsqueeze(-1) == other_y.unsqueeze(-2))
+
+
+def _count_younger(
+    swimmers: Swimmers, others: Bool[Tensor, "B M M"]
+) -> I64[Tensor, "B M"]:
+    """Return how many of its others are younger than each swimmer."""
+    birth = swimmers.birth
+    is_younger = birth.unsqueeze(-2) > birth.unsqueeze(-1)
+    return (is_younger & others).sum(-1)
 
 
 def _move_divers(
     divers: Swimmers, player: Player
-) -> tuple[Swimmers, I64[Tensor, "B"]]:
+) -> tuple[Swimmers, I64[Tensor, "B 1"]]:
     """Move divers when due; return them and the number that came on board."""
     moves = divers.exists & (divers.move_timer == 0)
     x, is_inside = walk(divers.x, divers.moves_right, moves)
@@ -942,16 +1027,14 @@ def _move_divers(
     meets = meets & divers.exists
 
     # While there is room; the youngest first.
-    is_younger = divers.birth.unsqueeze(-2) > divers.birth.unsqueeze(-1)
-    n_before = (is_younger & meets.unsqueeze(-2)).sum(-1)
-    n_free = (MAX_DIVERS - player.n_divers).unsqueeze(-1)
-    boards = meets & (n_before < n_free)
+    n_before = _count_younger(divers, meets.unsqueeze(-2))
+    boards = meets & (n_before < MAX_DIVERS - player.n_divers)
     moved = divers._replace(
         exists=divers.exists & is_inside & ~boards,
         x=x,
         move_timer=torch.where(moves, 5, divers.move_timer - 1),
     )
-    return moved, boards.sum(-1)
+    return moved, boards.sum(-1, True)
 
 
 def _move_enemies(
@@ -959,8 +1042,8 @@ def _move_enemies(
     of_kind: Bool[Tensor, "B M"],
     bullets: Bullets,
     player: Player,
-    move_speed: I64[Tensor, "B"],
-) -> tuple[Swimmers, Bullets, I64[Tensor, "B"], Bool[Tensor, "B"]]:
+    move_speed: I64[Tensor, "B 1"],
+) -> tuple[Swimmers, Bullets, I64[Tensor, "B"], Bool[Tensor, "B 1"]]:
     """Move enemies of one kind when due, some into bullets; return also how many were shot, and if the player was met.
 
     Returns:
@@ -969,36 +1052,29 @@ def _move_enemies(
     active = swimmers.exists & of_kind
     moves = active & (swimmers.move_timer == 0)
     x, is_inside = walk(swimmers.x, swimmers.moves_right, moves)
-    meets_before = active & _is_at(swimmers.x, swimmers, player)
     meets_after = moves & _is_at(x, swimmers, player)
+    meets = (active & _is_at(swimmers.x, swimmers, player)) | meets_after
 
     # Of several that arrive in a cell with bullets, the youngest are shot; of several bullets, the oldest hit.
+    y = swimmers.y
     arrives = moves & is_inside & ~meets_after
-    at_bullet = x.unsqueeze(-1) == bullets.x.unsqueeze(-2)
-    at_bullet = at_bullet & (
-        swimmers.y.unsqueeze(-1) == bullets.y.unsqueeze(-2)
-    )
+    at_bullet = _are_together(x, y, bullets.x, bullets.y)
     at_bullet = at_bullet & arrives.unsqueeze(-1) & bullets.exists.unsqueeze(-2)
-    is_younger = swimmers.birth.unsqueeze(-2) > swimmers.birth.unsqueeze(-1)
-    in_cell = x.unsqueeze(-2) == x.unsqueeze(-1)
-    in_cell = in_cell & (swimmers.y.unsqueeze(-2) == swimmers.y.unsqueeze(-1))
-    n_before = (is_younger & in_cell & arrives.unsqueeze(-2)).sum(-1)
+    rivals = _are_together(x, y, x, y) & arrives.unsqueeze(-2)
+    n_before = _count_younger(swimmers, rivals)
     is_shot = arrives & (n_before < at_bullet.sum(-1))
 
-    shares_cell = (at_bullet[..., 0] & at_bullet[..., 1]).any(-1)
-    rank = torch.stack([torch.zeros_like(shares_cell), shares_cell], -1)
-    hits = at_bullet.sum(-2) > rank.to(torch.int64)
-    timer = torch.where(
-        moves, move_speed.unsqueeze(-1), swimmers.move_timer - 1
-    )
+    shares_cell = (at_bullet[..., 0] & at_bullet[..., 1]).any(-1, True)
+    rank = torch.cat([torch.zeros_like(shares_cell), shares_cell], -1)
+    hits = at_bullet.sum(-2) > rank
+    timer = torch.where(moves, move_speed, swimmers.move_timer - 1)
     left = swimmers._replace(
         exists=swimmers.exists & is_inside & ~is_shot,
         x=x,
         move_timer=torch.where(active, timer, swimmers.move_timer),
     )
     bullets = _close_up(bullets._replace(exists=bullets.exists & ~hits))
-    is_met = (meets_before | meets_after).any(-1)
-    return left, bullets, is_shot.sum(-1), is_met
+    return left, bullets, is_shot.sum(-1), meets.any(-1, True)
 
 
 def _move_enemy_bullets(
@@ -1006,7 +1082,7 @@ def _move_enemy_bullets(
     enemies: Enemies,
     shooters: Bool[Tensor, "B M"],
     player: Player,
-) -> tuple[Tensor, Tensor, I64[Tensor, "B M"], Bool[Tensor, "B"]]:
+) -> tuple[Tensor, Tensor, I64[Tensor, "B M"], Bool[Tensor, "B 1"]]:
     """Fire submarines' bullets and move all by a cell; return them, the shot timers, and where the player is hit.
 
     Args:
@@ -1021,17 +1097,16 @@ def _move_enemy_bullets(
     leftward = state.leftward | show(y, x, shoots & ~to_right)
     rightward = state.rightward | show(y, x, shoots & to_right)
 
-    edge = torch.zeros_like(leftward[:, :, :1])
-    next_leftward = torch.cat([leftward[:, :, 1:], edge], -1)
-    next_rightward = torch.cat([edge, rightward[:, :, :-1]], -1)
+    next_leftward = shift(leftward, -1, 2)
+    next_rightward = shift(rightward, 1, 2)
     flown = leftward | rightward | next_leftward | next_rightward
-    is_hit = any_cell(flown & at(player.y, player.x))
+    is_hit = any_cell(flown & show(player.y, player.x))
     return next_leftward, next_rightward, shot_timer, is_hit
 
 
 def _breathe(
     cfg: GameConfig, player: Player, timers: SeaquestTimers
-) -> tuple[Player, SeaquestTimers, Bool[Tensor, "B"], I64[Tensor, "B"]]:
+) -> tuple[Player, SeaquestTimers, Bool[Tensor, "B 1"], I64[Tensor, "B"]]:
     """Return player and timers after the step, where the player surfaces without a diver, and the reward for six."""
     is_up = player.y == 0
     comes_up = is_up & ~player.is_up
@@ -1043,40 +1118,21 @@ def _breathe(
     oxygen = torch.where(is_up, player.oxygen, player.oxygen - 1)
     after = player._replace(
         oxygen=torch.where(surfaces, MAX_OXYGEN, oxygen),
-        n_divers=n_divers - surfaces.to(torch.int64),
+        n_divers=torch.where(surfaces, n_divers - 1, n_divers),
         is_up=is_up & (player.is_up | surfaces),
     )
     timers = timers._replace(
         time=timers.time + 1,
-        enemy_spawn=_count_down(timers.enemy_spawn, timers.enemy_spawn_speed),
-        diver_spawn=_count_down(timers.diver_spawn, 30),
+        enemy_spawn=count_down(timers.enemy_spawn, timers.spawn_speed),
+        diver_spawn=count_down(timers.diver_spawn, 30),
     )
+    # Enemies come sooner after each surfacing.
     if cfg.ramping:
-        timers = _accelerate_seaquest(timers, surfaces)
-    return after, timers, comes_up & (player.n_divers == 0), bonus
-
-
-def _accelerate_seaquest(
-    timers: SeaquestTimers, surfaces: Bool[Tensor, "B"]
-) -> SeaquestTimers:
-    """Make enemies come sooner after each surfacing, and move faster after every second one."""
-    can_ramp = (timers.enemy_spawn_speed > 1) | (timers.move_speed > 2)
-    ramps = surfaces & can_ramp
-    is_odd = timers.n_ramps % 2 == 1
-    return timers._replace(
-        enemy_spawn_speed=shorten(timers.enemy_spawn_speed, ramps, 1),
-        move_speed=shorten(timers.move_speed, ramps & is_odd, 2),
-        n_ramps=timers.n_ramps + ramps.to(torch.int64),
-    )
+        timers = accelerate(timers, surfaces, 2)
+    return after, timers, comes_up & ~surfaces, bonus.flatten()
 
 
 # Seaquest: observation
-
-
-def _trails(swimmers: Swimmers) -> Bool[Tensor, "B 10 10"]:
-    """Return the map of the cells behind swimmers."""
-    back = torch.where(swimmers.moves_right, -1, 1)
-    return show(swimmers.y, swimmers.x + back, swimmers.exists)
 
 
 def seaquest_observe(
@@ -1090,24 +1146,28 @@ def seaquest_observe(
     player, divers, bullets = state.player, state.divers, state.bullets
     enemies, is_submarine = state.enemies.swimmers, state.enemies.is_submarine
 
+    def show_swimmers(swimmers: Swimmers, of_kind: Tensor) -> Tensor:
+        return show(swimmers.y, swimmers.x, swimmers.exists & of_kind)
+
+    def show_trails(swimmers: Swimmers) -> Tensor:
+        back = swimmers.x - direction(swimmers.moves_right)
+        return show(swimmers.y, back, swimmers.exists)
+
     cells = torch.arange(SIZE, device=player.x.device)
+    bottom = block(cells, (LAST, SIZE), (0, SIZE))
     n_lit = player.oxygen.clamp_min(0) * 10 // MAX_OXYGEN
-    bottom = (cells == SEAQUEST_BOTTOM).view(1, -1, 1)
-    oxygen = bottom & (cells < n_lit.view(-1, 1, 1))
-    on_board = bottom & (
-        cells >= SEAQUEST_BOTTOM - player.n_divers.view(-1, 1, 1)
-    )
+    on_board = (cells >= LAST - player.n_divers) & (cells < LAST)
     return image(
-        at(player.y, player.x),
-        at(player.y, player.x + torch.where(player.faces_right, -1, 1)),
+        show(player.y, player.x),
+        show(player.y, player.x - direction(player.faces_right)),
         show(bullets.y, bullets.x, bullets.exists),
-        _trails(enemies) | _trails(divers),
+        show_trails(enemies) | show_trails(divers),
         state.leftward | state.rightward,
-        show(enemies.y, enemies.x, enemies.exists & ~is_submarine),
-        show(enemies.y, enemies.x, enemies.exists & is_submarine),
-        oxygen,
-        on_board & (cells < SEAQUEST_BOTTOM),
-        show(divers.y, divers.x, divers.exists),
+        show_swimmers(enemies, ~is_submarine),
+        show_swimmers(enemies, is_submarine),
+        bottom & (cells < n_lit).unsqueeze(1),
+        bottom & on_board.unsqueeze(1),
+        show_swimmers(divers, divers.exists),
     )
 
 
@@ -1126,6 +1186,7 @@ def seaquest(
     """
     return game(
         ALL_ACTIONS,
+        minimal_actions,
         10,
         (seaquest_reset, seaquest_step, seaquest_observe),
         sticky_probability,
@@ -1135,62 +1196,47 @@ def seaquest(
 
 # Space Invaders: a cannon shoots aliens, which come closer ever faster.
 
-SPACE_INVADERS_BOTTOM = SIZE - 1
+ALIENS = (0, 4), (2, 8)  # their rows and columns
 
 
 class SpaceInvadersState(NamedTuple):
     """Cannon, bullets, aliens and timers of each row."""
 
-    position: I64[Tensor, "B"]  # column of the cannon
+    position: I64[Tensor, "B 1"]  # column of the cannon
     bullets: Bool[Tensor, "B 10 10"]  # of the player
     alien_bullets: Bool[Tensor, "B 10 10"]
     aliens: Bool[Tensor, "B 10 10"]
-    direction: I64[Tensor, "B"]  # of the aliens, -1 or 1
-    move_interval: I64[Tensor, "B"]
-    move_timer: I64[Tensor, "B"]
-    alien_shot_timer: I64[Tensor, "B"]
-    shot_timer: I64[Tensor, "B"]
-    terminal: Bool[Tensor, "B"]
-
-
-def _all_aliens(like: Tensor) -> Bool[Tensor, "1 10 10"]:
-    cells = torch.arange(SIZE, device=like.device)
-    is_column = (cells >= 2) & (cells < 8)
-    return ((cells < 4).unsqueeze(-1) & is_column).unsqueeze(0)
+    direction: I64[Tensor, "B 1"]  # of the aliens, -1 or 1
+    move_interval: I64[Tensor, "B 1"]
+    move_timer: I64[Tensor, "B 1"]
+    alien_shot_timer: I64[Tensor, "B 1"]
+    shot_timer: I64[Tensor, "B 1"]
+    terminal: Bool[Tensor, "B 1"]
 
 
 def space_invaders_reset(
     cfg: GameConfig, world: NoWorld, key: I64[Tensor, "B 2"]
 ) -> SpaceInvadersState:
     """Build the state with the cannon in the middle, and all aliens on their way to the left."""
-    zero = torch.zeros_like(key[:, 0])
-    empty = zero.to(torch.bool).view(-1, 1, 1).expand(-1, SIZE, SIZE)
+    empty = fill(key, False, SIZE, SIZE)
     return SpaceInvadersState(
-        position=zero + 5,
+        position=fill(key, 5),
         bullets=empty,
         alien_bullets=empty,
-        aliens=_all_aliens(key).expand_as(empty),
-        direction=zero - 1,
-        move_interval=zero + 12,
-        move_timer=zero + 12,
-        alien_shot_timer=zero + 10,
-        shot_timer=zero,
-        terminal=zero.to(torch.bool),
+        aliens=block(key, *ALIENS).expand_as(empty),
+        direction=fill(key, -1),
+        move_interval=fill(key, 12),
+        move_timer=fill(key, 12),
+        alien_shot_timer=fill(key, 10),
+        shot_timer=fill(key, 0),
+        terminal=fill(key, False),
     )
 
 
 def _where(
-    rows: Bool[Tensor, "B"], a: Tensor, b: Tensor
+    rows: Bool[Tensor, "B 1"], a: Tensor, b: Tensor
 ) -> Bool[Tensor, "B 10 10"]:
-    return torch.where(rows.view(-1, 1, 1), a, b)
-
-
-def _shift(cells: Bool[Tensor, "B 10 10"], down: bool) -> Tensor:
-    """Move a map by one row, down or up; what leaves the grid is lost."""
-    edge = torch.zeros_like(cells[:, :1])
-    if down:
-        return torch.cat([edge, cells[:, :-1]], 1)
-    return torch.cat([cells[:, 1:], edge], 1)
+    return torch.where(rows.unsqueeze(-1), a, b)
 
 
 def space_invaders_step(
@@ -1206,33 +1252,27 @@ def space_invaders_step(
       key: unused: the step is deterministic.
     """
     fires = is_action(cfg, action, "f") & (state.shot_timer == 0)
-    position = state.position + offset(cfg, action, "l", "r")
-    position = position.clamp(0, SPACE_INVADERS_BOTTOM)
-    cannon = at(torch.full_like(position, SPACE_INVADERS_BOTTOM), position)
+    position = steer(cfg, action, state.position, "lr")
+    cannon = show_below(position)
 
-    bullets = _shift(
-        state.bullets | (cannon & fires.view(-1, 1, 1)), down=False
-    )
-    alien_bullets = _shift(state.alien_bullets, down=True)
+    bullets = shift(state.bullets | (cannon & fires.unsqueeze(-1)), -1, 1)
+    alien_bullets = shift(state.alien_bullets, 1, 1)
     is_hit = any_cell((alien_bullets | state.aliens) & cannon)
     advanced, is_reached = _advance(state, cannon)
 
     # The lowest alien of the nearest column shoots.
     shoots = state.alien_shot_timer == 0
     shot = _nearest_alien(advanced.aliens, position)
-    alien_bullets = alien_bullets | (shot & shoots.view(-1, 1, 1))
-    alien_shot_timer = torch.where(shoots, 10, state.alien_shot_timer)
 
     killed = advanced.aliens & bullets
-    shot_timer = torch.where(fires, 5, state.shot_timer)
     next_state = advanced._replace(
         position=position,
         bullets=bullets & ~killed,
-        alien_bullets=alien_bullets,
+        alien_bullets=alien_bullets | (shot & shoots.unsqueeze(-1)),
         aliens=advanced.aliens & ~killed,
         move_timer=advanced.move_timer - 1,
-        alien_shot_timer=alien_shot_timer - 1,
-        shot_timer=(shot_timer - 1).clamp_min(0),
+        alien_shot_timer=count_down(state.alien_shot_timer, 10),
+        shot_timer=reload(state.shot_timer, fires),
         terminal=is_hit | is_reached,
     )
     reward = killed.flatten(1).sum(-1)
@@ -1241,21 +1281,20 @@ def space_invaders_step(
 
 def _advance(
     state: SpaceInvadersState, cannon: Bool[Tensor, "B 10 10"]
-) -> tuple[SpaceInvadersState, Bool[Tensor, "B"]]:
+) -> tuple[SpaceInvadersState, Bool[Tensor, "B 1"]]:
     """Move the aliens when due; return the state, and whether the aliens have won by the move, for each row."""
     moves = state.move_timer == 0
     aliens = state.aliens
-    n_aliens = aliens.flatten(1).sum(-1)
+    n_aliens = aliens.flatten(1).sum(-1, True)
+    to_left = state.direction < 0
     at_edge = torch.where(
-        state.direction < 0, aliens[:, :, 0].any(-1), aliens[:, :, 9].any(-1)
+        to_left, aliens[:, :, :1].any(1), aliens[:, :, LAST:].any(1)
     )
 
     # At the edge they turn and come down by a row.
-    sideways = _where(
-        state.direction < 0, aliens.roll(-1, 2), aliens.roll(1, 2)
-    )
+    sideways = _where(to_left, aliens.roll(-1, 2), aliens.roll(1, 2))
     turns = moves & at_edge
-    lands = turns & aliens[:, SPACE_INVADERS_BOTTOM].any(-1)
+    lands = turns & aliens[:, LAST].any(-1, True)
     moved = _where(at_edge, aliens.roll(1, 1), sideways)
     aliens = _where(moves, moved, aliens)
     interval = torch.minimum(n_aliens, state.move_interval)
@@ -1268,17 +1307,15 @@ def _advance(
 
 
 def _nearest_alien(
-    aliens: Bool[Tensor, "B 10 10"], position: I64[Tensor, "B"]
+    aliens: Bool[Tensor, "B 10 10"], position: I64[Tensor, "B 1"]
 ) -> Bool[Tensor, "B 10 10"]:
     """Return the map of the lowest alien in the column nearest to the cannon; of two such columns the left one."""
     cells = torch.arange(SIZE, device=position.device)
-    distance = (cells - position.unsqueeze(-1)).abs()
-    order = 2 * distance + (cells > position.unsqueeze(-1)).to(torch.int64)
-    has_alien = aliens.any(1)
-    column = torch.where(has_alien, order, 10 * SIZE).argmin(-1)
-    in_column = aliens & (cells == column.view(-1, 1, 1))
-    row = torch.where(in_column.any(-1), cells, -1).amax(-1)
-    return at(row, column)
+    order = 2 * (cells - position).abs() + (cells > position)
+    column = torch.where(aliens.any(1), order, 10 * SIZE).argmin(-1, True)
+    in_column = aliens & (cells == column).unsqueeze(1)
+    row = torch.where(in_column.any(-1), cells, -1).amax(-1, True)
+    return show(row, column)
 
 
 def _next_wave(
@@ -1287,8 +1324,9 @@ def _next_wave(
     """Bring back all aliens in rows where the last one was shot; with ramping they are faster."""
     is_cleared = ~any_cell(state.aliens)
     interval = shorten(state.move_interval, is_cleared, 6)
+    all_aliens = block(state.aliens, *ALIENS)
     return state._replace(
-        aliens=_where(is_cleared, _all_aliens(state.aliens), state.aliens),
+        aliens=_where(is_cleared, all_aliens, state.aliens),
         move_interval=interval if cfg.ramping else state.move_interval,
     )
 
@@ -1297,10 +1335,9 @@ def space_invaders_observe(
     cfg: GameConfig, world: NoWorld, state: SpaceInvadersState
 ) -> F32[Tensor, "B 10 10 6"]:
     """Return the channels: cannon, aliens, aliens moving left, aliens moving right, player's and aliens' bullets."""
-    bottom = torch.full_like(state.position, SPACE_INVADERS_BOTTOM)
-    is_leftward = (state.direction < 0).view(-1, 1, 1)
+    is_leftward = (state.direction < 0).unsqueeze(-1)
     return image(
-        at(bottom, state.position),
+        show_below(state.position),
         state.aliens,
         state.aliens & is_leftward,
         state.aliens & ~is_leftward,
@@ -1323,7 +1360,8 @@ def space_invaders(
       sticky_probability: that the last action of the episode is repeated.
     """
     return game(
-        "nlrf" if minimal_actions else ALL_ACTIONS,
+        "nlrf",
+        minimal_actions,
         6,
         (space_invaders_reset, space_invaders_step, space_invaders_observe),
         sticky_probability,

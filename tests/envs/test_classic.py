@@ -19,7 +19,6 @@ from funcppo.envs.classic import (
     LINK_LENGTH,
     BodyState,
     ReacherConfig,
-    ReacherState,
 )
 from funcppo.envs.wrappers import restart, sample_reset, step_with_autoreset
 from tests.learning import WORLD, assert_trees_equal
@@ -239,12 +238,8 @@ def states(n, seed=0):
     """Poses and velocities of up to 6 rad / s, in float64."""
     draws = torch.Generator().manual_seed(seed)
     angle = (torch.rand(n, 2, generator=draws, dtype=torch.float64) - 0.5) * 6
-    velocity = (
-        torch.rand(n, 2, generator=draws, dtype=torch.float64) - 0.5
-    ) * 12
-    target = torch.zeros(n, 2, dtype=torch.float64)
-    steps = torch.zeros(n, dtype=torch.int64)
-    return ReacherState(angle, velocity, target, steps)
+    velocity = torch.rand(n, 2, generator=draws, dtype=torch.float64) - 0.5
+    return angle, velocity * 12
 
 
 def centres(angle):
@@ -288,13 +283,13 @@ def acceleration_of_the_lagrangian(cfg, angle, velocity, torque):
 @pytest.mark.parametrize("gravity", [0.0, 9.81])
 def test_accelerations_of_the_arm_are_those_of_the_lagrangian(gravity):
     cfg = ReacherConfig(gravity=gravity, damping=0.3, max_steps=9)
-    state = states(10)
-    torque = states(10, seed=1).velocity
-    got = classic.acceleration(cfg, state.angle, state.velocity, torque)
+    angle, velocity = states(10)
+    torque = states(10, seed=1)[1]
+    got = classic.acceleration(cfg, angle, velocity, torque)
     want = torch.stack(
         [
             acceleration_of_the_lagrangian(cfg, *row)
-            for row in zip(state.angle, state.velocity, torque)
+            for row in zip(angle, velocity, torque)
         ]
     )
     torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-9)
@@ -303,7 +298,8 @@ def test_accelerations_of_the_arm_are_those_of_the_lagrangian(gravity):
 def test_targets_are_uniform_on_the_disc_that_the_arm_reaches():
     """A quarter of them lies within half the reach; 10,000 draws, five deviations."""
     env = classic.reacher()
-    radius = env.reset(env.cfg, WORLD, keys(10_000)).target.norm(dim=-1)
+    motion = env.reset(env.cfg, WORLD, keys(10_000)).motion
+    radius = motion[:, 4:].norm(dim=-1)
     assert float(radius.max()) <= 2 * LINK_LENGTH + 1e-6
     share = float((radius < LINK_LENGTH).float().mean())
     assert share == pytest.approx(0.25, abs=5 * math.sqrt(0.25 * 0.75 / 10_000))

@@ -81,11 +81,11 @@ def assert_plays_alike(
 
 
 def scalar(value):
-    return torch.tensor([value])
+    return torch.tensor([[value]])
 
 
 def number(value):
-    return torch.tensor([int(value)])
+    return scalar(int(value))
 
 
 def whole(state):
@@ -299,7 +299,7 @@ def freeway_state(env):
         car_speed=speed,
         move_timer=number(env.move_timer),
         time_left=number(env.terminate_timer),
-        terminal=torch.tensor([env.terminal]),
+        terminal=scalar(env.terminal),
     )
 
 
@@ -344,7 +344,7 @@ def invaders_state(env):
         move_timer=number(env.alien_move_timer),
         alien_shot_timer=number(env.alien_shot_timer),
         shot_timer=number(env.shot_timer),
-        terminal=torch.tensor([env.terminal]),
+        terminal=scalar(env.terminal),
     )
 
 
@@ -474,12 +474,12 @@ def sea_of(env):
         rightward=left_and_right[1],
         divers=swimmers(env.divers, minatar.N_DIVERS),
         timers=Timers(
-            time=torch.tensor([1000]),
-            enemy_spawn_speed=number(env.e_spawn_speed),
+            time=scalar(1000),
+            spawn_speed=number(env.e_spawn_speed),
             enemy_spawn=number(env.e_spawn_timer),
             diver_spawn=number(env.d_spawn_timer),
             move_speed=number(env.move_speed),
-            n_ramps=number(env.ramp_index),
+            ramp_index=number(env.ramp_index),
         ),
         terminal=number(env.terminal) == 1,
     )
