@@ -1,7 +1,7 @@
 """Checkpoints: a tree of tensors in one file, written whole or not at all.
 
 A file is a NumPy archive of one array for each leaf, named by its path of fields, and of meta data as JSON. NumPy has
-no bfloat16: such a leaf is stored as its bits, and the meta data name it. `save` writes the archive; `restore` reads it
+no bfloat16: such a leaf is stored as its bits. `save` writes the archive; `restore` reads it
 back into a tree of the same structure, `read` without knowing the structure.
 """
 
@@ -30,7 +30,6 @@ Tree = TypeVar("Tree")
 Meta = Json
 
 _META_ARRAY = "__meta__"  # name of the array that holds the meta data
-_BFLOAT16_KEY = "bfloat16"  # of the meta data: names of leaves stored as bits
 
 
 class DamagedCheckpointError(ValueError):
@@ -50,48 +49,21 @@ def save(
 
     Raises:
       OSError: the file cannot be written.
-      ValueError: two leaves have one name, or NumPy has no dtype for one.
     """
-    arrays: dict[str, np.ndarray] = {}
-    bfloat16_names: list[str] = []
-    for name, leaf in zip(tree.paths(state), tree.leaves(state)):
-        if name in arrays or name == _META_ARRAY:
-            raise ValueError(
-                f"state: expected a name of its own for each tensor, got {name} twice"
-            )
-        if leaf.dtype == torch.bfloat16:
-            bfloat16_names.append(name)
-        arrays[name] = _to_array(name, leaf)
-
-    versioned_meta = {files.FORMAT_KEY: files.FORMAT} | meta
-    if bfloat16_names:
-        versioned_meta[_BFLOAT16_KEY] = bfloat16_names
-    text = json.dumps(versioned_meta).encode()
+    arrays = dict(zip(tree.paths(state), map(_to_array, tree.leaves(state))))
+    text = json.dumps({files.FORMAT_KEY: files.FORMAT} | meta).encode()
     arrays[_META_ARRAY] = np.frombuffer(text, dtype=np.uint8)
-
-    def write(file: Any) -> None:
-        # Not by `np.savez`, whose own arguments are no names for arrays.
-        with zipfile.ZipFile(file, "w") as archive:
-            for name, array in arrays.items():
-                with archive.open(
-                    f"{name}.npy", "w", force_zip64=True
-                ) as member:
-                    np.lib.format.write_array(member, array, allow_pickle=False)
-
-    write_atomically(Path(path), write, previous)
+    write_atomically(
+        Path(path), lambda file: np.savez(file, **cast(Any, arrays)), previous
+    )
 
 
-def _to_array(name: str, leaf: Tensor) -> np.ndarray:
+def _to_array(leaf: Tensor) -> np.ndarray:
     """Return a tensor as a NumPy array on the host; bfloat16 becomes int16 with the same bits."""
     leaf = leaf.detach().cpu()
     if leaf.dtype == torch.bfloat16:
         leaf = leaf.view(torch.int16)
-    try:
-        return leaf.numpy()
-    except TypeError as error:
-        raise ValueError(
-            f"{name}: expected a dtype of NumPy or bfloat16, got {leaf.dtype}"
-        ) from error
+    return leaf.numpy()
 
 
 def restore(
@@ -130,32 +102,26 @@ def restore(
             f"{path}: expected the tensors of this configuration, got {name} in {owner} only"
         )
 
-    bfloat16_names = cast("list[object]", meta.get(_BFLOAT16_KEY, []))
-    tensors = []
-    for name, leaf in zip(names, tree.leaves(like)):
-        is_bfloat16 = name in bfloat16_names
-        tensors.append(_to_tensor(path, name, arrays[name], is_bfloat16, leaf))
+    tensors = [
+        _to_tensor(f"{path}: {name}", arrays[name], leaf)
+        for name, leaf in zip(names, tree.leaves(like))
+    ]
     return tree.unflatten(like, tensors), meta
 
 
-def _to_tensor(
-    path: Path, name: str, array: np.ndarray, is_bfloat16: bool, like: Tensor
-) -> Tensor:
+def _to_tensor(place: str, array: np.ndarray, like: Tensor) -> Tensor:
     """Return an array of a checkpoint as a tensor on the device of `like`; the inverse of `_to_array`.
 
     Raises:
       ValueError: shape or dtype are not those of `like`.
     """
-    stored = _describe_array(array)
-    if is_bfloat16:
-        stored = stored.replace("int16", "bfloat16")
-    if stored != _describe(like):
-        raise ValueError(
-            f"{path}: {name}: expected {_describe(like)}, got {stored}"
-        )
     tensor = torch.from_numpy(array)
-    if is_bfloat16:
+    if tensor.dtype == torch.int16 and like.dtype == torch.bfloat16:
         tensor = tensor.view(torch.bfloat16)
+    if _describe(tensor) != _describe(like):
+        raise ValueError(
+            f"{place}: expected {_describe(like)}, got {_describe(tensor)}"
+        )
     return tensor.to(like.device)
 
 
@@ -225,28 +191,28 @@ def text_of(value: Any, seen: tuple[object, ...] = ()) -> str:
     Args:
       seen: functions that contain the value, which may contain themselves.
     """
-    if is_dataclass(value) and not isinstance(value, type):
-        parts = [
-            f"{field.name}={text_of(getattr(value, field.name), seen)}"
-            for field in fields(value)
-        ]
-        return f"{type(value).__name__}({', '.join(parts)})"
     if isinstance(value, Tensor):
         data = value.detach().cpu().flatten().view(torch.uint8).numpy()
         digest = hashlib.sha256(data.tobytes()).hexdigest()[:16]
         return f"{_describe(value)} {digest}"
     if isinstance(value, FunctionType):
         return _function_text(value, seen)
+
+    kind = type(value).__name__
     if isinstance(value, partial):
-        return text_of((value.func, value.args, value.keywords), seen)
+        value = (value.func, value.args, value.keywords)
     if isinstance(value, Mapping):
-        return text_of(list(cast(Any, value).items()), seen)
+        value = list(cast(Any, value).items())
     if isinstance(value, tuple | list):
-        items = cast("Iterable[object]", value)
-        texts = [text_of(x, seen) for x in items]
+        texts = [text_of(x, seen) for x in cast("Iterable[object]", value)]
         return f"({', '.join(texts)}{',' * (len(texts) == 1)})"
+    if is_dataclass(value) and not isinstance(value, type):
+        parts = [
+            f"{field.name}={text_of(getattr(value, field.name), seen)}"
+            for field in fields(value)
+        ]
+        return f"{kind}({', '.join(parts)})"
     if callable(value) or isinstance(value, ModuleType):
-        kind = type(value).__name__
         name = getattr(value, "__qualname__", None)
         return str(name or getattr(value, "__name__", kind))
     return re.sub(r" at 0x[0-9a-f]+", "", repr(value))
@@ -290,10 +256,3 @@ def _describe(tensor: Tensor) -> str:
     """Format the dtype and the shape of a tensor, for an error."""
     dtype = str(tensor.dtype).removeprefix("torch.")
     return f"{dtype} {list(tensor.shape)}"
-
-
-def _describe_array(array: object) -> str:
-    """Format the dtype and the shape of an array of a checkpoint; for anything else, which means damage, its type."""
-    if not isinstance(array, np.ndarray):
-        return type(array).__name__
-    return f"{array.dtype} {list(array.shape)}"

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from funcppo.core.settings import (
     DecayRate,
+    FieldError,
     NonNegativeFloat,
     NonNegativeInt,
     PositiveFloat,
@@ -146,31 +147,24 @@ class PPOConfig:
           ValueError: names the field.
         """
         check_fields(self)
-        if self.n_envs % self.n_shards:
-            raise ValueError(
-                f"n_shards: expected a divisor of n_envs = {self.n_envs}, got {self.n_shards}"
-            )
         batch_size = self.n_envs * self.n_steps
-        if batch_size % self.n_minibatches:
-            raise ValueError(
-                f"n_minibatches: expected a divisor of n_envs * n_steps = {batch_size}, got {self.n_minibatches}"
-            )
         minibatch_size = batch_size // self.n_minibatches
-        if minibatch_size % self.n_microbatches:
-            raise ValueError(
-                f"n_microbatches: expected a divisor of the {minibatch_size} rows of a minibatch, "
-                f"got {self.n_microbatches}"
-            )
-        if minibatch_size % (self.n_microbatches * self.n_shards):
-            raise ValueError(
-                f"n_shards: expected a divisor of the {minibatch_size // self.n_microbatches} rows of a microbatch, "
-                f"got {self.n_shards}"
-            )
+        microbatch_size = minibatch_size // self.n_microbatches
+        for name, number, what in (
+            ("n_shards", self.n_envs, "n_envs ="),
+            ("n_minibatches", batch_size, "n_envs * n_steps ="),
+            ("n_microbatches", minibatch_size, "the rows of a minibatch,"),
+            ("n_shards", microbatch_size, "the rows of a microbatch,"),
+        ):
+            divisor = getattr(self, name)
+            if number % divisor:
+                raise FieldError(name, f"a divisor of {what} {number}", divisor)
         # The deviation of one advantage is 0 (ddof 0) or not defined (ddof 1).
         if minibatch_size == 1 and self.advantage_ddof is not None:
-            raise ValueError(
-                f"n_minibatches: expected at least 2 rows a minibatch to normalise advantages over, got "
-                f"{self.n_minibatches} minibatches of {batch_size} rows; or set advantage_ddof to None"
+            raise FieldError(
+                "n_minibatches",
+                "at least 2 rows a minibatch to normalise advantages over, or advantage_ddof None",
+                self.n_minibatches,
             )
 
     @property
@@ -206,27 +200,17 @@ class Config:
         """
         has_memory = self.agent.initial_memory is not None
         if self.ppo.n_shards > 1 and (has_memory or self.env.host is not None):
-            reason = (
-                "the network has memory"
-                if has_memory
-                else "the environments step on the host"
-            )
-            raise ValueError(
-                f"n_shards: expected 1, because {reason}, got {self.ppo.n_shards}"
-            )
-        if has_memory:
-            self._check_whole_environments()
-
-    def _check_whole_environments(self) -> None:
-        """Check that each minibatch and microbatch can hold whole environments, as a network with memory needs."""
+            reason = "where the network has memory or the environments step on the host"
+            raise FieldError("n_shards", f"1 {reason}", self.ppo.n_shards)
+        if not has_memory:
+            return
+        # Each minibatch and microbatch holds whole environments.
         n_envs = self.ppo.n_envs
         for name in ("n_minibatches", "n_microbatches"):
             n = getattr(self.ppo, name)
             if n_envs % n:
-                raise ValueError(
-                    f"{name}: expected a divisor of the {n_envs} environments, because the network has "
-                    f"memory, got {n}"
-                )
+                expected = f"a divisor of the {n_envs} environments, because the network has memory"
+                raise FieldError(name, expected, n)
             n_envs //= n
 
     def without_scalars(self) -> Config:

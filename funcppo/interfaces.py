@@ -37,7 +37,7 @@ nothing to entropy or gradients. Each row has at least one legal action.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, Generic, NamedTuple, Protocol, TypeAlias, cast
 
@@ -47,7 +47,13 @@ from torch import Tensor
 from typing_extensions import TypeVar
 
 from funcppo.core import random
-from funcppo.core.settings import NonNegativeInt, Size, check_fields
+from funcppo.core.settings import (
+    FieldError,
+    NonNegativeInt,
+    Size,
+    check_fields,
+    check_value,
+)
 from funcppo.core.types import (
     F32,
     I64,
@@ -110,19 +116,22 @@ def _categorical_sample(
 def _categorical_log_prob(
     output: HasLogits, action: I64[Tensor, "B"]
 ) -> F32[Tensor, "B"]:
-    return (
-        torch.log_softmax(output.logits, -1)
-        .gather(-1, action.unsqueeze(-1))
-        .squeeze(-1)
-    )
+    log_p = torch.log_softmax(output.logits, -1)
+    return log_p.gather(-1, action.unsqueeze(-1)).squeeze(-1)
 
 
 def _categorical_entropy(output: HasLogits) -> F32[Tensor, "B"]:
     log_p = torch.log_softmax(output.logits, -1)
+    return -_mean_over_actions(log_p, log_p)
+
+
+def _mean_over_actions(
+    log_p: F32[Tensor, "... S"], x: F32[Tensor, "... S"]
+) -> F32[Tensor, "..."]:
+    """Compute the mean of x over actions with log-probabilities log_p; one of probability 0 adds nothing."""
     p = log_p.exp()
-    # 0 log 0 = 0. The logarithm is replaced before the product: 0 times -inf is NaN, in the gradient even where a mask
-    # leaves it out of the sum.
-    return -(p * torch.where(p > 0, log_p, 0.0)).sum(-1)
+    # x is replaced before the product: 0 times -inf is NaN, in the gradient even where a mask leaves it out of the sum.
+    return (p * torch.where(p > 0, x, 0.0)).sum(-1)
 
 
 def _categorical_mode(output: HasLogits) -> I64[Tensor, "B"]:
@@ -165,10 +174,7 @@ def negative_kl_to_prior(out: Any) -> F32[Tensor, "B"]:
     """
     log_p = torch.log_softmax(out.logits, -1)
     log_prior = torch.log_softmax(out.prior_logits, -1)
-    p = log_p.exp()
-    # An action of probability 0 adds nothing; its logarithm would make the product not a number.
-    summands = torch.where(p > 0, p * (log_p - log_prior), 0.0)
-    return -summands.sum(-1)
+    return -_mean_over_actions(log_p, log_p - log_prior)
 
 
 KL_REGULARISED_CATEGORICAL: Distribution[Any] = Distribution(
@@ -287,26 +293,18 @@ def check_settings(settings: object, name: str) -> None:
             f"{name}: expected a Python scalar or a frozen dataclass of such, got a tensor: "
             "tensors that a function reads are its world"
         )
-    for part, value in _parts(settings):
-        check_settings(value, f"{name}{part}")
-
-
-def _parts(settings: object) -> list[tuple[str, object]]:
-    """List the fields of a record or the items of a container, each with its access text such as `.name` or `[0]`."""
-    # of a NamedTuple
-    names: Iterable[str] = getattr(settings, "_fields", ())
+    parts: dict[str, object] = {}
+    names: Iterable[str] = getattr(settings, "_fields", ())  # of a NamedTuple
     if is_dataclass(settings) and not isinstance(settings, type):
         names = [field.name for field in fields(settings)]
     if names:
-        return [
-            (f".{name}", getattr(cast(Any, settings), name)) for name in names
-        ]
-    items: Iterable[tuple[object, object]] = ()
-    if isinstance(settings, Mapping):
-        items = cast("Mapping[object, object]", settings).items()
+        parts = {f".{x}": getattr(settings, x) for x in names}
+    elif isinstance(settings, Mapping):
+        parts = {f"[{x!r}]": y for x, y in cast(Any, settings).items()}
     elif isinstance(settings, tuple | list):
-        items = enumerate(cast("Sequence[object]", settings))
-    return [(f"[{key!r}]", value) for key, value in items]
+        parts = {f"[{i}]": x for i, x in enumerate(cast(Any, settings))}
+    for part, value in parts.items():
+        check_settings(value, f"{name}{part}")
 
 
 class ActorCriticOutput(Protocol):
@@ -337,6 +335,26 @@ class MaskedObservation(NamedTuple):
     features: F32[Tensor, "B F"]
     # The action is legal; some action of each row is. Of several actions at once: side by side, some of each.
     action_mask: Bool[Tensor, "B S"]
+
+
+def features(obs: Any) -> Tensor:
+    """Return the numbers of an observation without its action mask.
+
+    Raises:
+      TypeError: it is neither a tensor nor a `MaskedObservation`.
+    """
+    x = obs.features if isinstance(obs, MaskedObservation) else obs
+    if not isinstance(x, Tensor):
+        raise TypeError(
+            f"observe: expected a tensor or a MaskedObservation, got {type(obs).__name__}"
+        )
+    return x
+
+
+def with_features(obs: Any, x: Tensor) -> Tensor | MaskedObservation:
+    """Replace the features of an observation; keep its action mask if it has one."""
+    is_masked = isinstance(obs, MaskedObservation)
+    return MaskedObservation(x, obs.action_mask) if is_masked else x
 
 
 class NoWorld(NamedTuple):
@@ -370,16 +388,12 @@ class EnvironmentSpec:
     def __post_init__(self) -> None:
         """Raise ValueError naming a field that is out of range, or action sizes that contradict the other fields."""
         check_fields(self)
-        if self.action_sizes is None:
+        sizes = self.action_sizes
+        if sizes is None:
             return
-        if (
-            self.continuous_actions
-            or sum(self.action_sizes) != self.action_size
-        ):
-            raise ValueError(
-                f"action_sizes: expected sizes of discrete actions with the sum action_size = {self.action_size}, "
-                f"got {self.action_sizes}"
-            )
+        if self.continuous_actions or sum(sizes) != self.action_size:
+            expected = f"sizes of discrete actions with the sum action_size = {self.action_size}"
+            raise FieldError("action_sizes", expected, sizes)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -503,19 +517,13 @@ class Agent(Generic[World, Params, Obs, Output]):
           TypeError: there is not either `apply`, or what a network with memory needs.
           ValueError: `action_key_steps` is no number of steps.
         """
-        steps: object = self.action_key_steps
-        is_number = isinstance(steps, int) and not isinstance(steps, bool)
-        if steps is not None and not (is_number and steps >= 1):
-            raise ValueError(
-                f"action_key_steps: expected a number of steps from 1, or None, got {steps!r}"
-            )
+        check_value("action_key_steps", Size | None, self.action_key_steps)
         has_apply = self.apply is not _apply_without_memory
         for name in ("initial_memory", "apply_recurrent"):
             if has_apply == (getattr(self, name) is not None):
                 expected = "none beside apply" if has_apply else "a function"
                 raise TypeError(
-                    f"{name}: expected {expected}, got {getattr(self, name)}: an agent has either apply, or "
-                    "initial_memory and apply_recurrent"
+                    f"{name}: expected {expected}: an agent has either apply, or initial_memory and apply_recurrent"
                 )
 
 

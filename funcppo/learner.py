@@ -11,14 +11,11 @@ The training step as it runs: compiled and captured, or neither where a run is t
 
 from __future__ import annotations
 
-import dataclasses
-import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import (
-    TYPE_CHECKING,
     Any,
     Generic,
     Literal,
@@ -36,7 +33,7 @@ from funcppo.advantages import Estimate
 from funcppo.checkpoint import text_of
 from funcppo.config import Config, PPOConfig
 from funcppo.core import random, tree
-from funcppo.core.host import Deadline
+from funcppo.core.host import NO_DEADLINE, Deadline
 from funcppo.core.settings import FieldError
 from funcppo.core.types import I64, Obs, Params, State, World
 from funcppo.envs import wrappers
@@ -46,7 +43,6 @@ from funcppo.envs.checks import (
     call_named,
     call_twice,
     call_vectorised,
-    check_layout,
     with_named_errors,
 )
 from funcppo.envs.wrappers import stand_in_env
@@ -68,20 +64,27 @@ from funcppo.rollout import (
     rollout_step,
 )
 from funcppo.runtime import compile as compilation
+from funcppo.runtime import distributed
 from funcppo.runtime.capture import (
     CapturedStep,
     ReasonCode,
     are_trees_demanded,
     capture,
     capture_loop_bodies,
-    clear_graph_pools,
+    cudagraph_trees_only,
+    without_cuda_graphs,
 )
 from funcppo.runtime.compile import (
     DEFAULT_TOLERANCE,
+    ROLLOUT_PARTS,
     StrategyRecord,
+    choices,
+    select_strategy,
+    show_progress,
     with_capture,
+    with_failure,
 )
-from funcppo.runtime.distributed import Agree, alone
+from funcppo.runtime.distributed import Agree, Processes, alone
 from funcppo.train_step import (
     EAGER_PARTS,
     Metrics,
@@ -89,11 +92,6 @@ from funcppo.train_step import (
     StepFunctions,
     TrainState,
 )
-
-if TYPE_CHECKING:  # it imports the compiler, which an eager run does without
-    from funcppo.runtime.capture import CapturedStep
-    from funcppo.runtime.compile import StrategyRecord
-    from funcppo.runtime.distributed import Processes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -233,43 +231,27 @@ def own_state(
         yield
     except Exception as error:
         # The step of several processes waits for the others.
-        if learner.group is not None or learner.cfg.env.host is not None:
-            raise
-        problem = _describe_difference(learner, state, name)
-        if not problem and isinstance(error, AttributeError | TypeError):
-            problem = _describe_failure(learner, state)
-        if problem:
-            raise ValueError(problem) from error
+        if learner.group is None and learner.cfg.env.host is None:
+            problem = _explain_failure(learner, state, name)
+            if problem:
+                raise ValueError(problem) from error
         raise
 
 
-def _describe_difference(
-    learner: AnyLearner, state: AnyState, name: str
-) -> str:
-    """Describe where a state differs from the learner's own; empty if nowhere, or if the learner cannot make one."""
+def _explain_failure(learner: AnyLearner, state: AnyState, name: str) -> str:
+    """Repeat a step to name the tensor that differs from the learner's own, or the function that fails; else empty."""
+    cfg, world = _with_named_errors(learner.cfg), learner.world
     try:
-        key = random.key(0, state.key.device)
-        own = train_step.init(learner.cfg, learner.world, key)
-    except Exception:  # what failed before says why
-        return ""
-    try:
-        check_layout(name, "state.env_state", state.env_state, own.env_state)
-        check_layout(name, "state.params", state.params, own.params)
-    except ValueError as difference:
-        return str(difference)
-    return ""
-
-
-def _describe_failure(learner: AnyLearner, state: AnyState) -> str:
-    """Repeat a step to name the function of environment or network that fails; empty if none of them does."""
-    try:
-        train_step.train_step(
-            _with_named_errors(learner.cfg), learner.world, state
-        )
-    except FunctionError as error:
-        return str(error)
+        own = train_step.init(cfg, world, random.key(0, state.key.device))
+        for part in ("env_state", "params"):
+            value, like = getattr(state, part), getattr(own, part)
+            place = f"{name}: state.{part}"
+            tree.check_layout(value, like, place, FunctionError)
+        train_step.train_step(cfg, world, state)
+    except FunctionError as problem:
+        return str(problem)
     except Exception:  # the first error says what it is
-        return ""
+        pass
     return ""
 
 
@@ -297,15 +279,14 @@ class CompiledLearner(Generic[Params, State]):
         Raises:
           ValueError: the state has other shapes, dtypes or devices than the one that the learner was compiled for.
         """
+        captured, given = self.captured, state
         if self.roll_out is not None:
-            self.captured.load((state, self.roll_out(state)))
-            metrics = self.captured.step()
-            return self.captured.state[0], tree.map(torch.clone, metrics)
-
-        if state is not self.captured.state:
-            self.captured.load(state)
-        metrics = self.captured.step()
-        return self.captured.state, tree.map(torch.clone, metrics)
+            given = (state, self.roll_out(state))
+        if given is not captured.state:
+            captured.load(given)
+        metrics = tree.map(torch.clone, captured.step())
+        after = captured.state
+        return after if self.roll_out is None else after[0], metrics
 
 
 @overload
@@ -362,16 +343,7 @@ def ppo(
     if env.host is not None and env.host.n_envs is not None:
         options = {"n_envs": env.host.n_envs} | options
     check_settings(env.cfg, "env.cfg")
-    for name, fn in {"loss": loss, "advantages": advantages}.items():
-        if fn is not None and not callable(fn):
-            raise TypeError(f"{name}: expected a function, got {describe(fn)}")
 
-    names = [field.name for field in fields(PPOConfig)]
-    for name in options:
-        if name not in names:
-            raise TypeError(
-                f"{name}: expected one of the options {', '.join(names)}"
-            )
     ppo_config = PPOConfig(**options)
     agent = _build_agent(network, env)
     check_settings(agent.cfg, "agent.cfg")
@@ -392,10 +364,6 @@ def _build_agent(network: object, env: AnyEnvironment) -> AnyAgent:
         raise TypeError(
             f"network: expected an Agent or a function of an EnvironmentSpec, got the module {type(network).__name__}; "
             "an Agent applies it by torch.func.functional_call (docs/write_a_network.md)"
-        )
-    if not callable(network):
-        raise TypeError(
-            f"network: expected an Agent or a function of an EnvironmentSpec, got {describe(network)}"
         )
     if env.spec is None:
         raise ValueError(
@@ -424,8 +392,6 @@ def distribute(learner: Learner[Params, State]) -> Learner[Params, State]:
         processes.
       StalledError: some process does not come.
     """
-    from funcppo.runtime import distributed
-
     world_size = distributed.launched_size()
     if world_size <= 1:
         return learner
@@ -451,20 +417,17 @@ def distribute(learner: Learner[Params, State]) -> Learner[Params, State]:
 
 def settings_text(cfg: Config) -> dict[str, str]:
     """Return {setting: its text}, equal in every process, to compare a checkpoint with its learner."""
-    texts = {
-        f"{owner}{field.name}": text_of(getattr(settings, field.name))
-        for owner, settings in (
-            ("", cfg.ppo),
-            ("env.", cfg.env),
-            ("agent.", cfg.agent),
-        )
+    owners = {"": cfg.ppo, "env.": cfg.env, "agent.": cfg.agent}
+    read = {
+        f"{owner}{field.name}": getattr(settings, field.name)
+        for owner, settings in owners.items()
         for field in fields(settings)
-        if field.name != "host"
     }
-    texts |= {"loss": text_of(cfg.loss), "advantages": text_of(cfg.advantages)}
-    if cfg.env.host is not None:
-        texts["env.host.check"] = text_of(cfg.env.host.check)
-    return texts
+    host = read.pop("env.host")
+    read |= {"loss": cfg.loss, "advantages": cfg.advantages}
+    if host is not None:
+        read["env.host.check"] = host.check
+    return {name: text_of(value) for name, value in read.items()}
 
 
 def compile(
@@ -473,7 +436,7 @@ def compile(
     *,
     strategy: str = "auto",
     backend: str = "inductor",
-    tolerance: float | None = None,
+    tolerance: float = DEFAULT_TOLERANCE,
     graphs: Literal["auto", "off", "trees"] = "auto",
 ) -> CompiledLearner[Params, State]:
     """Compile a learner's step by the fastest strategy that works here, and capture it as a CUDA graph on a GPU.
@@ -486,7 +449,7 @@ def compile(
       strategy: "auto", or one of `runtime.compile.STRATEGIES`: see `runtime.compile.select_strategy`.
       backend: a backend of `torch.compile`.
       tolerance: largest relative difference from the eager step; `runtime.compile.BF16_TOLERANCE` for matrix
-        products in bfloat16. None: the default of `runtime.compile`.
+        products in bfloat16.
       graphs: how a GPU replays the step. auto: as one CUDA graph where it can be recorded; off: as none; trees: by
         those that PyTorch records of compiled functions (`mode="reduce-overhead"`), to compare with.
 
@@ -499,18 +462,6 @@ def compile(
       TypeError: what is handed in is no state, or its params and moments differ in dtype.
       Exception: whatever a strategy that is chosen by name raises.
     """
-    from funcppo.runtime.capture import (
-        cudagraph_trees_only,
-        without_cuda_graphs,
-    )
-    from funcppo.runtime.compile import (
-        DEFAULT_TOLERANCE,
-        choices,
-        show_progress,
-    )
-
-    if tolerance is None:
-        tolerance = DEFAULT_TOLERANCE
     _check_state(state)
     check_functions(learner, state)
     allowed = {
@@ -542,13 +493,11 @@ def check_functions(learner: AnyLearner, state: AnyState) -> None:
     key = state.key.view(-1, 2)[0]  # of the first shard
     call = partial(call_twice, tolerance=TOLERANCE, bound_world=world)
     with torch.no_grad():
-        if cfg.env.host is not None:
-            observe = partial(cfg.env.observe, cfg.env.cfg, world)
-            _apply_network(cfg, world, state, observe(state.env_state), call)
-            return
         step_keys = _try_functions(
             cfg, world, state, key, call, cfg.agent.distribution.sample
         )
+        if cfg.env.host is not None:
+            return
         # What a step returns is named by itself, not by what cannot be done with it.
         reset_sample = wrappers.sample_reset(cfg.env, world, step_keys)
         rollout_step(
@@ -588,49 +537,31 @@ def _try_functions(
     call: Callable[..., Any],
     sample: Callable[..., Tensor],
 ) -> I64[Tensor, "... B 2"]:
-    """Call each function of environment and network once through `call`; return the keys of the rows."""
-    env = cfg.env
+    """Call each pure function of environment and network once through `call`; return the keys of the rows."""
+    env, env_state = cfg.env, state.env_state
     settings = (env.cfg, world)
-    n_rows = tree.leaves(state.env_state)[0].shape[key.ndim - 1]
+    n_rows = tree.leaves(env_state)[0].shape[key.ndim - 1]
     step_keys = random.split(key, n_rows)
-    call("reset", partial(env.reset, *settings), key=step_keys)
-    obs = call(
-        "observe", partial(env.observe, *settings), state=state.env_state
-    )
-    output = _apply_network(cfg, world, state, obs, call)
-    call(
-        "step_functional",
-        partial(env.step_functional, *settings),
-        state=state.env_state,
-        action=sample(key, output),
-        key=step_keys,
-    )
-    return step_keys
-
-
-def _apply_network(
-    cfg: Config,
-    world: object,
-    state: AnyState,
-    obs: Any,
-    call: Callable[..., Any],
-) -> Any:
-    """Apply the network through `call`, which runs the function under a name, and return its output."""
-
-    def apply(params: Any, observation: Any, memory: Any) -> dict[str, Any]:
-        output, memory = apply_agent(
-            cfg.agent, world, params, observation, memory
-        )
-        return {"output": output, "memory": memory}
-
-    result = call(
+    if env.host is None:
+        call("reset", partial(env.reset, *settings), key=step_keys)
+    obs = call("observe", partial(env.observe, *settings), state=env_state)
+    output, _ = call(
         "apply of the network",
-        apply,
+        partial(apply_agent, cfg.agent, world),
         params=state.params,
         observation=obs,
         memory=state.memory,
     )
-    return result["output"]
+
+    if env.host is None:
+        call(
+            "step_functional",
+            partial(env.step_functional, *settings),
+            state=env_state,
+            action=sample(key, output),
+            key=step_keys,
+        )
+    return step_keys
 
 
 def _compile(
@@ -641,58 +572,43 @@ def _compile(
     tolerance: float,
 ) -> CompiledLearner[Params, State]:
     """Compile and capture the learner's step; several processes try the same strategies together."""
-    from funcppo.runtime.capture import capture
-    from funcppo.runtime.compile import (
-        ROLLOUT_PARTS,
-        select_strategy,
-        with_capture,
-        with_failure,
-    )
-    from funcppo.runtime.distributed import alone
-
+    world = learner.world
     agree = learner.group.first_failure if learner.group else alone
 
     # Trials and compiled functions know an environment on the host by its stand-in alone, which is pure.
     is_on_host = learner.cfg.env.host is not None
     cfg = replace(learner.cfg, env=stand_in_env(learner.cfg.env))
+    compiled_parts = set(ROLLOUT_PARTS)
+    if is_on_host:
+        compiled_parts.remove("rollout_step")
     parts, record = select_strategy(
         train_step.collect,
         EAGER_PARTS,
         cfg,
-        learner.world,
+        world,
         state,
         strategy,
         backend,
         tolerance,
-        tuple(set(ROLLOUT_PARTS) - {"rollout_step"})
-        if is_on_host
-        else ROLLOUT_PARTS,
+        tuple(compiled_parts),
         agree,
     )
-    if not is_on_host:
-        captured = capture(
-            partial(train_step.train_step, cfg, learner.world, parts=parts),
-            state,
-            agree=agree,
-        )
-        return CompiledLearner(
-            record=with_capture(record, captured), captured=captured
-        )
 
-    captured = capture(
-        partial(_learn, cfg, learner.world, parts),
-        (state, train_step.roll_out(cfg, learner.world, state)),
-        agree=agree,
-    )
+    step: Any = partial(train_step.train_step, cfg, world, parts=parts)
+    first: Any = state
+    roll_out = None
+    if is_on_host:
+        step = partial(_learn, cfg, world, parts)
+        first = (state, train_step.roll_out(cfg, world, state))
+        roll_out = partial(_roll_out, learner, cfg, parts)
+        reason = "the environment steps on the host, which can be neither compiled nor captured"
+        code = ReasonCode.HOST_ENVIRONMENT
+        record = with_failure(record, "rollout_step", reason, code)
+    captured = capture(step, first, agree=agree)
     return CompiledLearner(
-        record=with_failure(
-            with_capture(record, captured),
-            "rollout_step",
-            "the environment steps on the host, which can be neither compiled nor captured",
-            ReasonCode.HOST_ENVIRONMENT,
-        ),
+        record=with_capture(record, captured),
         captured=captured,
-        roll_out=partial(_roll_out, learner, cfg, parts),
+        roll_out=roll_out,
     )
 
 
@@ -725,16 +641,16 @@ def _learn(
 ) -> tuple[tuple[AnyState, Rollout], Metrics]:
     """Learn from a rollout; return (next state, the same rollout) and the metrics."""
     state, rollout = state_and_rollout
-    next_state, metrics = train_step.learn(cfg, world, state, rollout, parts)
+    next_state, metrics = train_step.train_step(
+        cfg, world, state, parts, rollout
+    )
     return (next_state, rollout), metrics
 
 
-# Seconds that the updates of a run take uncompiled, from which compiling repays, by type of device. On a GPU compiling
-# takes about as long, and saves most of an update of many small kernels.
-COMPILE_MIN_SECONDS = {"cuda": 36.0}
-# Rollout steps and minibatch updates from which it repays where no update is measured. Compiling takes a minute or two,
-# and saves 1.5 ms on each of them on a GPU, 8 ms on a CPU.
+# Rollout steps and minibatch updates from which compiling repays. It takes a minute or two, and saves 1.5 ms on each of
+# them on a GPU, 8 ms on a CPU.
 COMPILE_MIN_CALLS = 40_000
+COMPILE_MIN_SECONDS = 36.0  # left for the updates
 CHECKPOINT_SECONDS = 60.0  # between two checkpoints, validations aside
 
 
@@ -746,8 +662,7 @@ def prepare_step(
     strategy: str,
     tolerance: float = DEFAULT_TOLERANCE,
     agree: Agree = alone,
-    deadline: Deadline | None = None,
-    uncompiled_seconds: float | None = None,
+    deadline: Deadline = NO_DEADLINE,
     decide: Callable[[bool], bool] = bool,
 ) -> tuple[CapturedStep[TrainState[Any, Any], Metrics], StrategyRecord]:
     """Compile or capture a training step; strategy auto compiles only if the run is long enough to repay it.
@@ -757,9 +672,8 @@ def prepare_step(
       parts: `EAGER_PARTS`, or `vmap_parts` of them for stacked states.
       strategy: as of `runtime.compile.select_strategy`.
       tolerance, agree: likewise.
-      deadline: of the updates, one of which auto measures on a GPU; None: it measures none.
-      uncompiled_seconds: of all updates, as measured at an earlier start.
-      decide: what the processes that share the step agree on.
+      deadline: of the updates.
+      decide: whether auto compiles, given whether it repays by the length of the run.
 
     Returns:
       The step, and the record of the strategy that it uses and why.
@@ -768,36 +682,19 @@ def prepare_step(
       Exception: whatever a strategy raises that was set by name and fails.
     """
     step = partial(train_step.train_step, cfg, world)
-    ppo = cfg.ppo
-    device_type = state.key.device.type
-    # Recording all kernels of an uncompiled iteration takes seconds, so a short run records one step of each loop.
-    capture_bodies = partial(
-        capture_loop_bodies, step, parts, state, agree=agree
-    )
-
+    calls = n_calls(cfg.ppo)
+    repays = calls >= COMPILE_MIN_CALLS
+    repays &= deadline.seconds_left >= COMPILE_MIN_SECONDS
     # Where graphs of compiled functions are asked for, nothing is decided.
     decides = strategy == "auto" and not are_trees_demanded()
-    bodies = None
-    if decides and device_type in COMPILE_MIN_SECONDS:
-        bodies, seconds = _measure_updates(
-            ppo.n_updates,
-            COMPILE_MIN_SECONDS[device_type],
-            deadline,
-            decide,
-            capture_bodies,
-        )
-        uncompiled_seconds = seconds if deadline else uncompiled_seconds
-    repays, numbers = decide_to_compile(ppo, device_type, uncompiled_seconds)
     is_short = decides and not decide(repays)
-    if bodies and not is_short:
-        bodies = None  # frees their memory
-        clear_graph_pools()
 
     # Where the compiler is turned off, that is the reason.
+    device_type = state.key.device.type
     is_reason = is_short and not compilation.reason_against_compiling(
         device_type
     )
-    parts, record = compilation.select_strategy(
+    parts, record = select_strategy(
         train_step.collect,
         parts,
         cfg,
@@ -808,69 +705,22 @@ def prepare_step(
         agree=agree,
     )
 
+    # Recording all kernels of an uncompiled iteration takes seconds, so a short run records one step of each loop.
     if is_short and device_type != "cpu":
-        captured = bodies or capture_bodies()
+        captured = capture_loop_bodies(step, parts, state, agree=agree)
     else:
         captured = capture(partial(step, parts=parts), state, agree=agree)
     if is_reason:
-        reason = f"that would take longer than it saves: {numbers} (--strategy one-graph compiles)"
+        reason = (
+            f"that would take longer than it saves: {calls:,} rollout steps and minibatches, repaid from "
+            f"{COMPILE_MIN_CALLS:,} on in {COMPILE_MIN_SECONDS:g} s (--strategy one-graph compiles)"
+        )
         failure = compilation.Failure(
             name="compiling", message=reason, code=ReasonCode.SHORT_RUN
         )
-        record = dataclasses.replace(record, failures=(failure,))
-    record = dataclasses.replace(
-        with_capture(record, captured), uncompiled_seconds=uncompiled_seconds
-    )
+        record = replace(record, failures=(failure,))
+    record = with_capture(record, captured)
     return captured, record
-
-
-def _measure_updates(
-    n_updates: int,
-    min_seconds: float,
-    deadline: Deadline | None,
-    decide: Callable[[bool], bool],
-    capture_bodies: Callable[[], CapturedStep[Any, Any]],
-) -> tuple[CapturedStep[Any, Any] | None, float]:
-    """Time one update; return the captured step and the estimated seconds of all updates, at most until the deadline.
-    The step is None if `decide` rules out compiling by the time left alone, before any timing.
-    """
-    seconds = deadline.seconds_left if deadline else 0.0
-    if not decide(seconds >= min_seconds):
-        return None, seconds
-    bodies = capture_bodies()  # makes an update, which loads code
-    update_seconds = _time_call(bodies.fn, bodies.state)
-    return bodies, min(seconds, n_updates * update_seconds)
-
-
-def _time_call(fn: Callable[..., object], *args: object) -> float:
-    """Measure the seconds of a call, including the work that it starts on a GPU."""
-    _wait_for_gpu()
-    start = time.perf_counter()
-    fn(*args)
-    _wait_for_gpu()
-    return time.perf_counter() - start
-
-
-def _wait_for_gpu() -> None:
-    if torch.cuda.is_initialized():
-        torch.cuda.synchronize()
-
-
-def decide_to_compile(
-    ppo: PPOConfig, device_type: str, uncompiled_seconds: float | None
-) -> tuple[bool, str]:
-    """Decide whether compiling repays in a run; return the decision and its numbers as text.
-
-    Args:
-      uncompiled_seconds: the time of all updates, by which a GPU decides; None if it was not measured.
-    """
-    min_seconds = COMPILE_MIN_SECONDS.get(device_type)
-    if uncompiled_seconds is None or min_seconds is None:
-        calls = n_calls(ppo)
-        numbers = f"{calls:,} rollout steps and minibatches, repaid from {COMPILE_MIN_CALLS:,} on"
-        return calls >= COMPILE_MIN_CALLS, numbers
-    numbers = f"{uncompiled_seconds:.3g} s of updates, repaid from {min_seconds:g} s on"
-    return uncompiled_seconds >= min_seconds, numbers
 
 
 def n_calls(ppo: PPOConfig) -> int:
@@ -884,8 +734,6 @@ def n_calls(ppo: PPOConfig) -> int:
 def describe_strategy(record: StrategyRecord) -> str:
     """Format on one line which strategy is used, and why others are not."""
     line = f"strategy {record.strategy} on {record.device}, replayed by: {record.replay_mode}"
-    if record.strategy != "eager" and record.uncompiled_seconds is not None:
-        line += f"; uncompiled its updates would take {record.uncompiled_seconds:.3g} s"
     if record.rollout == "kernel":
         line += "; the rollout is one kernel"
     if record.network == "kernels":

@@ -21,11 +21,11 @@ import secrets
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from funcppo.core import VERSION, files
 from funcppo.core.files import Json, shorten
-from funcppo.core.settings import METRICS_FILE, FieldError
+from funcppo.core.settings import METRICS_FILE, FieldError, check_value
 
 if TYPE_CHECKING:
     from funcppo.runtime.compile import StrategyRecord
@@ -38,6 +38,12 @@ LogFn: TypeAlias = Callable[[Row], None]
 CSV_FILE = "metrics.csv"
 TENSORBOARD_FOLDER = "tensorboard"
 EVENTS_SUFFIX = ".funcppo"  # of event files, by which the next start knows them
+# Causes of rows that are left out, which the notes of a run count.
+_NOT_LOGGED = (
+    "n_nonfinite_observations",
+    "n_nonfinite_rewards",
+    "n_empty_masks",
+)
 _WANDB_ACCOUNT = "an account of W&B (`wandb login`), or WANDB_MODE=offline"
 
 
@@ -56,30 +62,14 @@ def to_scalars(metrics: Metrics) -> dict[str, float]:
     from funcppo.core import tree
 
     values = torch.stack(tree.leaves(metrics)).tolist()
-    numbers: Any = tree.unflatten(metrics, values)
-    rollout = numbers.rollout
+    names = [path.rpartition(".")[2] for path in tree.paths(metrics)]
+    scalars: dict[str, float] = dict(zip(names, values))
     # without an episode the sums are 0, and so are the means
-    n_episodes = max(rollout.n_episodes, 1.0)
-    scalars = {
-        "n_episodes": rollout.n_episodes,
-        "episode_return": rollout.episode_return_sum / n_episodes,
-        "episode_length": rollout.episode_length_sum / n_episodes,
-        "n_truncated_episodes": rollout.n_truncated_episodes,
-        "explained_variance": rollout.explained_variance,
-    }
-    *losses, extra = numbers.loss._asdict().items()
-    own = extra[1]._asdict().items() if extra[1] else ()
-    for name, number in (*losses, *own):
-        is_measured = number != ()
-        if is_measured:
-            scalars[name] = number
-    for name in (
-        "grad_norm",
-        "learning_rate",
-        "n_applied_minibatches",
-        "n_nonfinite_minibatches",
-    ):
-        scalars[name] = getattr(numbers, name)
+    n_episodes = max(scalars["n_episodes"], 1.0)
+    for name in ("episode_return", "episode_length"):
+        scalars[name] = scalars.pop(f"{name}_sum") / n_episodes
+    for name in _NOT_LOGGED:
+        del scalars[name]
     return scalars
 
 
@@ -112,7 +102,7 @@ def _mean_row(rows: list[Row]) -> Row:
     mean: Row = {}
     for name in dict.fromkeys(name for row in rows for name in row):
         values = [row[name] for row in rows if row.get(name) is not None]
-        finite = [value for value in values if math.isfinite(value)]
+        finite = list(filter(math.isfinite, values))
         mean[name] = sum(finite) / len(finite) if finite else math.nan
     del mean["seed"]
     return mean | {"update": rows[0]["update"]}
@@ -131,34 +121,36 @@ def read(path: Path) -> list[Row]:
     Raises:
       ValueError: a line is not a row, or another version of funcppo wrote the file. Names the file and the line.
     """
+    return _parse(path)[1]
+
+
+def _parse(path: Path) -> tuple[Json, list[Row], str]:
+    """Return the header of a log, its rows, and the place of an unfinished last line, empty if there is none."""
+    header: Json = {}
     rows: list[Row] = []
-    *lines, _ = path.read_bytes().split(b"\n")
+    *lines, unfinished = path.read_bytes().split(b"\n")
     for number, line in enumerate(lines, 1):
         place = f"{path}:{number}"
         row = files.parse_object(place, line)
         if number == 1:
-            files.check_format(path, row.get(files.FORMAT_KEY))
-            continue
-        if not is_row(row):
+            files.check_format(path, row.pop(files.FORMAT_KEY, None))
+            header = row
+        elif is_row(row):
+            rows.append(row)
+        else:
             shown = shorten(line.decode(errors="replace"))
             raise ValueError(
                 f"{place}: expected the metrics of an update, got {shown}"
             )
-        rows.append(row)
-    return rows
+    return header, rows, f"{path}:{len(lines) + 1}" if unfinished else ""
 
 
 def read_header(path: Path) -> Json:
-    """Read the fields of a log's first line, without its format version; empty if there is no log or no header."""
-    if not path.exists():
+    """Read the fields of a log's first line, without its format version; empty if there is no log of this package."""
+    try:
+        return _parse(path)[0]
+    except (OSError, ValueError):
         return {}
-    first, *others = path.read_bytes().split(b"\n")
-    row = files.parse_object(f"{path}:1", first) if others else {}
-    if files.FORMAT_KEY not in row:
-        return {}
-    return {
-        name: value for name, value in row.items() if name != files.FORMAT_KEY
-    }
 
 
 def take_folder(
@@ -169,23 +161,21 @@ def take_folder(
     Raises:
       ValueError: one line that names a log of another run or program.
     """
-    events = folder / TENSORBOARD_FOLDER
-    # A run replaces metrics.jsonl itself, once its first files are written.
-    places = [] if overwrite else [folder / METRICS_FILE]
+    table, events = folder / CSV_FILE, folder / TENSORBOARD_FOLDER
     if overwrite:
-        places += [folder / CSV_FILE]
-        places += events.glob(f"*tfevents*{EVENTS_SUFFIX}")
-    elif "csv" in names:
-        places += [folder / CSV_FILE]
-    if "tensorboard" in names and not overwrite:
-        places += sorted(events.glob("*tfevents*"))
-    for place in places:
-        if overwrite:
+        # A run replaces metrics.jsonl itself, once its first files are written.
+        for place in (table, *events.glob(f"*tfevents*{EVENTS_SUFFIX}")):
             place.unlink(missing_ok=True)
-        elif place.exists():
-            raise ValueError(
-                f"log: {place}: expected no log of another run, got one: choose another folder, or move it away"
-            )
+        return
+    places = [folder / METRICS_FILE]
+    if "csv" in names:
+        places.append(table)
+    if "tensorboard" in names:
+        places += sorted(events.glob("*tfevents*"))
+    for place in filter(Path.exists, places):
+        raise ValueError(
+            f"log: {place}: expected no log of another run, got one: choose another folder, or move it away"
+        )
 
 
 def package_versions() -> Json:
@@ -224,25 +214,23 @@ def truncate(
     Returns:
       A note if the last line was unfinished, and one if updates up to the checkpoint have no line.
     """
-    header = read_header(path) if header is None else header
-    kept = [_to_line({files.FORMAT_KEY: files.FORMAT, **header})]
-    notes = []
-    logged: set[int] = set()
+    stored, rows, unfinished = {}, [], ""
     if path.exists():
-        for row in read(path):
-            if row["update"] <= last_update:
-                kept.append(_to_line(row))
-                logged.add(row["update"])
-        *lines, unfinished = path.read_bytes().split(b"\n")
-        if unfinished:
-            notes.append(f"{path}:{len(lines) + 1}: unfinished line dropped")
-
-    n_missing = last_update - len(logged - {0})
+        stored, rows, unfinished = _parse(path)
+    kept = [row for row in rows if row["update"] <= last_update]
+    notes: list[str] = []
+    if unfinished:
+        notes.append(f"{unfinished}: unfinished line dropped")
+    n_missing = last_update - len({row["update"] for row in kept} - {0})
     if n_missing > 0:
         notes.append(
             f"{path}: {n_missing} of the updates 1 to {last_update} have no line"
         )
-    files.write_atomically(path, lambda file: file.write(b"".join(kept)))
+
+    first = stored if header is None else header
+    lines = [{files.FORMAT_KEY: files.FORMAT, **first}, *kept]
+    content = b"".join(map(_to_line, lines))
+    files.write_atomically(path, lambda file: file.write(content))
     return notes
 
 
@@ -267,9 +255,7 @@ def check_loggers(names: Sequence[LoggerName]) -> None:
       FieldError: a name is unknown, a package is missing, or W&B has no account.
     """
     for name in names:
-        if name not in get_args(LoggerName):
-            expected = f"one of {', '.join(get_args(LoggerName))}"
-            raise FieldError("log", expected, name)
+        check_value("log", LoggerName, name)
         if name not in ("tensorboard", "wandb"):
             continue
         try:
@@ -332,13 +318,10 @@ def _open_csv(path: Path, rows: Sequence[Row], stack: ExitStack) -> LogFn:
 
     def write() -> None:
         names = (name for line in lines for name in line)
-        columns = dict.fromkeys(("update", *names))
         text = io.StringIO(newline="")
-        writer = csv.writer(text)
-        writer.writerow(columns)
-        for line in lines:
-            finite = json.loads(_to_line(line))
-            writer.writerow([finite.get(name) for name in columns])
+        writer = csv.DictWriter(text, dict.fromkeys(("update", *names)))
+        writer.writeheader()
+        writer.writerows(json.loads(_to_line(line)) for line in lines)
         content = text.getvalue().encode()
         files.write_atomically(path, lambda file: file.write(content))
 

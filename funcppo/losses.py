@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
+from typing import Any, Generic, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -13,8 +13,6 @@ from funcppo.core import tree
 from funcppo.core.types import F32, Bool, Obs
 from funcppo.interfaces import AnyAgent, Memory
 from funcppo.rollout import apply_sequence
-
-Rows = TypeVar("Rows")  # a tree whose leaves have one leading axis
 
 
 class Scalars(NamedTuple):
@@ -238,17 +236,23 @@ def _without_bad_rows(
 
     What a network with memory has seen and remembers stays, as later rows depend on it; only its own bad numbers are 0.
     """
+
+    def select(x: Tensor) -> Tensor:
+        if not x.is_floating_point():
+            return x
+        return torch.where(is_finite.view(-1, *[1] * (x.ndim - 1)), x, 0.0)
+
     if not isinstance(batch.sequence, Sequence):
-        return _zero_other_rows(is_finite, batch)
-    obs, sequence = batch.obs, batch.sequence
-    rows = _zero_other_rows(is_finite, batch._replace(obs=(), sequence=()))
+        return tree.map(select, batch)
+    rows = tree.map(select, batch._replace(obs=(), sequence=()))
     return rows._replace(
-        obs=tree.map(_zero_if_bad, obs),
-        sequence=tree.map(_zero_if_bad, sequence),
+        obs=tree.map(zero_if_bad, batch.obs),
+        sequence=tree.map(zero_if_bad, batch.sequence),
     )
 
 
-def _zero_if_bad(x: Tensor) -> Tensor:
+def zero_if_bad(x: Tensor) -> Tensor:
+    """Replace every NaN and infinity of a tensor by 0."""
     return torch.where(x.isfinite(), x, 0) if x.is_floating_point() else x
 
 
@@ -271,17 +275,6 @@ def _apply_to_batch(
         lambda x: x.view(cfg.ppo.n_steps, -1, *x.shape[1:]), (batch.obs, done)
     )
     return apply_sequence(agent, world, params, obs, done, memory)
-
-
-def _zero_other_rows(mask: Bool[Tensor, "TB"], rows: Rows) -> Rows:
-    """Keep the rows of the mask; set every floating-point number of the remaining rows to 0."""
-
-    def select(x: Tensor) -> Tensor:
-        if not x.is_floating_point():
-            return x
-        return torch.where(mask.view(-1, *[1] * (x.ndim - 1)), x, 0.0)
-
-    return tree.map(select, rows)
 
 
 def masked_mean(
@@ -332,19 +325,15 @@ def value_loss(
     """
     if cfg.value_clip_eps is not None:
         clip_eps = torch.full_like(clip_eps, cfg.value_clip_eps)
-    clipped_value = old_value + torch.clamp(
-        value - old_value, -clip_eps, clip_eps
-    )
+    change = torch.clamp(value - old_value, -clip_eps, clip_eps)
     plain_error = (value - target) ** 2
-    clipped_error = (clipped_value - target) ** 2
-    if cfg.value_loss == "plain":
-        error = plain_error
-    elif cfg.value_loss == "clipped_only":
-        error = clipped_error
-    else:
-        error = torch.maximum(plain_error, clipped_error)
-    factor = 0.5 if cfg.half_value_loss else 1.0
-    return factor * mean(error)
+    clipped_error = (old_value + change - target) ** 2
+    error = {
+        "plain": plain_error,
+        "clipped_only": clipped_error,
+        "clipped_max": torch.maximum(plain_error, clipped_error),
+    }[cfg.value_loss]
+    return (0.5 if cfg.half_value_loss else 1.0) * mean(error)
 
 
 def normalize_advantages(

@@ -145,19 +145,15 @@ def select_rows(
     cfg: Config, batch: Batch[Obs], rows: I64[Tensor, "MB"]
 ) -> Batch[Obs]:
     """Return the given rows of a batch; with memory, rows of whole environments (`rows_of_environments`)."""
+    selected = tree.map(lambda x: x[rows], batch._replace(sequence=()))
     if not isinstance(batch.sequence, losses.Sequence):
-        return tree.map(lambda x: x[rows], batch)
+        return selected
 
     done, memory = batch.sequence
     # the rows of the first step, which number the environments
     environments = rows[: rows.shape[0] // cfg.ppo.n_steps]
-    selected = tree.map(lambda x: x[rows], batch._replace(sequence=()))
-    return selected._replace(
-        sequence=losses.Sequence(
-            done=done[rows],
-            memory=tree.map(lambda x: x[environments], memory),
-        )
-    )
+    memory = tree.map(lambda x: x[environments], memory)
+    return selected._replace(sequence=losses.Sequence(done[rows], memory))
 
 
 def split_rows(
@@ -211,7 +207,9 @@ def sequence_gradient(
     agent = cfg.update_agent or cfg.agent
     assert isinstance(batch.sequence, losses.Sequence)
     # As `loss_fn` reads them: a bad number is 0.
-    rows, memory = tree.map(_zero_nonfinite, (batch.obs, batch.sequence.memory))
+    rows, memory = tree.map(
+        losses.zero_if_bad, (batch.obs, batch.sequence.memory)
+    )
     n_steps = cfg.ppo.n_steps
     obs, done = tree.map(
         lambda x: x.view(n_steps, -1, *x.shape[1:]), (rows, batch.sequence.done)
@@ -236,13 +234,6 @@ def sequence_gradient(
         agent, world, params, obs, done, memories, memory_grads, scan
     )
     return tree.map(torch.add, grads, through_time), cast(LossMetrics, metrics)
-
-
-def _zero_nonfinite(x: Tensor) -> Tensor:
-    """Replace every NaN and infinity of a tensor by 0."""
-    if not x.is_floating_point():
-        return x
-    return torch.where(x.isfinite(), x, 0.0)
 
 
 @reads_scalars_apart
@@ -389,11 +380,6 @@ class ShardedIndices(NamedTuple):
     advantage: Moments  # of the minibatch's advantages in all shards
 
 
-# The raveled gradient and the metrics of one shard's part of a minibatch, and how many
-# of its rows are learned from.
-ShardGradient = tuple[Tensor, LossMetrics, Tensor]
-
-
 def gather(cfg: Config, own: Sequence[Tree]) -> list[Tree]:
     """Return the trees of all shards of all processes, in the order of shards.
 
@@ -406,20 +392,17 @@ def gather(cfg: Config, own: Sequence[Tree]) -> list[Tree]:
     table = torch.stack([tree.ravel(shard) for shard in own])
     if cfg.gather_shards is not None:
         table = cfg.gather_shards(table)
-    n_shards = cfg.ppo.n_shards
-    if table.shape[0] != n_shards:
+    if len(table) != cfg.ppo.n_shards:
         raise ValueError(
-            f"state: expected {n_shards} shards in all processes together, got {table.shape[0]}"
+            f"state: expected {cfg.ppo.n_shards} shards in all processes together, got {len(table)}"
         )
 
+    def as_own(x: Tensor, like: Tensor) -> Tensor:
+        return x.to(like.dtype)
+
     like = own[0]
-    dtypes = [leaf.dtype for leaf in tree.leaves(like)]
-    shards: list[Tree] = []
-    for row in table.unbind():
-        leaves = tree.leaves(tree.unravel(like, row))
-        own_dtypes = [x.to(dtype) for x, dtype in zip(leaves, dtypes)]
-        shards.append(tree.unflatten(like, own_dtypes))
-    return shards
+    rows = table.unbind()
+    return [tree.map(as_own, tree.unravel(like, row), like) for row in rows]
 
 
 def sum_in_order(terms: Sequence[Tree]) -> Tree:
@@ -519,15 +502,35 @@ def _accumulate_over_shards(
     scalars: Scalars,
     gradient_fn: GradientFn,
 ) -> tuple[Tensor, LossMetrics]:
-    """Compute the raveled gradient of the loss over a minibatch of all shards, and its metrics."""
-    own: list[ShardGradient] = []
+    """Compute the raveled gradient of the loss over a minibatch of all shards, and its metrics.
+
+    The loss is a mean over rows, so that its derivative is the mean of the shards', weighted by the rows that count.
+    Fractions are of all rows, which are as many in each shard.
+    """
+    own: list[Any] = []
     for batch, shard_rows in zip(batches, rows.unbind()):
         grads, metrics = accumulate_gradients(
             cfg, world, params, batch, shard_rows, scalars, gradient_fn
         )
         n_counted = _count_rows(cfg, batch, shard_rows)
-        own.append((tree.ravel(grads), metrics, n_counted))
-    return mean_over_shards(gather(cfg, own))
+        sums = _scale((tree.ravel(grads), metrics), n_counted)
+        fractions = (metrics.dropped_fraction, metrics.nonfinite_fraction)
+        own.append((sums, fractions, n_counted))
+
+    sums, fractions, n_counted = sum_in_order(gather(cfg, own))
+    flat_grads, mean = _scale(sums, 1.0 / n_counted.clamp_min(1.0))
+    dropped, nonfinite = _scale(fractions, 1.0 / cfg.ppo.n_shards)
+    # Dynamo of PyTorch 2.11 cannot return a tuple that `_replace` made.
+    return flat_grads, LossMetrics(
+        *mean[:6],
+        dropped_fraction=dropped,
+        nonfinite_fraction=nonfinite,
+        extra=mean.extra,
+    )
+
+
+def _scale(x: Tree, factor: Tensor | float) -> Tree:
+    return tree.map(lambda leaf: leaf * factor, x)
 
 
 def _count_rows(
@@ -540,43 +543,3 @@ def _count_rows(
         obs = tree.map(lambda x: x[rows], batch.obs)
         is_counted = is_counted & agent.within_capacity(agent.cfg, obs)
     return is_counted.to(batch.advantage.dtype).sum()
-
-
-def mean_over_shards(
-    shards: Sequence[ShardGradient],
-) -> tuple[F32[Tensor, "NP"], LossMetrics]:
-    """Average gradient and metrics of a minibatch over all shards, weighted by their numbers of counted rows.
-
-    The loss is a mean over rows, so that its derivative is the mean of the shards', weighted by the rows that count.
-    Fractions are of all rows, which are as many in each shard.
-    """
-    all_metrics = [metrics for _, metrics, _ in shards]
-    counts = [n_counted for _, _, n_counted in shards]
-    n_counted = sum_in_order(counts).clamp_min(1.0)
-    weighted: list[Any] = []
-    for flat_grads, metrics, count in shards:
-        weight = count / n_counted
-        weighted.append(
-            tree.map(lambda x, w=weight: x * w, (flat_grads, metrics))
-        )
-    flat_grads, metrics = sum_in_order(weighted)
-
-    fractions = [
-        (x.dropped_fraction, x.nonfinite_fraction) for x in all_metrics
-    ]
-    dropped, nonfinite = tree.map(
-        lambda x: x / len(shards), sum_in_order(fractions)
-    )
-    # Dynamo of PyTorch 2.11 cannot return a tuple that `_replace` made.
-    metrics = LossMetrics(
-        loss=metrics.loss,
-        policy_loss=metrics.policy_loss,
-        value_loss=metrics.value_loss,
-        entropy=metrics.entropy,
-        approx_kl=metrics.approx_kl,
-        clip_fraction=metrics.clip_fraction,
-        dropped_fraction=dropped,
-        nonfinite_fraction=nonfinite,
-        extra=metrics.extra,
-    )
-    return flat_grads, metrics

@@ -24,12 +24,13 @@ from torch import Tensor
 from funcppo import optim
 from funcppo.core import files, random, tree
 from funcppo.core.settings import FieldError
-from funcppo.core.types import I64, check_tensor
+from funcppo.core.types import I64
 from funcppo.envs import wrappers
+from funcppo.envs.checks import check_observation
 from funcppo.envs.wrappers import MomentsConfig, Wrapped
-from funcppo.interfaces import AnyEnvironment, MaskedObservation, Memory
+from funcppo.interfaces import AnyEnvironment, Memory
 from funcppo.learner import AnyLearner, AnyState, own_state
-from funcppo.rollout import apply_agent, initial_memory
+from funcppo.rollout import apply_agent, choose_action, initial_memory
 
 # Returns actions and the memory after them, for observations and the memory before.
 Policy: TypeAlias = Callable[..., tuple[Tensor, Memory]]
@@ -69,12 +70,7 @@ def _policy(learner: AnyLearner, state: AnyState, around: Wrappers) -> Policy:
             if cfg.to_observation is not None:
                 obs = cfg.to_observation(cfg, wrapper_state, obs)
         output, memory = apply_agent(agent, world, state.params, obs, memory)
-        distribution = agent.distribution
-        action = (
-            distribution.mode(output)
-            if key is None
-            else distribution.sample(key, output)
-        )
+        action = choose_action(agent, output, key)
         for cfg, _ in reversed(around):
             if cfg.to_action is not None:
                 action = cfg.to_action(cfg, action)
@@ -109,13 +105,8 @@ def act(
     agent = learner.cfg.agent
     with own_state(learner, state, "act"), torch.no_grad():
         env, _, around = _unwrap(learner.cfg.env, state.env_state)
-        features: Any = (
-            obs.features if isinstance(obs, MaskedObservation) else obs
-        )
-        spec = env.spec
-        if spec is not None and isinstance(features, Tensor):
-            shape = torch.Size((*features.shape[:1], *spec.shape))
-            check_tensor(features, shape, features.dtype, "obs", ValueError)
+        if env.spec is not None:
+            check_observation(obs, env.spec)
         if memory is None:
             first = tree.leaves(obs)[0]
             memory = initial_memory(agent, len(first), first.device)
@@ -184,6 +175,7 @@ def export(
         two_rows = tree.map(lambda x: torch.cat([x[:1], x[:1]]), obs)
         inputs = tree.leaves(two_rows)
         names = [name or "obs" for name in tree.paths(obs)]
+
         if agent.initial_memory is not None:
             memory = first_memory(2, inputs[0].device)
             inputs += [inputs[0].new_ones(2, dtype=torch.bool)]
@@ -208,6 +200,7 @@ def _to_bytes(
         file = io.BytesIO()
         torch.export.save(program, file)
         return file.getvalue()
+
     try:
         importlib.import_module("onnxscript")
     except ModuleNotFoundError as error:

@@ -8,9 +8,8 @@ PyTorch only where it builds a learner.
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -37,10 +36,9 @@ from funcppo.core.settings import (
 # PyTorch takes seconds to import, and --help does not wait for it.
 if TYPE_CHECKING:
     from funcppo.core.types import F64, I64
-    from funcppo.interfaces import NetworkFactory
     from funcppo.learner import Learner
 
-    Statistic = Callable[[F64[np.ndarray, "... K M"]], F64[np.ndarray, "..."]]
+    Statistic = Callable[[F64[np.ndarray, "... K"]], F64[np.ndarray, "..."]]
 
 # Settings for gSDE alone, and what they are without it.
 GSDE_DEFAULTS = {"noise_steps": None, "first_log_std": 0.0, "orthogonal": True}
@@ -86,16 +84,7 @@ class RLSettings:
     ppo: PPOConfig
     """Settings of proximal policy optimisation (PPO)."""
 
-    def __post_init__(self) -> None:
-        """Raise ValueError naming a field that is out of range, or set for gSDE without gSDE."""
-        check_fields(self)
-        if self.exploration == "gsde":
-            return
-        for name, unused in GSDE_DEFAULTS.items():
-            value = getattr(self, name)
-            if value != unused:
-                expected = f"{unused} without exploration gsde"
-                raise FieldError(name, expected, value)
+    __post_init__ = check_fields
 
 
 _CONSTANT = Schedule()
@@ -235,16 +224,6 @@ class RLConfig(RLSettings):
     episodes: Size = 32
     """Episodes of each seed, greedy and sampled, in an evaluation."""
 
-    def __post_init__(self) -> None:
-        """Raise ValueError naming a field that is out of range; gSDE settings are reset later."""
-        check_fields(self)
-
-
-def settings_of(config: RLConfig) -> RLSettings:
-    """Return the settings of a run without its environment, seeds and device."""
-    names = [field.name for field in dataclasses.fields(RLSettings)]
-    return RLSettings(**{name: getattr(config, name) for name in names})
-
 
 def read_config(folder: Path) -> RLConfig:
     """Load the config.json of a run of `funcppo rl`.
@@ -255,23 +234,15 @@ def read_config(folder: Path) -> RLConfig:
     """
     path = folder / CONFIG_FILE
     if not is_rl_run(folder):
-        found = "none"
-        if folder.is_dir():
-            kind = "without" if not path.is_file() else "with another"
-            found = f"one {kind} {CONFIG_FILE}"
         raise ValueError(
-            f"{folder}: expected a folder that `funcppo rl` wrote, got {found}"
+            f"{folder}: expected a folder that `funcppo rl` wrote, got another or none"
         )
-
     raw = files.parse_object(path, path.read_bytes())
     files.check_format(path, raw.pop(files.FORMAT_KEY, None))
     try:
         if isinstance(raw.get("hidden"), list):
             raw["hidden"] = tuple(raw["hidden"])
         return from_json(RLConfig, raw, prefix="")
-    except KeyError as error:
-        reason = f"expected the settings of a run, got a file without {error}"
-        raise ValueError(f"{path}: {reason}") from None
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
 
@@ -312,13 +283,15 @@ def make_learner(env: str, settings: RLSettings) -> Learner[Any, Any]:
     """Build the learner of an environment by its name; images are flattened.
 
     Raises:
-      ValueError: there is no environment of that name, or its actions are discrete and the exploration is gSDE.
+      ValueError: there is no environment of that name, its actions are discrete and the exploration is gSDE, or a
+        setting is for gSDE without gSDE.
     """
-    from funcppo import envs, learner
+    from funcppo import envs, learner, nets
     from funcppo.envs import wrappers
 
     wrapped = envs.make(env)
-    if wrapped.spec is not None and wrapped.spec.observation_shape is not None:
+    spec: Any = wrapped.spec
+    if spec.observation_shape is not None:
         wrapped = wrappers.flatten_observation(wrapped)
     if settings.clip_action:
         wrapped = wrappers.clip_action(wrapped)
@@ -326,30 +299,25 @@ def make_learner(env: str, settings: RLSettings) -> Learner[Any, Any]:
         wrapped = wrappers.normalize_observation(wrapped)
     if settings.normalize_reward:
         wrapped = wrappers.normalize_reward(wrapped, gamma=settings.ppo.gamma)
-    is_continuous = wrapped.spec is not None and wrapped.spec.continuous_actions
-    if settings.exploration == "gsde" and not is_continuous:
-        expected = f"independent for the discrete actions of {env}"
-        raise FieldError("exploration", expected, settings.exploration)
-    options = {
-        field.name: getattr(settings.ppo, field.name)
-        for field in dataclasses.fields(settings.ppo)
-    }
-    return learner.ppo(env=wrapped, network=_network(settings), **options)
 
-
-def _network(settings: RLSettings) -> NetworkFactory:
-    """Build the network that the settings describe."""
-    from funcppo import nets
-
-    if settings.exploration == "independent":
-        return nets.mlp(*settings.hidden, activation=settings.activation)
-    return nets.gsde(
-        *settings.hidden,
-        activation=settings.activation,
-        first_log_std=settings.first_log_std,
-        noise_steps=settings.noise_steps,
-        orthogonal=settings.orthogonal,
+    network, options = nets.mlp, dict[str, Any]()
+    gsde = {name: getattr(settings, name) for name in GSDE_DEFAULTS}
+    if settings.exploration == "gsde":
+        network, options = nets.gsde, gsde
+        if not spec.continuous_actions:
+            expected = f"independent for the discrete actions of {env}"
+            raise FieldError("exploration", expected, settings.exploration)
+    elif gsde != GSDE_DEFAULTS:
+        name = next(x for x, value in gsde.items() if value != GSDE_DEFAULTS[x])
+        expected = f"{GSDE_DEFAULTS[name]} without exploration gsde"
+        raise FieldError(name, expected, gsde[name])
+    built = learner.ppo(
+        env=wrapped,
+        network=network(
+            *settings.hidden, activation=settings.activation, **options
+        ),
     )
+    return replace(built, cfg=replace(built.cfg, ppo=settings.ppo))
 
 
 # ---- What a run reached.
@@ -366,41 +334,39 @@ class Estimate(NamedTuple):
         return f"{self.value:.1f} [{self.low:.1f}, {self.high:.1f}]"
 
 
-def mean_return(returns: F64[np.ndarray, "... K M"]) -> F64[np.ndarray, "..."]:
-    """Compute the mean return over seeds and tasks."""
-    return returns.mean((-2, -1))
+def mean_return(returns: F64[np.ndarray, "... K"]) -> F64[np.ndarray, "..."]:
+    """Compute the mean return over seeds."""
+    return returns.mean(-1)
 
 
 def interquartile_mean(
-    returns: F64[np.ndarray, "... K M"],
+    returns: F64[np.ndarray, "... K"],
 ) -> F64[np.ndarray, "..."]:
-    """Compute the mean of the middle half of all returns, pooled over K seeds and M tasks.
+    """Compute the mean of the middle half of the returns of K seeds.
 
     A quarter of them, rounded down, is left out at either end.
     """
-    pooled = np.sort(returns.reshape(*returns.shape[:-2], -1), axis=-1)
-    n = pooled.shape[-1]
-    n_trimmed = int(0.25 * n)
-    return pooled[..., n_trimmed : n - n_trimmed].mean(-1)
+    n_seeds = returns.shape[-1]
+    n_trimmed = n_seeds // 4
+    ordered = np.sort(returns, axis=-1)
+    return ordered[..., n_trimmed : n_seeds - n_trimmed].mean(-1)
 
 
 def estimate(
-    returns: F64[np.ndarray, "K M"],
+    returns: F64[np.ndarray, "K"],
     statistic: Statistic = interquartile_mean,
     seed: int = 0,
 ) -> Estimate:
-    """Compute a statistic with its percentile interval by the stratified bootstrap: seeds are resampled task by task.
+    """Compute a statistic with its percentile interval by the bootstrap over seeds.
 
     Args:
-      returns: of K seeds on M tasks.
+      returns: of K seeds.
       seed: of the resampling.
     """
-    n_seeds, n_tasks = returns.shape
-    generator = np.random.default_rng(seed)
-    rows = generator.integers(0, n_seeds, (2000, n_seeds, n_tasks))
-    resampled = returns[rows, np.arange(n_tasks)]
+    n_seeds = len(returns)
+    rows = np.random.default_rng(seed).integers(0, n_seeds, (2000, n_seeds))
     tails = [(1 - 0.95) / 2, (1 + 0.95) / 2]
-    low, high = np.quantile(statistic(resampled), tails)
+    low, high = np.quantile(statistic(returns[rows]), tails)
     return Estimate(float(statistic(returns)), float(low), float(high))
 
 
@@ -425,40 +391,30 @@ def read_returns(folder: Path) -> Returns:
     """
     path = folder / METRICS_FILE
     rows = logs.read(path) if path.exists() else []
-    evaluated = [row for row in rows if row.get("greedy_return") is not None]
-    if not evaluated:
+    of = {
+        (row["seed"], row["steps"]): row
+        for row in rows
+        if row.get("greedy_return") is not None
+    }
+    if not of:
         raise ValueError(
             f"{path}: expected an evaluation, got none: the run has just begun"
         )
-    return _stack_returns(evaluated)
+    # Evaluations for which all seeds have a row.
+    seeds = tuple(dict.fromkeys(seed for seed, _ in of))
+    steps = sorted({n for _, n in of})
+    steps = [n for n in steps if all((seed, n) in of for seed in seeds)]
 
+    def table(name: str) -> F64[np.ndarray, "K E"]:
+        numbers = [[of[seed, n][name] for n in steps] for seed in seeds]
+        return np.array(numbers, dtype=np.float64)
 
-def _stack_returns(rows: Sequence[logs.Row]) -> Returns:
-    """Stack the evaluations for which all seeds have a row."""
-    seeds = tuple(dict.fromkeys(row["seed"] for row in rows))
-    by_seed = [
-        {row["steps"]: row for row in rows if row["seed"] == seed}
-        for seed in seeds
-    ]
-    steps = sorted(set.intersection(*map(set, by_seed)))
-
-    table = np.array(
-        [
-            [
-                [of_seed[n]["greedy_return"] for n in steps],
-                [of_seed[n]["sampled_return"] for n in steps],
-                [of_seed[n]["n_unfinished_episodes"] for n in steps],
-            ]
-            for of_seed in by_seed
-        ],
-        dtype=np.float64,
-    )
     return Returns(
         seeds=seeds,
         steps=np.array(steps, dtype=np.int64),
-        greedy=table[:, 0],
-        sampled=table[:, 1],
-        n_unfinished=table[:, 2].sum(0).astype(np.int64),
+        greedy=table("greedy_return"),
+        sampled=table("sampled_return"),
+        n_unfinished=table("n_unfinished_episodes").sum(0).astype(np.int64),
     )
 
 
@@ -466,7 +422,7 @@ def summarize(returns: Returns) -> Json:
     """Summarise the last evaluation: for each policy the mean, the interquartile mean, and each seed's return."""
     summary: Json = {}
     for policy in POLICIES:
-        last = getattr(returns, policy)[:, -1:]
+        last = getattr(returns, policy)[:, -1]
         mean = estimate(last, mean_return)
         iqm = estimate(last, interquartile_mean)
         summary[policy] = {
@@ -474,6 +430,6 @@ def summarize(returns: Returns) -> Json:
             "mean_interval": [mean.low, mean.high],
             "iqm": iqm.value,
             "iqm_interval": [iqm.low, iqm.high],
-            "by_seed": dict(zip(map(str, returns.seeds), last[:, 0].tolist())),
+            "by_seed": dict(zip(map(str, returns.seeds), last.tolist())),
         }
     return summary

@@ -33,13 +33,13 @@ from funcppo.core.types import (
     World,
     check_tensor,
 )
+from funcppo.envs.checks import check_observation, check_rows
 from funcppo.envs.wrappers import sample_reset, step_with_autoreset
 from funcppo.interfaces import (
     Agent,
     AnyAgent,
     Environment,
     EnvironmentSpec,
-    MaskedObservation,
     Memory,
     Output,
 )
@@ -85,22 +85,40 @@ def reset_memory(
     return tree.where(done, first, memory)
 
 
+class Applied(NamedTuple):
+    """Output of a network for one step, and its memory after it."""
+
+    output: Any
+    memory: Memory
+
+
 def apply_agent(
     agent: Agent[World, Params, Obs, Output],
     world: World,
     params: Params,
     obs: Obs,
     memory: Memory,
-) -> tuple[Output, Memory]:
+) -> Applied:
     """Apply the network to the observations of one step; return its output and the memory after the step.
 
     Args:
       memory: before the observations.
     """
     if agent.apply_recurrent is None:
-        return agent.apply(agent.cfg, world, params, obs), ()
+        return Applied(agent.apply(agent.cfg, world, params, obs), ())
     encoded = encode(agent, world, params, obs)
-    return agent.apply_recurrent(agent.cfg, world, params, encoded, memory)
+    return Applied(
+        *agent.apply_recurrent(agent.cfg, world, params, encoded, memory)
+    )
+
+
+def choose_action(
+    agent: AnyAgent, output: Any, key: I64[Tensor, "2"] | None
+) -> Tensor:
+    """Sample an action of each row; without a key return the most probable ones."""
+    if key is None:
+        return agent.distribution.mode(output)
+    return agent.distribution.sample(key, output)
 
 
 def encode(agent: AnyAgent, world: object, params: object, obs: Any) -> Any:
@@ -203,12 +221,9 @@ def backpropagate(
         return tree.map(torch.add, grads, through_step), adjoint
 
     # From the last step, after which nothing is remembered, to the first.
-    grads, before = tree.map(
-        lambda x: x.unflatten(0, done.shape),  # pyright: ignore[reportUnknownLambdaType]
-        (memory_grads, memories),
-    )
+    grads, before = _steps((memory_grads, memories), done.shape)
     xs = (grads, encoded, done, before)
-    last = tree.map(lambda x: torch.zeros_like(x[0]), grads)
+    last = tree.zeros_like([x[0] for x in grads])
     _, adjoints = scan(step_back, last, tree.map(_reverse, xs))
 
     # All steps at once.
@@ -232,11 +247,7 @@ def _encode_steps(
     done: Bool[Tensor, "T B"],
 ) -> Any:
     """Encode the observations of all T steps at once; return [T, B, ...]."""
-    encoded = encode(agent, world, params, _rows(obs))
-    return tree.map(
-        lambda x: x.unflatten(0, done.shape),  # pyright: ignore[reportUnknownLambdaType]
-        encoded,
-    )
+    return _steps(encode(agent, world, params, _rows(obs)), done.shape)
 
 
 def _advance(
@@ -256,6 +267,11 @@ def _advance(
 def _rows(steps: Tree) -> Tree:
     """Flatten the leaves from [T, B, ...] to [T * B, ...]."""
     return tree.map(lambda x: x.flatten(0, 1), steps)
+
+
+def _steps(rows: Tree, shape: torch.Size) -> Tree:
+    """Shape the leaves [T * B, ...] as [T, B, ...]."""
+    return tree.map(lambda x: x.unflatten(0, shape), rows)  # pyright: ignore[reportUnknownLambdaType]
 
 
 def _reverse(x: Tensor) -> Tensor:
@@ -326,15 +342,16 @@ def init_rollout_state(
 
     Raises:
       TypeError: the environment's state, or the network's memory, is no tree of tensors.
+      ValueError: a tensor of one has another number of rows.
     """
     env_state = first_env_state(cfg.env, world, random.split(key, n_envs))
-    episode_stats = EpisodeStats(
-        total_reward=torch.zeros(n_envs, device=key.device),
-        length=torch.zeros(n_envs, dtype=torch.int64, device=key.device),
-    )
     memory = initial_memory(cfg.agent, n_envs, key.device)
     tree.check_tree(memory, "initial_memory: memory")
-    return RolloutState(env_state, episode_stats, memory)
+    tree.check_rows(env_state, n_envs, "reset: state")
+    tree.check_rows(memory, n_envs, "initial_memory: memory")
+    reward = torch.zeros(n_envs, device=key.device)
+    length = torch.zeros_like(reward, dtype=torch.int64)
+    return RolloutState(env_state, EpisodeStats(reward, length), memory)
 
 
 def check_spaces(
@@ -356,15 +373,7 @@ def check_spaces(
     if spec is None:
         return
 
-    features = obs.features if isinstance(obs, MaskedObservation) else obs
-    if isinstance(features, Tensor):
-        _check_rows(features, spec.shape, "observe: observation")
-    if isinstance(obs, MaskedObservation) and not spec.continuous_actions:
-        mask = obs.action_mask
-        shape = torch.Size((*mask.shape[:1], spec.action_size))
-        check_tensor(
-            mask, shape, torch.bool, "observe: observation.action_mask"
-        )
+    check_observation(obs, spec)
     with torch.no_grad():
         try:
             output, _ = apply_agent(
@@ -373,9 +382,12 @@ def check_spaces(
         # of shapes, dtypes or a structure that do not fit
         except (AttributeError, RuntimeError, TypeError) as error:
             line = str(error).partition("\n")[0]
+            if len(spec.shape) > 1:
+                line += "; fp.nets.cnn() reads images, fp.envs.wrappers.flatten_observation(env) observes vectors"
+            kinds = [f"{x.dtype} {list(x.shape)}" for x in tree.leaves(obs)]
             raise ValueError(
-                f"network: expected one that can be applied to the observations of the environment, {_describe(obs)}, "
-                f"got: {line}{_shape_hint(spec)}"
+                "network: expected one that can be applied to the observations of the environment, "
+                f"{', '.join(kinds)}, got: {line}"
             ) from error
         _check_output(agent, spec, output)
         dtype = rollout_state.episode_stats.total_reward.dtype
@@ -388,27 +400,24 @@ def _check_output(agent: AnyAgent, spec: EnvironmentSpec, output: Any) -> None:
     if not spec.continuous_actions and isinstance(logits, Tensor):
         sizes = spec.action_sizes
         shape = (len(sizes), max(sizes)) if sizes else (spec.action_size,)
-        _check_rows(logits, shape, "logits of the network")
+        check_rows(logits, shape, "logits of the network")
 
     try:
         output.value  # noqa: B018
         action = agent.distribution.mode(output)
+        is_continuous = action.is_floating_point()
     except AttributeError as error:
         raise TypeError(
             "output of the network: expected what its distribution reads, such as fp.PolicyValue(logits, value), "
             f"got {type(output).__name__}: {error}"
         ) from error
-    if not isinstance(action, Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise TypeError(
-            f"output of the network: expected tensors, got a {type(action).__name__} as the action of its distribution"
-        )
-    if action.is_floating_point() != spec.continuous_actions:
+    if is_continuous != spec.continuous_actions:
         kind = "continuous" if spec.continuous_actions else "discrete"
         raise ValueError(
             f"action of the network: expected {kind} actions by env.spec, got {action.dtype} by its distribution"
         )
-    if spec.continuous_actions:
-        _check_rows(action, (spec.action_size,), "action of the network")
+    if is_continuous:
+        check_rows(action, (spec.action_size,), "action of the network")
 
 
 def check_output_dtypes(
@@ -422,33 +431,10 @@ def check_output_dtypes(
     Raises:
       TypeError: names the first part of the output of another dtype.
     """
-    params_dtype = tree.leaves(params)[0].dtype
+    expected = tree.leaves(params)[0].dtype
     for path, x in zip(tree.paths(output), tree.leaves(output)):
-        is_number = isinstance(x, Tensor) and x.is_floating_point()  # pyright: ignore[reportUnnecessaryIsInstance]
-        if is_number and x.dtype not in (dtype, params_dtype):
-            check_tensor(x, x.shape, params_dtype, f"{path} of the network")
-
-
-def _shape_hint(spec: EnvironmentSpec) -> str:
-    """Return a hint on networks and wrappers for observations that are not vectors; empty for vectors."""
-    if len(spec.shape) == 1:
-        return ""
-    flat = "fp.envs.wrappers.flatten_observation(env) observes vectors"
-    is_image = len(spec.shape) == 3
-    return f"; {'fp.nets.cnn() reads images, ' if is_image else ''}{flat}"
-
-
-def _describe(obs: Any) -> str:
-    """Format the dtypes and shapes of an observation, for an error."""
-    return ", ".join(f"{x.dtype} {list(x.shape)}" for x in tree.leaves(obs))
-
-
-def _check_rows(x: Tensor, shape: tuple[int, ...], name: str) -> None:
-    """Raise ValueError unless the rows of a tensor have the shape that `env.spec` states."""
-    if tuple(x.shape[1:]) != shape:
-        raise ValueError(
-            f"{name}: expected rows of {list(shape)} by env.spec, got {list(x.shape[1:])}"
-        )
+        if x.is_floating_point() and x.dtype not in (dtype, expected):
+            check_tensor(x, x.shape, expected, f"{path} of the network")
 
 
 def rollout_keys(
@@ -486,22 +472,12 @@ def sample_random_inputs(
     Raises:
       ValueError: a reset returns a tensor that has not one row for each key.
     """
-    n_steps_and_envs = reset_key.shape[:2]
-    n_keys = n_steps_and_envs.numel()
+    shape = reset_key.shape[:2]
     reset_sample = sample_reset(env, world, reset_key.flatten(0, 1))
     part = "reset: state" if env.sample_reset is None else "sample_reset"
-    for name, x in tree.named_leaves(reset_sample, part):
-        if x.shape[:1] != (n_keys,):
-            raise ValueError(
-                f"{name}: expected {n_keys} rows, one for each key, got {list(x.shape)}"
-            )
-    return RandomInputs(
-        action_key=action_key,
-        step_key=step_key,
-        reset_sample=tree.map(
-            lambda x: x.view(*n_steps_and_envs, *x.shape[1:]), reset_sample
-        ),
-    )
+    tree.check_rows(reset_sample, shape.numel(), part)
+    reset_sample = _steps(reset_sample, shape)
+    return RandomInputs(action_key, step_key, reset_sample)
 
 
 @reads_scalars_apart
@@ -546,7 +522,8 @@ def rollout_step(
     check_tensor(value, rows, value_dtype, "value of the network")
     check_output_dtypes(output, params, dtype)
     if agent.initial_memory is not None:
-        _check_memory(rollout_state.memory, memory)
+        before = rollout_state.memory
+        tree.check_layout(memory, before, "network: memory")
 
     episode_stats = EpisodeStats(
         total_reward=total_reward + timestep.reward,
@@ -576,17 +553,6 @@ def rollout_step(
     return RolloutState(next_state, next_stats, next_memory), transition
 
 
-def _check_memory(before: Memory, after: Memory) -> None:
-    """Raise TypeError, naming the tensor, unless a network's memory keeps its shapes and dtypes."""
-    leaves, next_leaves = tree.leaves(before), tree.leaves(after)
-    if len(next_leaves) != len(leaves):
-        raise TypeError(
-            f"memory of the network: expected {len(leaves)} tensors, got {len(next_leaves)}"
-        )
-    for (name, x), y in zip(tree.named_leaves(before, "memory"), next_leaves):
-        check_tensor(y, x.shape, x.dtype, f"{name} of the network")
-
-
 def uses_final_obs(cfg: Config) -> bool:
     """Return whether truncated episodes are bootstrapped with the value of their last observation."""
     return cfg.env.truncates and cfg.ppo.bootstrap_truncated
@@ -602,10 +568,7 @@ def estimate_final_value(
     """
     if not uses_final_obs(cfg):
         return torch.zeros_like(trajectory.reward)
-    obs, memory = tree.map(
-        lambda x: x.flatten(0, 1),
-        (trajectory.final_obs, trajectory.final_memory),
-    )
+    obs, memory = _rows((trajectory.final_obs, trajectory.final_memory))
     output, _ = apply_agent(cfg.agent, world, params, obs, memory)
     return torch.where(
         trajectory.truncated, output.value.view_as(trajectory.reward), 0.0

@@ -145,22 +145,20 @@ def init(
     params = tree.contiguous_copy(params)
     rollout_state = _init_rollout_state(cfg, world, reset_key)
     rollout.check_spaces(cfg, world, params, rollout_state)
-    scalars = Scalars(
-        *(
-            torch.full((), getattr(cfg.ppo, name), device=key.device)
-            for name in Scalars._fields
-        )
-    )
+    scalars = [
+        torch.full((), getattr(cfg.ppo, name), device=key.device)
+        for name in Scalars._fields
+    ]
+    if cfg.ppo.n_shards > 1:
+        loop_key = random.split(loop_key, cfg.ppo.n_shards)
     return TrainState(
         params=params,
         opt_state=optim.init(params),
         env_state=rollout_state.env_state,
         episode_stats=rollout_state.episode_stats,
-        key=loop_key
-        if cfg.ppo.n_shards == 1
-        else random.split(loop_key, cfg.ppo.n_shards),
+        key=loop_key,
         update=torch.zeros((), dtype=torch.int64, device=key.device),
-        scalars=scalars,
+        scalars=Scalars(*scalars),
         memory=rollout_state.memory,
     )
 
@@ -175,24 +173,11 @@ def _init_rollout_state(
       ValueError: a tensor of it has another number of rows than there are environments.
     """
     ppo = cfg.ppo
-    shard_keys = [key] if ppo.n_shards == 1 else random.split(key, ppo.n_shards)
+    keys = [key] if ppo.n_shards == 1 else random.split(key, ppo.n_shards)
     own = [
-        rollout.init_rollout_state(cfg, world, shard_key, ppo.n_envs_per_shard)
-        for shard_key in shard_keys
+        rollout.init_rollout_state(cfg, world, k, ppo.n_envs_per_shard)
+        for k in keys
     ]
-    named = [
-        *tree.named_leaves(own[0].env_state, "reset: state"),
-        *tree.named_leaves(own[0].memory, "initial_memory: memory"),
-    ]
-    for name, leaf in named:
-        if leaf.shape[:1] != (ppo.n_envs_per_shard,):
-            owner = "" if ppo.n_shards == 1 else " of a shard"
-            raise ValueError(
-                f"{name}: expected {ppo.n_envs_per_shard} rows, one for each environment{owner}, "
-                f"got {list(leaf.shape)}"
-            )
-    if ppo.n_shards == 1:
-        return own[0]
     return tree.map(lambda *rows: torch.cat(rows), *own)
 
 
@@ -201,17 +186,15 @@ def apply_schedules(
 ) -> Scalars:
     """Return the scalars of update `update_index`, counted from 0, with the factors of their schedules applied."""
     ppo = cfg.ppo
-    factor = partial(
-        optim.schedule_factor,
-        update_index=update_index,
-        n_updates=ppo.n_updates,
-    )
-    return scalars._replace(
-        learning_rate=scalars.learning_rate
-        * factor(ppo.learning_rate_schedule),
-        clip_eps=scalars.clip_eps * factor(ppo.clip_eps_schedule),
-        entropy_coef=scalars.entropy_coef * factor(ppo.entropy_coef_schedule),
-    )
+    names = ("learning_rate", "clip_eps", "entropy_coef")
+    factors = [
+        optim.schedule_factor(
+            getattr(ppo, f"{name}_schedule"), update_index, ppo.n_updates
+        )
+        for name in names
+    ]
+    scaled = [getattr(scalars, x) * y for x, y in zip(names, factors)]
+    return scalars._replace(**dict(zip(names, scaled)))
 
 
 @reads_scalars_apart
@@ -267,20 +250,18 @@ def build_batch(
         extras=tree.map(torch.Tensor.detach, extras),
     )
 
+    def total(x: Tensor) -> Tensor:
+        return x.to(value.dtype).sum()
+
+    stats = trajectory.episode_stats
     metrics = RolloutMetrics(
-        n_episodes=done.to(value.dtype).sum(),
-        episode_return_sum=torch.where(
-            done, trajectory.episode_stats.total_reward, 0.0
-        ).sum(),
-        episode_length_sum=torch.where(done, trajectory.episode_stats.length, 0)
-        .to(value.dtype)
-        .sum(),
-        n_truncated_episodes=trajectory.truncated.to(value.dtype).sum(),
-        n_nonfinite_observations=(~is_finite).to(value.dtype).sum(),
-        n_nonfinite_rewards=(~trajectory.reward.isfinite())
-        .to(value.dtype)
-        .sum(),
-        n_empty_masks=_count_empty_masks(cfg, trajectory),
+        n_episodes=total(done),
+        episode_return_sum=total(torch.where(done, stats.total_reward, 0.0)),
+        episode_length_sum=total(torch.where(done, stats.length, 0)),
+        n_truncated_episodes=total(trajectory.truncated),
+        n_nonfinite_observations=total(~is_finite),
+        n_nonfinite_rewards=total(~trajectory.reward.isfinite()),
+        n_empty_masks=total(_has_empty_mask(cfg, trajectory)),
         explained_variance=1
         - (value_target - value).var(correction=0)
         / value_target.var(correction=0),
@@ -302,18 +283,14 @@ def _finite_observations(trajectory: Transition[Any]) -> Bool[Tensor, "T B"]:
     return is_finite
 
 
-def _count_empty_masks(
-    cfg: Config, trajectory: Transition[Any]
-) -> F32[Tensor, ""]:
-    """Count the observations whose mask leaves no legal action, or none of one of several actions."""
-    dtype, spec = trajectory.value.dtype, cfg.env.spec
+def _has_empty_mask(cfg: Config, trajectory: Transition[Any]) -> Tensor:
+    """Return which observations have a mask that leaves no legal action, or none of one of several actions."""
     if not isinstance(trajectory.obs, MaskedObservation):
-        return torch.zeros((), dtype=dtype, device=trajectory.value.device)
-    mask = trajectory.obs.action_mask
+        return torch.zeros_like(trajectory.terminated)
+    mask, spec = trajectory.obs.action_mask, cfg.env.spec
     sizes = spec.action_sizes if spec is not None else None
     parts = torch.split(mask, list(sizes or mask.shape[-1:]), -1)
-    is_empty = torch.stack([~part.any(-1) for part in parts]).any(0)
-    return is_empty.to(dtype).sum()
+    return torch.stack([~part.any(-1) for part in parts]).any(0)
 
 
 @reads_scalars_apart
@@ -409,13 +386,18 @@ def collect(
     world: object,
     state: TrainState[Params, State],
     parts: StepFunctions = EAGER_PARTS,
+    rollout_data: Rollout | None = None,
 ) -> RolloutResult:
     """Sample the random choices, roll out and estimate advantages: the first half of `train_step`."""
     if cfg.ppo.n_shards == 1:
-        return _collect_shard(cfg, world, state, parts)
+        made = rollout_data or roll_out(cfg, world, state, parts)
+        return _prepare(cfg, world, state, made, parts)
 
     # Each shard by itself, then what all of them must know of each.
-    own = [_collect_shard(cfg, world, shard, parts) for shard in _shards(state)]
+    own = [
+        _prepare(cfg, world, shard, roll_out(cfg, world, shard, parts), parts)
+        for shard in _shards(state)
+    ]
     moments = [_shard_moments(shard) for shard in own]
     metrics, advantage = _merge_shards(minibatch.gather(cfg, moments))
 
@@ -424,12 +406,10 @@ def collect(
         ends_epoch=own[0].minibatches.ends_epoch,
         advantage=advantage,
     )
+    states = [shard.rollout_state for shard in own]
     return own[0]._replace(
         key=torch.stack([shard.key for shard in own]),
-        rollout_state=tree.map(
-            lambda *rows: torch.cat(rows),
-            *[shard.rollout_state for shard in own],
-        ),
+        rollout_state=tree.map(lambda *rows: torch.cat(rows), *states),
         batch=cast(Any, tuple(shard.batch for shard in own)),
         minibatches=cast(Any, minibatches),
         metrics=metrics,
@@ -516,17 +496,6 @@ def _merge_shards(
     ), advantage
 
 
-def _collect_shard(
-    cfg: Config,
-    world: object,
-    state: TrainState[Params, State],
-    parts: StepFunctions,
-) -> RolloutResult:
-    """Compute the result of `collect` for one shard."""
-    rollout_data = roll_out(cfg, world, state, parts)
-    return _prepare(cfg, world, state, rollout_data, parts)
-
-
 def roll_out(
     cfg: Config,
     world: object,
@@ -588,44 +557,19 @@ def train_step(
     world: object,
     state: TrainState[Params, State],
     parts: StepFunctions = EAGER_PARTS,
+    rollout_data: Rollout | None = None,
 ) -> tuple[TrainState[Params, State], Metrics]:
     """Make one update: collect a rollout, then learn from it. Return the next state and metrics; write to no argument.
 
     Args:
       world: tensors of the environment that no step changes; `NoWorld()` if there are none.
       parts: the functions to use, eager or compiled.
+      rollout_data: of `roll_out`, from the same state, to learn from; None: it is made.
 
     Returns:
       The state after the update, and its metrics.
     """
-    collected = collect(cfg, world, state, parts)
-    return _update(cfg, world, state, collected, parts)
-
-
-def learn(
-    cfg: Config,
-    world: object,
-    state: TrainState[Params, State],
-    rollout_data: Rollout,
-    parts: StepFunctions = EAGER_PARTS,
-) -> tuple[TrainState[Params, State], Metrics]:
-    """Learn from a rollout: the part of `train_step` that steps no environment. Returns the next state and metrics.
-
-    Args:
-      rollout_data: of `roll_out`, from the same state.
-    """
-    collected = _prepare(cfg, world, state, rollout_data, parts)
-    return _update(cfg, world, state, collected, parts)
-
-
-def _update(
-    cfg: Config,
-    world: object,
-    state: TrainState[Params, State],
-    collected: RolloutResult,
-    parts: StepFunctions,
-) -> tuple[TrainState[Params, State], Metrics]:
-    """Train on all minibatches of an update, the second half of `train_step`; return the next state and metrics."""
+    collected = collect(cfg, world, state, parts, rollout_data)
     step = partial(
         parts.minibatch_step,
         cfg,
@@ -652,33 +596,28 @@ def _update(
         scalars=state.scalars,
         memory=memory,
     )
-    return next_state, _update_metrics(
-        collected.metrics, minibatch_metrics, collected.scalars
-    )
+    return next_state, _update_metrics(collected, minibatch_metrics)
 
 
 def _update_metrics(
-    rollout_metrics: RolloutMetrics,
-    minibatch_metrics: MinibatchMetrics,
-    scalars: Scalars,
+    collected: RolloutResult, minibatches: MinibatchMetrics
 ) -> Metrics:
     """Compute the metrics of an update from those of its rollout and of all its minibatches."""
-    is_applied = minibatch_metrics.is_applied
-    n_applied = is_applied.to(minibatch_metrics.grad_norm.dtype).sum(0)
+    is_applied = minibatches.is_applied
+    dtype = minibatches.grad_norm.dtype
+    n_applied = is_applied.to(dtype).sum(0)
 
     def mean_over_applied(x: Tensor) -> Tensor:
         # 0 / 0 = NaN if no minibatch was applied: a loss of 0 would look like one that has converged.
         return torch.where(is_applied, x, 0.0).sum(0) / n_applied
 
     return Metrics(
-        rollout=rollout_metrics,
-        loss=tree.map(mean_over_applied, minibatch_metrics.loss),
-        grad_norm=mean_over_applied(minibatch_metrics.grad_norm),
+        rollout=collected.metrics,
+        loss=tree.map(mean_over_applied, minibatches.loss),
+        grad_norm=mean_over_applied(minibatches.grad_norm),
         n_applied_minibatches=n_applied,
-        n_nonfinite_minibatches=(~minibatch_metrics.is_finite)
-        .to(n_applied.dtype)
-        .sum(0),
-        learning_rate=scalars.learning_rate,
+        n_nonfinite_minibatches=(~minibatches.is_finite).to(dtype).sum(0),
+        learning_rate=collected.scalars.learning_rate,
     )
 
 

@@ -18,7 +18,6 @@ import warnings
 from collections.abc import (
     Callable,
     Generator,
-    Iterable,
     Mapping,
     Sequence,
     Sized,
@@ -44,16 +43,16 @@ from funcppo.checkpoint import text_of
 from funcppo.config import PPOConfig
 from funcppo.core import random, tree
 from funcppo.core.files import Json
-from funcppo.core.settings import METRICS_FILE
+from funcppo.core.settings import METRICS_FILE, PositiveInt, check_value
 from funcppo.core.types import F32, I64, Bool
 from funcppo.envs import wrappers
-from funcppo.envs.checks import check_layout
 from funcppo.envs.wrappers import evaluation_env
 from funcppo.interfaces import AnyEnvironment
 from funcppo.learner import (
     CHECKPOINT_SECONDS,
     AnyLearner,
     AnyState,
+    CompiledLearner,
     Learner,
     check_functions,
     check_vectorised,
@@ -64,11 +63,11 @@ from funcppo.learner import (
 )
 from funcppo.logs import LoggerName
 from funcppo.losses import Scalars
-from funcppo.rollout import apply_agent, first_env_state, initial_memory
+from funcppo.rollout import apply_agent, choose_action, init_rollout_state
 from funcppo.runtime.capture import CapturedStep, ReasonCode, capture
 from funcppo.runtime.compile import StrategyRecord
 from funcppo.runtime.distributed import launched_size
-from funcppo.train_step import EAGER_PARTS, Metrics, TrainState, vmap_parts
+from funcppo.train_step import EAGER_PARTS, Metrics, vmap_parts
 
 KEYS_AT_ONCE = 64  # steps of an evaluation whose keys are made together
 
@@ -116,13 +115,22 @@ class Progress(Generic[EvaluationT]):
     state: State  # valid during the call; copy what must outlive it
     metrics: Metrics  # of the update
     update: int  # updates made so far
-    n_updates: int  # of the whole run
+    n_new_updates: int  # of this call of `train`
     seconds: float  # of this call of `train`
-    # environment steps a second of this call, evaluation and callbacks included
-    steps_per_second: float
     evaluation: EvaluationT | None  # made after this update
     # how the step is run; None where it is eager
     record: StrategyRecord | None
+
+    @property
+    def n_updates(self) -> int:
+        """Return the number of updates of the whole run."""
+        return self.learner.cfg.ppo.n_updates
+
+    @property
+    def steps_per_second(self) -> float:
+        """Return the environment steps a second of this call, of all seeds, evaluation and callbacks included."""
+        n_steps = self.n_new_updates * batch_size(self.learner.cfg.ppo)
+        return n_steps * len(self.seeds or (0,)) / self.seconds
 
     @property
     def n_steps(self) -> int:
@@ -137,6 +145,7 @@ class Progress(Generic[EvaluationT]):
         return float(total / rollout.n_episodes.sum())
 
 
+StepFn = Callable[[State], tuple[State, Metrics]]
 # Called after each update; a true result stops the run.
 Callback = Callable[[Progress[Any]], object]
 
@@ -151,6 +160,8 @@ class TrainResult(NamedTuple, Generic[EvaluationT]):
     # what was made do with, or not learnt from: the checkpoint before a damaged one, an evaluation that cannot be
     # captured, minibatches of NaN
     notes: tuple[str, ...] = ()
+    # how the step was run; None where it was eager
+    record: StrategyRecord | None = None
 
 
 def print_progress(progress: Progress[PolicyEvaluation]) -> None:
@@ -291,22 +302,28 @@ def _read_options(
       TypeError: an option is unknown or of the wrong kind.
       ValueError: a number is out of range, or no log can be written in its folder.
     """
-    names = ("callbacks", "log", "evaluate_every", "n_episodes")
+    defaults: dict[str, Any] = {
+        "callbacks": (),
+        "log": None,
+        "evaluate_every": None,
+        "n_episodes": 32,
+    }
     for name in options:
-        if name not in names:
+        if name not in defaults:
             raise TypeError(
-                f"{name}: expected an option of the function, or one of {', '.join(names)}"
+                f"{name}: expected an option of the function, or one of {', '.join(defaults)}"
             )
 
-    evaluate_every = options.get("evaluate_every")
-    n_episodes = options.get("n_episodes", 32)
-    check_positive(evaluate_every=evaluate_every, n_episodes=n_episodes)
-    callbacks = options.get("callbacks", ())
-    check_callbacks(callbacks)
-    log: Any = options.get("log")
-    given: list[object] = [*log] if isinstance(log, list | tuple) else [log]
-    opened = [_read_log(x) for x in given if x is not None]
-    return [*opened, *callbacks], evaluate_every, n_episodes
+    callbacks, log, evaluate_every, n_episodes = (defaults | options).values()
+    check_value("evaluate_every", PositiveInt | None, evaluate_every)
+    check_value("n_episodes", PositiveInt, n_episodes)
+    if not isinstance(callbacks, Sequence) or not all(map(callable, callbacks)):
+        raise TypeError(
+            f"callbacks: expected a list of functions, got {callbacks!r}"
+        )
+    given = log if isinstance(log, list | tuple) else [log]
+    logs_first = [_read_log(x) for x in given if x is not None]
+    return [*logs_first, *callbacks], evaluate_every, n_episodes
 
 
 def _read_log(log: object) -> MetricsLog:
@@ -376,37 +393,78 @@ def train(
             f"learner: expected one of fp.distribute, which {n_processes} processes of torchrun share, "
             "got one of a single process"
         )
-    check_positive(total_steps=total_steps, checkpoint_every=checkpoint_every)
-    callbacks, evaluate_every, n_episodes = _read_options(options)
-    check_device(device)
     learner = with_length(learner, total_steps)
+    check_device(device)
+
+    def prepare(state: State) -> tuple[StepFn, StrategyRecord | None]:
+        if not compile_step or _is_finished(learner, state):
+            return learner.step, None
+        compiled = compile(learner, state)
+        return compiled.step, compiled.record
+
+    return _run(
+        learner,
+        _first_state(learner, random.key(seed, device), state, params),
+        seed,
+        prepare,
+        _settings(learner, seed=seed, state=state, params=params),
+        options,
+        checkpoint=checkpoint,
+        checkpoint_every=checkpoint_every,
+    )
+
+
+def _run(
+    learner: AnyLearner,
+    first: State,
+    seeds: int | tuple[int, ...],
+    prepare: Callable[[State], tuple[StepFn, StrategyRecord | None]],
+    settings: dict[str, str],
+    options: dict[str, Any],
+    *,
+    checkpoint: str | Path | None,
+    checkpoint_every: int | None = None,
+    checkpoint_seconds: float = math.inf,
+) -> TrainResult[Any]:
+    """Make the updates of a run, from its checkpoint or its first state.
+
+    Args:
+      seeds: several for stacked states.
+      prepare: returns the step, and how it is run.
+      settings: that the checkpoint is compared with.
+      options: of `train`.
+
+    Returns:
+      The result, with notes on all that was made do with.
+    """
+    callbacks, evaluate_every, n_episodes = _read_options(options)
+    check_value("checkpoint_every", PositiveInt | None, checkpoint_every)
     path = checkpoint_path(checkpoint)
-    first = _first_state(learner, random.key(seed, device), state, params)
-    settings = _settings(learner, seed=seed, state=state, params=params)
     # Of several processes rank 0 reads the checkpoint.
     whole, notes = restore_latest(
         learner, first, path if _is_main(learner) else None, settings
     )
-    whole = learner.scatter(whole)
-    notes += _begin(learner, whole, path, settings, callbacks)
-    is_compiled = compile_step and not _is_finished(learner, whole)
-    compiled = compile(learner, whole) if is_compiled else None
+    state = learner.scatter(whole)
+    notes += _begin(learner, state, path, settings, callbacks)
 
+    step, record = prepare(state)
     evaluator = Evaluator(learner=learner, n_episodes=n_episodes)
     loop = Loop(
         learner=learner,
-        seeds=None,
-        step=(compiled or learner).step,
-        record=compiled.record if compiled else None,
+        seeds=seeds,
+        step=step,
+        record=record,
         callbacks=callbacks,
-        evaluate=lambda state: evaluator.evaluate(learner.gather(state), seed),
+        evaluator=evaluator,
         evaluate_every=evaluate_every,
         path=path,
-        checkpoint_every=checkpoint_every,
         settings=settings,
+        checkpoint_every=checkpoint_every or learner.cfg.ppo.n_updates,
+        checkpoint_seconds=checkpoint_seconds,
     )
-    result = make_updates(loop, whole)
-    return result._replace(notes=(*notes, *result.notes, *evaluator.notes()))
+    result = make_updates(loop, state)
+    notes = (*notes, *result.notes, *evaluator.notes())
+    return result._replace(notes=notes, record=record)
 
 
 def _first_state(
@@ -419,32 +477,26 @@ def _first_state(
 
     Raises:
       ValueError: both are given, or one names a tensor of another shape or dtype than the learner's.
-      TypeError: it is no state.
     """
     new = learner.init_whole(key)
     if state is not None and params is not None:
         raise ValueError("state, params: expected one of them, got both")
+
+    def moved(part: str, value: Any, like: Any) -> Any:
+        tree.check_layout(value, like, part, ValueError)
+        return tree.map(lambda x: x.to(key.device).clone(), value)
+
     if params is not None:
-        check_layout("params", "params", params, new.params)
-        moved = tree.map(lambda x: x.to(key.device), params)
-        return new._replace(params=tree.map(torch.clone, moved))
+        return new._replace(params=moved("params", params, new.params))
     if state is None:
         return new
-    if not isinstance(state, TrainState):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise TypeError(
-            f"state: expected a TrainState, as a result has it, got {type(state).__name__}"
-        )
-    hint = "; params=state.params starts with new environments"
     if learner.cfg.env.host is not None:
         raise ValueError(
-            f"state: expected an environment that is pure, got one on the host{hint}"
+            "state: expected an environment that is pure, got one on the host; "
+            "params=state.params starts with new environments"
         )
-    try:
-        check_layout("state", "state", state, new)
-    except ValueError as error:
-        raise ValueError(f"{error}{hint}") from None
-    moved = tree.map(lambda x: x.to(key.device).clone(), state)
-    return moved._replace(update=new.update, scalars=new.scalars)
+    given = moved("state", state, new)
+    return given._replace(update=new.update, scalars=new.scalars)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -452,16 +504,16 @@ class Loop:
     """Functions and settings of a training run's loop over updates."""
 
     learner: AnyLearner
-    seeds: tuple[int, ...] | None  # None: one state, not several
-    step: Callable[[State], tuple[State, Metrics]]
+    seeds: int | tuple[int, ...]  # several: of stacked states
+    step: StepFn
     record: StrategyRecord | None  # how the step is run; None: eagerly
     callbacks: Sequence[Callback]
-    evaluate: Callable[[State], Any]
+    evaluator: Evaluator
     evaluate_every: int | None  # updates
     path: Path | None  # of the checkpoint
     settings: dict[str, str]  # that the checkpoint is compared with
-    checkpoint_every: int | None = None  # updates; the last one is saved too
-    checkpoint_seconds: float = math.inf  # after the last checkpoint
+    checkpoint_every: int  # updates; the last one is saved too
+    checkpoint_seconds: float  # after the last checkpoint
 
     def is_due(self, update: int, every: int | None) -> bool:
         """Return whether something is due after an update: every `every` updates and after the last one.
@@ -470,10 +522,11 @@ class Loop:
         is_last = update == self.learner.cfg.ppo.n_updates
         return every is not None and (update % every == 0 or is_last)
 
-    def is_save_due(self, update: int, seconds: float) -> bool:
-        """Return whether to save the state after an update, `seconds` after the last checkpoint."""
-        every = self.checkpoint_every or self.learner.cfg.ppo.n_updates
-        return seconds > self.checkpoint_seconds or self.is_due(update, every)
+    def evaluate(self, state: State, update: int) -> Any:
+        """Evaluate a state after an update if that is due, else return None. All processes call it."""
+        if not self.is_due(update, self.evaluate_every):
+            return None
+        return self.evaluator.evaluate(self.learner.gather(state), self.seeds)
 
     def save(self, state: State) -> None:
         """Write a checkpoint if the run has a path for it. All processes call it, and rank 0 writes."""
@@ -491,33 +544,39 @@ def make_updates(loop: Loop, state: State) -> TrainResult[Any]:
     A state is saved after the callbacks have seen it, so that what they write is never behind a checkpoint. On a CPU a
     KeyboardInterrupt saves the last such state; on a GPU the update may have overwritten a part of it.
     """
-    n_updates = loop.learner.cfg.ppo.n_updates
+    ppo = loop.learner.cfg.ppo
+    seeds = loop.seeds if isinstance(loop.seeds, tuple) else None
     first_update = update = _update_of(state)
     start, saved_at = time.perf_counter(), 0.0
     evaluations: list[Any] = []
     is_stopped = False
-    lost: Tensor | None = None
+    lost: Tensor | float = 0.0
 
     with _closing_logs(loop.callbacks):
-        while update < n_updates and not is_stopped:
+        while update < ppo.n_updates and not is_stopped:
             with _saved_at_interrupt(loop, state, update):
                 update += 1
                 state, metrics = _make_update(loop, state, update)
-                lost = _count_lost(metrics, lost)
-                is_evaluated = loop.is_due(update, loop.evaluate_every)
-                evaluation = loop.evaluate(state) if is_evaluated else None
+                lost = lost + _count_lost(metrics)
+                evaluation = loop.evaluate(state, update)
                 evaluations.append(evaluation)
 
                 seconds = time.perf_counter() - start
-                progress = _progress(
-                    loop,
-                    state,
-                    metrics,
-                    range(first_update, update),
-                    seconds,
-                    evaluation,
+                progress = Progress(
+                    learner=loop.learner,
+                    seeds=seeds,
+                    state=state,
+                    metrics=metrics,
+                    update=update,
+                    n_new_updates=update - first_update,
+                    seconds=seconds,
+                    evaluation=evaluation,
+                    record=loop.record,
                 )
-                is_save_due = loop.is_save_due(update, seconds - saved_at)
+                is_save_due = (
+                    loop.is_due(update, loop.checkpoint_every)
+                    or seconds - saved_at > loop.checkpoint_seconds
+                )
                 is_stopped = _call(loop, progress, is_save_due)
 
             if is_save_due or is_stopped:
@@ -525,35 +584,8 @@ def make_updates(loop: Loop, state: State) -> TrainResult[Any]:
                 saved_at = time.perf_counter() - start
 
     state = tree.map(torch.clone, state)  # a compiled step would overwrite it
-    made_evaluations = tuple(x for x in evaluations if x is not None)
-    return TrainResult(
-        state, made_evaluations, update, is_stopped, _describe_lost(lost)
-    )
-
-
-def _progress(
-    loop: Loop,
-    state: State,
-    metrics: Metrics,
-    made: range,
-    seconds: float,
-    evaluation: object,
-) -> Progress[Any]:
-    """Build the progress record that callbacks receive after an update."""
-    ppo = loop.learner.cfg.ppo
-    n_learners = 1 if loop.seeds is None else len(loop.seeds)
-    return Progress(
-        learner=loop.learner,
-        seeds=loop.seeds,
-        state=state,
-        metrics=metrics,
-        update=made.stop,
-        n_updates=ppo.n_updates,
-        seconds=seconds,
-        steps_per_second=len(made) * batch_size(ppo) * n_learners / seconds,
-        evaluation=evaluation,
-        record=loop.record,
-    )
+    made = tuple(x for x in evaluations if x is not None)
+    return TrainResult(state, made, update, is_stopped, _describe_lost(lost))
 
 
 def _closing_logs(callbacks: Sequence[Callback]) -> ExitStack:
@@ -565,32 +597,27 @@ def _closing_logs(callbacks: Sequence[Callback]) -> ExitStack:
     return stack
 
 
-def _count_lost(metrics: Metrics, before: Tensor | None) -> Tensor:
-    """Add an update to the counts of applied and skipped minibatches, of rows left out in units of minibatches, and of
-    their causes.
+def _count_lost(metrics: Metrics) -> Tensor:
+    """Count an update's applied and skipped minibatches, rows left out in units of minibatches, and their causes.
 
     They stay on the device, one of each for each learner, so that counting waits for nothing.
     """
     n_applied = metrics.n_applied_minibatches
-    n_left_out = torch.where(
-        n_applied > 0, metrics.loss.nonfinite_fraction * n_applied, 0.0
-    )
     rollout = metrics.rollout
     counts = (
         n_applied,
         metrics.n_nonfinite_minibatches,
-        n_left_out,
+        (metrics.loss.nonfinite_fraction * n_applied).nan_to_num(),
         rollout.n_nonfinite_observations,
         rollout.n_nonfinite_rewards,
         rollout.n_empty_masks,
     )
-    lost = torch.stack(counts)
-    return lost if before is None else before + lost
+    return torch.stack(counts)
 
 
-def _describe_lost(lost: Tensor | None) -> tuple[str, ...]:
+def _describe_lost(lost: Tensor | float) -> tuple[str, ...]:
     """Format, and issue as warnings, one line for each kind of data that was not learnt from; empty if all was."""
-    if lost is None:  # no update was made
+    if not isinstance(lost, Tensor):  # no update was made
         return ()
     counts: list[float] = lost.reshape(len(lost), -1).sum(1).tolist()
     n_applied, n_skipped, n_left_out, *causes = counts
@@ -600,6 +627,7 @@ def _describe_lost(lost: Tensor | None) -> tuple[str, ...]:
         "observations had no legal action",
     )
     why = " and ".join(f"{n:.0f} {kind}" for n, kind in zip(causes, kinds) if n)
+
     notes: list[str] = []
     if n_skipped:
         notes.append(
@@ -686,10 +714,9 @@ def saved_update(path: Path) -> int:
     """Return the number of updates of the latest readable checkpoint; 0 without one."""
     try:
         readable, _ = checkpoints.find_readable(path, _previous(path))
+        return int(checkpoints.read(readable)[0]["update"].flat[0])
     except checkpoints.DamagedCheckpointError:
         return 0
-    arrays, _ = checkpoints.read(readable)
-    return int(arrays["update"].flat[0])
 
 
 def _settings(learner: AnyLearner, **others: object) -> dict[str, str]:
@@ -758,91 +785,54 @@ def restore_latest(
     state = _restore(readable, learner, state, settings)
     if learner.cfg.env.host is not None:
         state = _restart_environments(learner, state)
-        notes = [
-            *notes,
+        notes.append(
             f"{path}: the environments step on the host and are not in the checkpoint: new episodes begin, "
-            "so that the run does not continue bit for bit",
-        ]
+            "so that the run does not continue bit for bit"
+        )
     for note in notes:
-        warnings.warn(note, TrainingNote, stacklevel=3)
+        warnings.warn(note, TrainingNote, stacklevel=4)
     return state, tuple(notes)
 
 
 def _restart_environments(learner: AnyLearner, state: State) -> State:
     """Begin a new episode in each row of a state; running moments, which outlive episodes, are kept."""
-    env, world = learner.cfg.env, learner.world
-    n_envs = learner.cfg.ppo.n_envs
     # a child of the key that no update uses
-    reset_key = random.fold_in(state.key, 2**31)
-    fresh = env.reset(env.cfg, world, random.split(reset_key, n_envs))
-    is_new = torch.ones(n_envs, dtype=torch.bool, device=state.key.device)
+    new = learner.init_whole(random.fold_in(state.key, 2**31))
+    is_new = torch.ones_like(new.episode_stats.length, dtype=torch.bool)
+    env_state = wrappers.restart(
+        learner.cfg.env, learner.world, state.env_state, is_new, new.env_state
+    )
     return state._replace(
-        env_state=wrappers.restart(env, world, state.env_state, is_new, fresh),
-        episode_stats=tree.map(torch.zeros_like, state.episode_stats),
-        memory=initial_memory(learner.cfg.agent, n_envs, state.key.device),
+        env_state=env_state,
+        episode_stats=new.episode_stats,
+        memory=new.memory,
     )
 
 
-def check_positive(**counts: object) -> None:
-    """Check that each named count is a positive integer, or None for no count.
-
-    Raises:
-      ValueError: one is no integer of 1 or more.
-    """
-    for name, count in counts.items():
-        if count is None:
-            continue
-        if not isinstance(count, int) or isinstance(count, bool) or count < 1:
-            raise ValueError(
-                f"{name}: expected an integer of 1 or more, got {count!r}"
-            )
-
-
-def check_callbacks(callbacks: object) -> None:
-    """Check that callbacks are a list or tuple of functions.
-
-    Raises:
-      TypeError: they are not.
-    """
-    is_sequence = isinstance(callbacks, Sequence)
-    callbacks = callbacks if is_sequence else [callbacks]
-    for callback in cast(Sequence[object], callbacks):
-        if not is_sequence or not callable(callback):
-            raise TypeError(
-                f"callbacks: expected a list of functions, got {callback!r}{'' if is_sequence else ' alone'}"
-            )
-
-
 def check_device(device: object) -> None:
-    """Check that tensors with numbers can be made on a device.
+    """Check that PyTorch has a device.
 
     Raises:
-      ValueError: PyTorch has no such device, or it holds no numbers.
+      ValueError: it has none of this name.
     """
-    problem = ""
     try:
-        place = torch.empty(0, device=cast(Any, device)).device
-        problem = "which holds no numbers" if place.type == "meta" else ""
+        torch.empty(0, device=cast(Any, device))
     # PyTorch without CUDA raises an AssertionError.
     except (AssertionError, RuntimeError, TypeError) as error:
         problem = str(error).partition("\n")[0]
-    if problem:
         raise ValueError(
             f"device: expected one that PyTorch has here, such as cpu or cuda, got {device!r}: {problem}"
-        )
+        ) from None
 
 
 def checkpoint_path(checkpoint: str | Path | None) -> Path | None:
     """Return the path of a checkpoint and create its folder if missing; None if no checkpoint is asked for.
 
     Raises:
-      TypeError: it is no path.
       ValueError: no file can be written there. The message is one line.
     """
     if checkpoint is None:
         return None
-    if not isinstance(checkpoint, str | os.PathLike):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise TypeError(f"checkpoint: expected a path, got {checkpoint!r}")
     path = Path(checkpoint)
     _make_folder(
         path.parent, f"checkpoint: {path}: expected a file that can be written"
@@ -874,11 +864,13 @@ def with_length(learner: AnyLearner, total_steps: int) -> AnyLearner:
 
     Raises:
       TypeError: it is none of `fp.ppo`.
+      ValueError: there are no steps to make.
     """
     if not isinstance(learner, Learner):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise TypeError(
             f"learner: expected one of fp.ppo, got {type(learner).__name__}"
         )
+    check_value("total_steps", PositiveInt, total_steps)
     cfg = learner.cfg
     n_updates = math.ceil(total_steps / batch_size(cfg.ppo))
     ppo = replace(cfg.ppo, n_updates=n_updates)
@@ -891,48 +883,37 @@ def with_length(learner: AnyLearner, total_steps: int) -> AnyLearner:
 def _restore(
     path: Path, learner: AnyLearner, like: State, settings: Mapping[str, str]
 ) -> State:
+    """Load a checkpoint of a run with these settings; it may go on to another length if no schedule ends with it."""
     stored: dict[str, str] = checkpoints.read(path)[1].get("settings", {})
     for name, value in settings.items():
         found = str(stored.get(name))
-        if name == "n_updates" and name in stored:
-            _check_length(path, learner.cfg.ppo, int(found))
-        elif found != value:
+        if found != value and name != "n_updates":
             expected, got = _first_difference(value, found)
             raise ValueError(
                 f"{path}: made with other settings: {name}: expected {expected}, got {got}"
             )
     state = checkpoints.restore(path, like)[0]
-    n_made = _update_of(state)
-    if n_made > learner.cfg.ppo.n_updates:
-        n_steps = batch_size(learner.cfg.ppo)
+
+    ppo = learner.cfg.ppo
+    n_made, n_steps = _update_of(state), batch_size(ppo)
+    schedule, n_updates = find_ending_schedule(ppo), int(stored["n_updates"])
+    expected = ""
+    if n_made > ppo.n_updates:
+        expected = f"at least {n_made * n_steps}, of which this is a checkpoint"
+    if schedule and n_updates != ppo.n_updates:
+        expected = f"{n_updates * n_steps}, where its {schedule} ends"
+    if expected:
         raise ValueError(
-            f"{path}: total_steps: expected at least {n_made * n_steps}, of which this is a checkpoint, "
-            f"got {learner.cfg.ppo.n_updates * n_steps}"
+            f"{path}: total_steps: expected {expected}, got {ppo.n_updates * n_steps}"
         )
     return state
 
 
 def _first_difference(expected: str, got: str) -> list[str]:
     """Cut two setting texts to a line that begins at the setting where they first differ."""
-    pairs = enumerate(zip(expected, got))
-    n_equal = next((i for i, (a, b) in pairs if a != b), 0)
-    start = expected.rfind(" ", 0, n_equal) + 1
+    prefix = os.path.commonprefix([expected, got])  # noqa: RUF071
+    start = prefix.rfind(" ") + 1
     return [text[start : start + 60] for text in (expected, got)]
-
-
-def _check_length(path: Path, ppo: PPOConfig, n_updates: int) -> None:
-    """Check that a run of `n_updates` updates may be continued to another length: no schedule depends on the length.
-
-    Raises:
-      ValueError: one does. The message is one line.
-    """
-    name = find_ending_schedule(ppo)
-    if name and n_updates != ppo.n_updates:
-        n_steps = batch_size(ppo)
-        raise ValueError(
-            f"{path}: total_steps: expected {n_updates * n_steps}, where its {name} ends, "
-            f"got {ppo.n_updates * n_steps}"
-        )
 
 
 def find_ending_schedule(ppo: PPOConfig) -> str:
@@ -969,7 +950,8 @@ def evaluate_policy(
       ValueError: a number is out of range, or the state is that of another learner, with which this one fails.
       TypeError: what is handed in is no state.
     """
-    check_positive(n_episodes=n_episodes, max_steps=max_steps)
+    check_value("n_episodes", PositiveInt, n_episodes)
+    check_value("max_steps", PositiveInt, max_steps)
     evaluator = Evaluator(
         learner=learner, n_episodes=n_episodes, max_steps=max_steps
     )
@@ -984,49 +966,43 @@ class Evaluator:
     learner: AnyLearner
     n_episodes: int
     max_steps: int = 10_000
-    # by (greedy, stacked), recorded at the first evaluation
-    _steps: dict[tuple[bool, bool], CapturedStep[_Play, tuple[()]]] = field(
+    # by (greedy, axes of the key), recorded at the first evaluation
+    _steps: dict[tuple[bool, int], CapturedStep[_Play, tuple[()]]] = field(
         default_factory=dict
     )
 
-    def evaluate(self, state: State, seed: int) -> PolicyEvaluation:
-        """Evaluate a state's policy like `evaluate_policy`."""
-        return self._evaluate(state, random.key(seed, state.key.device))[0]
+    def evaluate(self, state: State, seeds: int | tuple[int, ...]) -> Any:
+        """Evaluate a state's policy like `evaluate_policy`; of several seeds, each of stacked states with its own.
 
-    def evaluate_many(
-        self, state: State, seeds: Sequence[int]
-    ) -> tuple[PolicyEvaluation, ...]:
-        """Evaluate several stacked policies at once, each like `evaluate_policy` with its seed.
-
-        Args:
-          state: states of them, stacked.
+        Returns:
+          A `PolicyEvaluation`; of several seeds a tuple of one for each.
         """
-        keys = [random.key(seed, state.key.device) for seed in seeds]
-        return self._evaluate(state, torch.stack(keys))
+        device, update = state.key.device, _update_of(state)
+        if isinstance(seeds, int):
+            key = random.key(seeds, device)
+        else:
+            key = torch.stack([random.key(seed, device) for seed in seeds])
+        played = [self._play(state, key, greedy) for greedy in (True, False)]
 
-    def _evaluate(
-        self, state: State, key: I64[Tensor, "... 2"]
-    ) -> tuple[PolicyEvaluation, ...]:
-        """Evaluate one state with one key, or stacked states with a key each; return one evaluation for each."""
-        policies = [self._play(state, key, x) for x in (True, False)]
+        def compare(
+            key: I64[Tensor, "2"], episodes: list[_Episodes]
+        ) -> PolicyEvaluation:
+            greedy, sampled = (_estimate_return(key, x) for x in episodes)
+            return PolicyEvaluation(update, greedy, sampled)
+
         if key.ndim == 1:
-            key = key[None]
-            policies = [tree.map(lambda x: x[None], x) for x in policies]
+            return compare(key, played)
         return tuple(
-            PolicyEvaluation(
-                _update_of(state),
-                *(_estimate_return(k, tree.item(x, i)) for x in policies),
-            )
+            compare(k, [tree.item(x, i) for x in played])
             for i, k in enumerate(key)
         )
 
     def notes(self) -> tuple[str, ...]:
         """Explain why a step on a GPU is not replayed as a CUDA graph; empty if it is, and on a CPU."""
+        expected = (None, ReasonCode.NO_GPU, ReasonCode.DISABLED)
+        steps = self._steps.values()
         reasons = {
-            step.fallback_reason
-            for step in self._steps.values()
-            if step.fallback_code
-            not in (None, ReasonCode.NO_GPU, ReasonCode.DISABLED)
+            x.fallback_reason for x in steps if x.fallback_code not in expected
         }
         return tuple(
             f"evaluation is not replayed as a CUDA graph: {reason}"
@@ -1037,36 +1013,30 @@ class Evaluator:
         self, state: State, key: I64[Tensor, "... 2"], is_greedy: bool
     ) -> _Episodes:
         """Play whole episodes of one state, or of each of stacked states; return the finished episodes."""
-        env = evaluation_env(self.learner.cfg.env)
-        is_stacked = key.ndim > 1
-        batched = torch.vmap if is_stacked else lambda fn: fn
+        learner = self.learner
+        env = evaluation_env(learner.cfg.env)
+        batched = torch.vmap if key.ndim > 1 else lambda fn: fn
         reset_key, play_key, _ = random.split(key, 3).unbind(-2)
-        begin = batched(
-            partial(_begin_episodes, self.learner, env, self.n_episodes)
-        )
-        place = torch.zeros(1, dtype=torch.int64, device=key.device)
+        begin = batched(partial(_begin_episodes, learner, env, self.n_episodes))
         play = _Play(
             state.params,
             begin(state.env_state, reset_key),
             self._step_keys(play_key, 0),
-            place,
+            place=torch.zeros(1, dtype=torch.int64, device=key.device),
         )
 
-        captured = self._steps.get((is_greedy, is_stacked))
-        if captured is None:
-            step = batched(
-                partial(_step_episodes, self.learner, env, is_greedy)
-            )
-            captured = capture(
+        kind = is_greedy, key.ndim
+        if kind in self._steps:
+            self._steps[kind].load(play)
+        else:
+            step = batched(partial(_step_episodes, learner, env, is_greedy))
+            self._steps[kind] = capture(
                 partial(_step_play, step, key.ndim - 1),
                 play,
-                use_cuda_graph=self.learner.cfg.env.host is None,
+                use_cuda_graph=learner.cfg.env.host is None,
             )
-            self._steps[is_greedy, is_stacked] = captured
-        else:
-            captured.load(play)
-        self._step_to_the_end(captured, play_key)
-        return captured.state.episodes
+        self._step_to_the_end(self._steps[kind], play_key)
+        return self._steps[kind].state.episodes
 
     def _step_keys(
         self, key: I64[Tensor, "... 2"], first: int
@@ -1167,20 +1137,19 @@ def _begin_episodes(
     key: I64[Tensor, "2"],
 ) -> _Episodes:
     """Reset all episodes, with running moments, which outlive episodes, copied from the training environments."""
-    world = learner.world
-    keys = random.split(key, n_episodes)
-    fresh = first_env_state(env, world, keys)
+    cfg, world = learner.cfg, learner.world
+    # Of several rollouts' first states: the network's memory, and episodes without a reward.
+    first = init_rollout_state(replace(cfg, env=env), world, key, n_episodes)
+    reward, length = first.episode_stats
+    fresh = first.env_state
     if env.restart is not None:
         n_rows = tree.leaves(env_state)[0].shape[0]
         rows = torch.arange(n_episodes, device=key.device) % n_rows
         from_training = tree.map(lambda x: x[rows], env_state)
         is_new = torch.ones_like(rows, dtype=torch.bool)
         fresh = wrappers.restart(env, world, from_training, is_new, fresh)
-    zero = torch.zeros(n_episodes, device=key.device)
-    memory = initial_memory(learner.cfg.agent, n_episodes, key.device)
-    return _Episodes(
-        fresh, zero, zero.to(torch.int64), zero.to(torch.bool), memory
-    )
+    finished = torch.zeros_like(length, dtype=torch.bool)
+    return _Episodes(fresh, reward, length, finished, first.memory)
 
 
 def _step_episodes(
@@ -1196,12 +1165,7 @@ def _step_episodes(
     agent, world = learner.cfg.agent, learner.world
     obs = env.observe(env.cfg, world, episodes.env_state)
     output, memory = apply_agent(agent, world, params, obs, episodes.memory)
-    distribution = agent.distribution
-    action = (
-        distribution.mode(output)
-        if greedy
-        else distribution.sample(action_key, output)
-    )
+    action = choose_action(agent, output, None if greedy else action_key)
 
     env_state, timestep = env.step_functional(
         env.cfg, world, episodes.env_state, action, env_keys
@@ -1273,42 +1237,27 @@ def train_many(
         argument, differs when it is called again with the same key, or cannot be mapped by `torch.vmap`.
       TypeError: seeds are no integers, a scalar is one number for all, or an option is unknown or of the wrong kind.
     """
-    if not isinstance(seeds, int | Iterable):
-        raise TypeError(
-            f"seeds: expected an integer or a sequence of integers, got {seeds!r}"
-        )
     seeds = tuple(range(seeds)) if isinstance(seeds, int) else tuple(seeds)
-    check_positive(total_steps=total_steps, seeds=len(seeds))
-    callbacks, evaluate_every, n_episodes = _read_options(options)
+    check_value("seeds", PositiveInt, len(seeds))
+    learner = with_length(learner, total_steps)
     if learner.cfg.env.host is not None:
         raise ValueError(
             "learner: expected an environment that can be vectorised, got one that steps on the host; "
             "fp.train trains one seed after the other"
         )
     check_device(device)
-    learner = with_length(learner, total_steps)
-    path = checkpoint_path(checkpoint)
-    first = init_many(learner, seeds, device, scalars)
-    settings = _settings(learner, seed=seeds, scalars=first.scalars)
-    state, notes = restore_latest(learner, first, path, settings)
-    notes += _begin(learner, state, path, settings, callbacks)
 
-    evaluator = Evaluator(learner=learner, n_episodes=n_episodes)
-    step, record = prepare_many(learner, state, strategy)
-    loop = Loop(
-        learner=learner,
-        seeds=seeds,
-        step=step,
-        record=record,
-        callbacks=callbacks,
-        evaluate=partial(evaluator.evaluate_many, seeds=seeds),
-        evaluate_every=evaluate_every,
-        path=path,
+    first = init_many(learner, seeds, device, scalars)
+    return _run(
+        learner,
+        first,
+        seeds,
+        partial(prepare_many, learner, strategy=strategy),
+        _settings(learner, seed=seeds, scalars=first.scalars),
+        options,
+        checkpoint=checkpoint,
         checkpoint_seconds=CHECKPOINT_SECONDS,
-        settings=settings,
     )
-    result = make_updates(loop, state)
-    return result._replace(notes=(*notes, *result.notes, *evaluator.notes()))
 
 
 def init_many(
@@ -1324,7 +1273,7 @@ def init_many(
 
     Raises:
       ValueError: there is no such scalar, it has not one number for each seed, or one is out of range.
-      TypeError: they have no names, or a scalar is one number for all.
+      TypeError: they have no names.
     """
     states = [learner.init(random.key(seed, device)) for seed in seeds]
     state = tree.map(lambda *leaves: torch.stack(leaves), *states)
@@ -1333,55 +1282,41 @@ def init_many(
             f"scalars: expected numbers by their names, got {scalars!r}"
         )
 
+    changed: dict[str, Tensor] = {}
     for name, numbers in (scalars or {}).items():
         if name not in Scalars._fields:
             names = ", ".join(Scalars._fields)
             raise ValueError(f"scalars: expected one of {names}, got {name}")
-        if not isinstance(cast(object, numbers), Sized):
-            raise TypeError(
-                f"scalars: {name}: expected a sequence of {len(seeds)} numbers, got {numbers!r}"
-            )
-        if len(numbers) != len(seeds):
+        is_several = isinstance(cast(object, numbers), Sized)
+        if not is_several or len(numbers) != len(seeds):
             raise ValueError(
-                f"scalars: {name}: expected {len(seeds)} numbers, got {len(numbers)}"
+                f"scalars: {name}: expected {len(seeds)} numbers, got {numbers!r}"
             )
         for number in numbers:
             replace(learner.cfg.ppo, **{name: number})  # checks its range
-        values = torch.tensor(numbers, dtype=torch.float32, device=device)
-        changed = state.scalars._replace(**{name: values})
-        state = state._replace(scalars=changed)
-    return state
+        changed[name] = torch.tensor(
+            numbers, dtype=torch.float32, device=device
+        )
+    return state._replace(scalars=state.scalars._replace(**changed))
 
 
 def prepare_many(
     learner: AnyLearner, state: State, strategy: str
-) -> tuple[Callable[[State], tuple[State, Metrics]], StrategyRecord]:
+) -> tuple[StepFn, StrategyRecord]:
     """Prepare the step of stacked states, compiled unless the run is finished; return it and its strategy record.
 
     Raises:
       ValueError: environment or network is not pure, or cannot be vectorised, which is tried on one step.
     """
-    cfg = learner.cfg
-    is_finished = int(state.update[0]) >= cfg.ppo.n_updates
     check_functions(learner, tree.item(state, 0))
     check_vectorised(learner, state)
     captured, record = prepare_step(
-        cfg,
+        learner.cfg,
         learner.world,
         state,
         vmap_parts(EAGER_PARTS),
-        "eager" if is_finished else strategy,
+        "eager" if _is_finished(learner, state) else strategy,
     )
-    return partial(_step, captured), record
-
-
-def _step(
-    captured: CapturedStep[State, Metrics], state: State
-) -> tuple[State, Metrics]:
-    """Make an update, in the buffers of a CUDA graph if there is one; return the next state and the metrics."""
     if captured.replay_mode == "none":
-        return captured.fn(state)
-    if state is not captured.state:
-        captured.load(state)
-    metrics = captured.step()
-    return captured.state, tree.map(torch.clone, metrics)
+        return captured.fn, record
+    return CompiledLearner(captured=captured, record=record).step, record

@@ -42,7 +42,7 @@ def test_spaces_that_cannot_be_meant_are_refused_by_name(sizes, got):
 
 @pytest.mark.parametrize("steps", [0, -1, 1.5, True, "4"])
 def test_an_agent_holds_its_key_for_whole_steps(steps):
-    with pytest.raises(ValueError, match="action_key_steps: expected a num"):
+    with pytest.raises(ValueError, match="action_key_steps: expected "):
         Agent(cfg=None, init=nothing, apply=nothing, action_key_steps=steps)
 
 

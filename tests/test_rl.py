@@ -18,7 +18,6 @@ from funcppo.rl import (
     is_rl_run,
     published_settings,
     read_config,
-    settings_of,
 )
 
 SETTINGS = published_settings("Pendulum-v1")
@@ -35,7 +34,6 @@ def test_it_is_read_as_it_was_written(tmp_path):
     write_config(CONFIG, tmp_path)
     assert read_config(tmp_path) == CONFIG
     assert is_rl_run(tmp_path)
-    assert settings_of(CONFIG) == SETTINGS
 
 
 @pytest.mark.parametrize(
@@ -65,17 +63,9 @@ def test_a_folder_of_another_program_is_named(tmp_path):
     (tmp_path / CONFIG_FILE).write_text('{"dataset": "countries_s1"}')
     assert not is_rl_run(tmp_path)
     expected = "expected a folder that `funcppo rl` wrote, got"
-    for folder, found in (
-        (tmp_path, f"one with another {CONFIG_FILE}"),
-        (tmp_path / "none", "none"),
-    ):
-        with pytest.raises(ValueError, match=f"{expected} {found}$"):
+    for folder in (tmp_path, tmp_path / "none"):
+        with pytest.raises(ValueError, match=expected):
             read_config(folder)
-    (tmp_path / CONFIG_FILE).unlink()
-    with pytest.raises(
-        ValueError, match=f"{expected} one without {CONFIG_FILE}"
-    ):
-        read_config(tmp_path)
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
@@ -154,17 +144,17 @@ def test_gsde_is_refused_where_it_cannot_be():
 )
 def test_an_option_of_gsde_alone_is_refused_without_it(option):
     published = published_settings("CartPole-v1")
+    settings = dataclasses.replace(published, **option)
     with pytest.raises(ValueError, match=f"{next(iter(option))}: expected"):
-        dataclasses.replace(published, **option)
+        rl.make_learner("CartPole-v1", settings)
 
 
 @pytest.mark.parametrize(
     ("returns", "expected"),
     [
-        ([[1.0], [2.0], [3.0], [100.0]], 2.5),
-        ([[100.0], [1.0], [3.0]], 104 / 3),  # a quarter of 3 is none
-        ([[0.0, 8.0], [2.0, 4.0]], 3.0),  # two tasks, pooled
-        ([[7.0]], 7.0),
+        ([1.0, 2.0, 3.0, 100.0], 2.5),
+        ([100.0, 1.0, 3.0], 104 / 3),  # a quarter of 3 is none
+        ([7.0], 7.0),
     ],
 )
 def test_the_interquartile_mean_of_small_samples(returns, expected):
@@ -174,7 +164,7 @@ def test_the_interquartile_mean_of_small_samples(returns, expected):
 
 def test_the_interval_of_a_mean_is_that_of_the_normal_distribution():
     """400 seeds: half of it is 1.96 standard errors, within a tenth for the 2000 resamples."""
-    returns = np.random.default_rng(0).normal(5.0, 2.0, (400, 1))
+    returns = np.random.default_rng(0).normal(5.0, 2.0, 400)
     got = rl.estimate(returns, rl.mean_return)
     half = 1.96 * returns.std() / 20
     assert got.value == pytest.approx(returns.mean())
@@ -182,13 +172,6 @@ def test_the_interval_of_a_mean_is_that_of_the_normal_distribution():
     assert got.high - got.value == pytest.approx(half, rel=0.1)
 
 
-def test_seeds_are_resampled_task_by_task():
-    """Tasks that differ widely do not widen the interval: each keeps its weight."""
-    returns = np.array([[0.0, 1000.0]] * 5)
-    got = rl.estimate(returns, rl.mean_return)
-    assert got == (500.0, 500.0, 500.0)
-
-
 def test_one_seed_has_an_interval_of_no_width():
-    got = rl.estimate(np.array([[3.0]]))
+    got = rl.estimate(np.array([3.0]))
     assert got == (3.0, 3.0, 3.0) and str(got) == "3.0 [3.0, 3.0]"

@@ -289,8 +289,8 @@ def test_a_graph_of_many_steps_is_as_small_as_one_of_few():
 @pytest.mark.parametrize(
     ("fields", "missing"),
     [
-        ((), "initial_memory: expected a function, got None"),
-        (("initial_memory",), "apply_recurrent: expected a function, got None"),
+        ((), "initial_memory: expected a function: an"),
+        (("initial_memory",), "apply_recurrent: expected a function: an"),
         (("apply", "initial_memory"), "initial_memory: expected none beside"),
     ],
 )

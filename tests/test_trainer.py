@@ -99,34 +99,6 @@ def test_a_run_continued_from_its_checkpoint_equals_one_without_a_stop(
     assert_trees_equal(again.state, whole_run.state, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize(
-    ("options", "problem"),
-    [
-        ({"learning_rate": 1e-3}, "learning_rate: expected 0.001, got 0.00025"),
-        (
-            {"env": fp.envs.cartpole()},
-            "env.cfg: expected EpisodeConfig.*, got Wrap",
-        ),
-        (
-            {"network": fp.nets.mlp(9)},
-            r"agent.cfg: expected hidden=\(9,\), .* got hidden=\(8,\), ",
-        ),
-        (
-            {"network": fp.nets.gru(9)},
-            "agent.cfg: expected RecurrentConfig.*, got MLPConfig",
-        ),
-    ],
-)
-def test_a_checkpoint_of_other_settings_is_refused(options, problem, tmp_path):
-    path = tmp_path / "run.npz"
-    fp.train(LEARNER, 32, checkpoint=path, checkpoint_every=1)
-    before = path.read_bytes()
-    given = {"env": ENV, "network": fp.nets.mlp(8)} | SIZES | options
-    with pytest.raises(ValueError, match=f"other settings: {problem}") as error:
-        fp.train(fp.ppo(**given), 32, checkpoint=path)
-    assert "\n" not in str(error.value) and path.read_bytes() == before
-
-
 CONSTANT = fp.ppo(
     env=ENV,
     network=fp.nets.mlp(8),
@@ -192,7 +164,7 @@ def test_evaluation_changes_nothing_and_repeats_itself(whole_run):
 def test_an_evaluation_on_a_gpu_is_a_graph_and_equals_one_without():
     state = LEARNER.init(fp.random.key(3, "cuda"))
     evaluator = trainer.Evaluator(learner=LEARNER, n_episodes=5)
-    first, again = (evaluator.evaluate(state, seed=1) for _ in range(2))
+    first, again = (evaluator.evaluate(state, 1) for _ in range(2))
     with without_cuda_graphs("for the test"):
         expected = fp.evaluate_policy(LEARNER, state, n_episodes=5, seed=1)
     modes = {step.replay_mode for step in evaluator._steps.values()}
@@ -367,7 +339,7 @@ def test_running_moments_leave_a_bad_number_out():
 BOTH, ALONE = [fp.train, fp.train_many], [fp.train]
 
 
-def with_bonus(bonus: float):
+def with_bonus(bonus: float, **changes):
     """The environment with a reward that no setting states."""
 
     def step(cfg, world, state, action, key):
@@ -375,7 +347,7 @@ def with_bonus(bonus: float):
         return state, timestep._replace(reward=timestep.reward + bonus)
 
     env = replace(ENV, step_functional=step)
-    return fp.ppo(env=env, network=fp.nets.mlp(8), **SIZES)
+    return fp.ppo(**{"env": env, "network": fp.nets.mlp(8)} | SIZES | changes)
 
 
 def begin(train, path, learner=LEARNER, **options):
@@ -386,29 +358,29 @@ def begin(train, path, learner=LEARNER, **options):
 
 
 @pytest.mark.parametrize(
-    ("trains", "change", "name"),
+    ("trains", "change", "problem"),
     [
-        (BOTH, {"seed": 1}, "seed"),
-        (BOTH, {"learner": with_bonus(0.5)}, "env.step_functional"),
-        (
-            BOTH,
-            {"learner": replace(with_bonus(1.0), world=(torch.ones(2),))},
-            "world",
-        ),
-        (ALONE, {"params": LEARNER.init(fp.random.key(5)).params}, "params"),
-        (BOTH[1:], {"scalars": {"gamma": [0.5]}}, "scalars"),
+        (BOTH, {"seed": 1}, "seed: exp"),
+        (BOTH, {"learner": with_bonus(0.5)}, "env.step_functional: exp"),
+        (BOTH, {"learner": replace(with_bonus(1.0), world=(torch.ones(2),))}, "world: exp"),
+        (BOTH, {"learner": with_bonus(1.0, learning_rate=1e-3)}, "learning_rate: expected 0.001, got 0.00025"),
+        (BOTH, {"learner": with_bonus(1.0, network=fp.nets.mlp(9))}, r"agent.cfg: expected hidden=\(9,\), .* got hid"),
+        (BOTH, {"learner": with_bonus(1.0, network=fp.nets.gru(9))}, "agent.cfg: expected RecurrentConfig.*, got MLP"),
+        (BOTH, {"learner": with_bonus(1.0, env=fp.envs.cartpole())}, "env.cfg: expected EpisodeConfig.*, got Wrap"),
+        (ALONE, {"params": LEARNER.init(fp.random.key(5)).params}, "params: exp"),
+        (BOTH[1:], {"scalars": {"gamma": [0.5]}}, "scalars: exp"),
     ],
-)
+)  # fmt: skip
 def test_a_checkpoint_is_of_everything_that_its_result_depends_on(
-    trains, change, name, tmp_path
+    trains, change, problem, tmp_path
 ):
     for train in trains:
         path = tmp_path / f"{train.__name__}.npz"
         begin(train, path, with_bonus(1.0))
-        with pytest.raises(
-            ValueError, match=rf"npz: made with .*: {name}: exp"
-        ):
+        before = path.read_bytes()
+        with pytest.raises(ValueError, match=f"npz: made .*: {problem}") as e:
             begin(train, path, **({"learner": with_bonus(1.0)} | change))
+        assert "\n" not in str(e.value) and path.read_bytes() == before
         with pytest.warns(TrainingNote, match="nothing was trained"):
             begin(train, path, with_bonus(1.0))
             begin(train, path, with_bonus(1.0))
@@ -474,21 +446,15 @@ def test_a_run_that_ended_before_its_first_checkpoint_begins_its_log_again(
         (BOTH, TypeError, {"log": [["a"]]}, r"log: expected .*, got \['a'\]"),
         (BOTH, TypeError, {"logs": "a"}, "logs: expected an option of .* log"),
         (BOTH, ValueError, {"device": "gpu"}, "device: expected"),
-        (BOTH, ValueError, {"device": "meta"}, "device: expected"),
         (BOTH, ValueError, {"device": "cuda:99"}, "device: expected"),
         (BOTH, ValueError, {"device": 1.5}, "device: expected"),
-        (ALONE, ValueError, {"total_steps": 0}, "total_steps: expected an int"),
+        (ALONE, ValueError, {"total_steps": 0}, "total_steps: expected 1 or"),
         (ALONE, ValueError, {"evaluate_every": 0}, "evaluate_every: expected"),
         (ALONE, ValueError, {"n_episodes": 1.5}, "n_episodes: expected an int"),
         (ALONE, ValueError, {"checkpoint_every": -1}, "checkpoint_every: exp"),
         (ALONE, TypeError, {"learner": "CartPole"}, "learner: .*, got str"),
-        (ALONE, TypeError, {"callbacks": print}, "callbacks: .*got .* alone"),
-        (
-            ALONE,
-            TypeError,
-            {"callbacks": [3]},
-            "callbacks: .* functions, got 3",
-        ),
+        (ALONE, TypeError, {"callbacks": print}, "callbacks: expected a list"),
+        (ALONE, TypeError, {"callbacks": [3]}, r"callbacks: .*, got \[3\]"),
     ],
 )
 def test_what_cannot_be_meant_is_named_in_one_line(
@@ -609,33 +575,21 @@ def test_each_seed_learns_with_its_own_scalars():
 @pytest.mark.parametrize(
     ("options", "error", "problem"),
     [
-        ({"seeds": 0}, ValueError, "seeds: expected an integer of 1 or more"),
-        ({"total_steps": 0}, ValueError, "total_steps: expected an integer"),
+        ({"seeds": 0}, ValueError, "seeds: expected 1 or more, got 0"),
+        ({"total_steps": 0}, ValueError, "total_steps: expected 1 or more"),
         ({"scalars": {"rate": [1, 2]}}, ValueError, "scalars: expected one of"),
         ({"scalars": {"gamma": [1]}}, ValueError, "scalars: gamma: expected 2"),
-        (
-            {"scalars": {"gamma": [0.9, 1.5]}},
-            ValueError,
-            "gamma: expected 0 to",
-        ),
+        ({"scalars": {"gamma": [0.9, 1.5]}}, ValueError, "gamma: expected 0 to"),
         (
             {"scalars": {"learning_rate": [1e-3, float("nan")]}},
             ValueError,
             "learning_rate: expected 0 or more, got nan",
         ),
-        (
-            {"strategy": "fast"},
-            ValueError,
-            "strategy: expected auto, one-graph",
-        ),
-        (
-            {"scalars": {"gamma": 0.9}},
-            TypeError,
-            "scalars: gamma: expected a s",
-        ),
+        ({"strategy": "fast"}, ValueError, "strategy: expected auto, one-graph"),
+        ({"scalars": {"gamma": 0.9}}, ValueError, "scalars: gamma: expected 2"),
         ({"scalars": [1, 2]}, TypeError, "scalars: expected numbers by their"),
     ],
-)
+)  # fmt: skip
 def test_what_is_out_of_range_is_named(options, error, problem):
     options = {"total_steps": 32, "seeds": 2} | options
     with pytest.raises(error, match=f"^{problem}") as raised:
@@ -672,18 +626,10 @@ def _branch(cfg, world, state, action, key):
     ("changes", "network", "name"),
     [
         ({"step_functional": _branch}, fp.nets.mlp(4), "step_functional"),
-        (
-            {
-                "observe": lambda cfg, world, state: torch.tensor(
-                    state.motion.tolist()
-                )
-            },
-            fp.nets.mlp(4),
-            "observe",
-        ),
+        ({"observe": lambda cfg, world, state: torch.tensor(state.motion.tolist())}, fp.nets.mlp(4), "observe"),
         ({}, LSTM_CELL, "apply of the network"),
     ],
-)
+)  # fmt: skip
 def test_what_vmap_cannot_map_is_named_before_anything_is_compiled(
     changes, network, name
 ):

@@ -150,7 +150,7 @@ def returns_of(evaluations: list[Evaluations], policy: str) -> Row:
     by_seed = np.array(
         [[getattr(one, policy).mean for one in seeds] for seeds in evaluations]
     )
-    estimates = [rl.estimate(returns[:, None]) for returns in by_seed]
+    estimates = [rl.estimate(returns) for returns in by_seed]
     unfinished = [
         sum(getattr(one, policy).n_unfinished for one in seeds)
         for seeds in evaluations

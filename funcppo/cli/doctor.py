@@ -199,7 +199,7 @@ def _prepare_environment(name: str, device: str) -> PreparedStep:
     from funcppo import rl, trainer
     from funcppo.cli.rl import published_config
     from funcppo.learner import prepare_step
-    from funcppo.rl import read_config, settings_of
+    from funcppo.rl import read_config
     from funcppo.train_step import EAGER_PARTS, vmap_parts
 
     folder = Path(name)
@@ -208,7 +208,7 @@ def _prepare_environment(name: str, device: str) -> PreparedStep:
         config = read_config(folder)
     set_threads(config.threads)
     select_device(config.device)
-    learner = rl.make_learner(config.env, settings_of(config))
+    learner = rl.make_learner(config.env, config)
     learner = trainer.with_length(learner, config.steps)
     seeds = rl.seeds_of(config)
     state = trainer.init_many(learner, seeds, config.device)

@@ -7,14 +7,13 @@ import shlex
 import tempfile
 import time
 import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from funcppo.cli.common import (
-    Interrupt,
     JsonObject,
     OutputFolder,
     WorkDisplay,
@@ -41,6 +40,7 @@ from funcppo.core.files import remove_stale_parts
 from funcppo.core.settings import (
     CONFIG_FILE,
     METRICS_FILE,
+    check_resumed,
     iter_differences,
     write_config,
 )
@@ -51,7 +51,6 @@ from funcppo.rl import (
     RLConfig,
     published_settings,
     read_config,
-    settings_of,
 )
 
 # PyTorch takes seconds to import, and --help does not wait for it.
@@ -59,7 +58,6 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from funcppo.learner import Learner
-    from funcppo.runtime.compile import StrategyRecord
     from funcppo.trainer import Evaluations, Progress
 
 # The checkpoint before the latest: see `trainer.PREVIOUS_NAME`.
@@ -76,11 +74,8 @@ RUN_FILES = (
 def published_config(env: str) -> RLConfig:
     """Build the settings of a run from those published for its environment."""
     published = published_settings(env or "CartPole-v1")
-    settings = {
-        field.name: getattr(published, field.name)
-        for field in dataclasses.fields(published)
-    }
-    return RLConfig(env=env, **settings)
+    names = [field.name for field in dataclasses.fields(published)]
+    return RLConfig(env=env, **{x: getattr(published, x) for x in names})
 
 
 _DEFAULT = published_config("")
@@ -134,22 +129,17 @@ class Rl:
         return read_config(given["out"])
 
     def run(self) -> int:
-        """Train and print the returns; return the exit status.
-
-        Returns:
-          The exit status.
-        """
+        """Train and print the returns; return the exit status."""
         if not self.settings.env:
             raise ValueError(
                 "ENV: expected an environment, got none (see --help)"
             )
         self._check_options()
-        with (
-            self._folder() as folder,
-            lock_folder(folder),
-            graphs_allowed(self.cuda_graphs, self.settings.device),
-        ):
-            return self._run(folder)
+        with tempfile.TemporaryDirectory(prefix="funcppo-rl-") as nowhere:
+            folder = self.out or Path(nowhere)
+            device = self.settings.device
+            with lock_folder(folder), graphs_allowed(self.cuda_graphs, device):
+                return self._run(folder)
 
     def _check_options(self) -> None:
         """Raise ValueError for options that exclude each other or would have no effect."""
@@ -165,15 +155,6 @@ class Rl:
             folder = OutputFolder("--out", self.out, RUN_FILES, "env")
         check_outputs([("--json", self.json)], (), folder)
 
-    @contextmanager
-    def _folder(self) -> Iterator[Path]:
-        """Yield the folder of the run; without --out a temporary one, which is removed at the end."""
-        if self.out is not None:
-            yield self.out
-            return
-        with tempfile.TemporaryDirectory(prefix="funcppo-rl-") as name:
-            yield Path(name)
-
     def _run(self, folder: Path) -> int:
         """Train in a folder that no other process writes to; return the exit status."""
         from funcppo import rl
@@ -185,41 +166,38 @@ class Rl:
         set_threads(self.settings.threads)
         select_device(self.settings.device)
         config = self._config()
-        learner = rl.make_learner(config.env, settings_of(config))
+        learner = rl.make_learner(config.env, config)
         if self.resume:
             _check_continues(config, folder)
         else:
             self._begin(config, folder)
         _print_settings(config, console)
-        _remove_parts(folder, console)
+        removed = remove_stale_parts(folder, RUN_FILES)
+        notes = [f"removed {x}, left by a killed process" for x in removed]
         if self.resume:
-            _note_missing_checkpoint(folder, console)
+            notes += _begin_again(config, folder)
+        print_notes(notes, console)
 
-        update, exit_status, record = _train(
+        update, exit_status = _train(
             config, learner, self.log, folder, console, self.verbose
         )
         if update < rl.n_updates(config):
-            self._print_interrupted(update, config, console)
+            self._print_interrupted(update, console)
             return exit_status
-        results = _results(config, folder, record)
-        self._finish(results, folder, start, console)
+        self._finish(_results(config, folder), folder, start, console)
         return 0
 
     def _finish(
         self, results: JsonObject, folder: Path, start: float, console: Console
     ) -> None:
         """Write and print the results of a run with its seconds since `start`."""
-        results["graphs"] = self.cuda_graphs
-        results["seconds"] = time.perf_counter() - start
-        self._write(results, folder)
-        _print_results(results, console)
-        where = f": {self.out}" if self.out else ""
-        console.print(f"done in {results['seconds']:.0f} s{where}")
-
-    def _write(self, results: JsonObject, folder: Path) -> None:
-        """Write the results to results.json and to the destination of --json."""
+        seconds = time.perf_counter() - start
+        results |= {"graphs": self.cuda_graphs, "seconds": seconds}
         write_json(str(folder / RESULTS_FILE), results)
         write_json(self.json, results)
+        _print_results(results, console)
+        where = f": {self.out}" if self.out else ""
+        console.print(f"done in {seconds:.0f} s{where}")
 
     def _config(self) -> RLConfig:
         """Return the settings of the run; published gSDE settings are reset if exploration is not gsde."""
@@ -251,38 +229,36 @@ class Rl:
             path.unlink(missing_ok=True)
         write_config(config, folder)
 
-    def _print_interrupted(
-        self, update: int, config: RLConfig, console: Console
-    ) -> None:
+    def _print_interrupted(self, update: int, console: Console) -> None:
         """Print the last saved update and the command that continues from it."""
         line = f"interrupted after update {update}"
         if self.out is not None:
             words = ["funcppo", "rl", "--out", str(self.out), "--resume"]
-            if read_config(self.out).steps != config.steps:
-                words += ["--steps", str(config.steps)]
             line += f"; `{shlex.join(words)}` continues"
         console.print(line)
 
 
-def _remove_parts(folder: Path, console: Console) -> None:
-    """Remove half-written files of killed processes, and print a note on them."""
-    removed = remove_stale_parts(folder, RUN_FILES)
-    print_notes(
-        [f"removed {x}, left by a killed process" for x in removed], console
-    )
+def _begin_again(config: RLConfig, folder: Path) -> list[str]:
+    """Store the settings of a run that is extended; return notes on that, and on a missing checkpoint."""
+    from funcppo import rl
 
-
-def _note_missing_checkpoint(folder: Path, console: Console) -> None:
-    """Print a note if a run to resume has no checkpoint and therefore begins at update 0."""
+    notes: list[str] = []
+    stored = read_config(folder)
+    if rl.n_updates(config) > rl.n_updates(stored):
+        # Results of fewer steps are no longer those of the run.
+        (folder / RESULTS_FILE).unlink(missing_ok=True)
+        write_config(config, folder)
+        notes.append(
+            f"extended from {stored.steps:,} to {config.steps:,} steps"
+        )
     names = (CHECKPOINT_FILE, PREVIOUS_CHECKPOINT)
-    if any((folder / name).exists() for name in names):
-        return
-    note = (
-        f"{folder}: expected a checkpoint, got none: the run begins at update 0"
-    )
-    if (folder / METRICS_FILE).exists():
-        note += f", and {METRICS_FILE} anew"
-    print_notes([note], console)
+    if not any((folder / name).exists() for name in names):
+        log = f", and {METRICS_FILE} anew"
+        has_log = (folder / METRICS_FILE).exists()
+        notes.append(
+            f"{folder}: expected a checkpoint, got none: the run begins at update 0{log if has_log else ''}"
+        )
+    return notes
 
 
 def _check_continues(config: RLConfig, folder: Path) -> None:
@@ -291,34 +267,15 @@ def _check_continues(config: RLConfig, folder: Path) -> None:
     Raises:
       ValueError: another setting was given, or other steps than it can have.
     """
-    stored = read_config(folder)
-    changes: list[str] = []
-    for name, old, new in iter_differences(stored, config):
-        if name not in ("source", "steps"):
-            changes.append(f"{name}: expected {old}, got {new}")
-    if changes:
-        raise ValueError(
-            f"{folder}: a run is resumed with its own settings: {'; '.join(changes)}"
-        )
-    expected = _expected_steps(stored, config)
-    if expected:
-        raise ValueError(
-            f"{folder}: --steps: expected {expected}, got {config.steps}"
-        )
-
-
-def _expected_steps(stored: RLConfig, config: RLConfig) -> str:
-    """Describe the --steps that a resumed run allows; empty if the given steps are allowed."""
     from funcppo import rl, trainer
 
-    if config.steps == stored.steps:
-        return ""
-    if config.steps < stored.steps:
-        return f"{stored.steps} or more, to extend the run"
+    stored = read_config(folder)
+    check_resumed(stored, config, folder, ("source", "steps"))
     schedule = trainer.find_ending_schedule(config.ppo)
     if schedule and rl.n_updates(config) > rl.n_updates(stored):
-        return f"{stored.steps}, where its {schedule} ends"
-    return ""
+        raise ValueError(
+            f"{folder}: --steps: expected {stored.steps}, where its {schedule} ends, got {config.steps}"
+        )
 
 
 def _print_settings(config: RLConfig, console: Console) -> None:
@@ -327,79 +284,15 @@ def _print_settings(config: RLConfig, console: Console) -> None:
         f"{config.env}: {config.seeds} seeds from {config.seed}, {config.steps:,} steps each, {config.device}"
     )
     console.print(f"settings: {config.source}")
-    theirs = published_settings(config.env)
     changes = [
         f"{name} {new} (published: {old})"
-        for name, old, new in iter_differences(theirs, settings_of(config))
+        for name, old, new in iter_differences(
+            published_settings(config.env), config
+        )
         if name != "source"
     ]
     if changes:
         console.print(f"changed: {', '.join(changes)}")
-
-
-class _Display:
-    """Callback that shows the progress of training, and stops training after a signal."""
-
-    def __init__(
-        self,
-        console: Console,
-        status: WorkDisplay,
-        interrupt: Interrupt,
-        is_verbose: bool,
-    ) -> None:
-        self._console = console
-        self._is_verbose = is_verbose
-        self._status = status
-        self._interrupt = interrupt
-        self._returns = ""
-        self.record: StrategyRecord | None = None
-
-    def __call__(self, progress: Progress[Evaluations]) -> bool:
-        """Show the progress; return whether to stop."""
-        from funcppo.learner import describe_strategy
-
-        if self.record is None and progress.record is not None:
-            record = describe_strategy(progress.record)
-            if self._is_verbose:
-                print_notes([record], self._console)
-        self.record = progress.record
-        if progress.evaluation is not None:
-            means = [each.sampled.mean for each in progress.evaluation]
-            self._returns = f"return {sum(means) / len(means):.1f}, "
-        self._status.update(
-            "training",
-            progress.update,
-            progress.n_updates,
-            note=f"{self._returns}{progress.steps_per_second:,.0f} steps/s",
-        )
-        return self._interrupt.requested
-
-
-class _Extension:
-    """Callback that stores the settings of an extended run once its first further update is made.
-
-    It comes before a log: what the files hold of later updates, config.json knows of.
-    """
-
-    def __init__(
-        self, config: RLConfig, folder: Path, console: Console
-    ) -> None:
-        self._config = config
-        self._folder = folder
-        self._console = console
-        self._is_due = read_config(folder).steps != config.steps
-
-    def __call__(self, progress: Progress[Evaluations]) -> None:
-        """Store the settings at the first call."""
-        if not self._is_due:
-            return
-        self._is_due = False
-        # Results of fewer steps are no longer those of the run.
-        (self._folder / RESULTS_FILE).unlink(missing_ok=True)
-        old_steps = read_config(self._folder).steps
-        write_config(self._config, self._folder)
-        note = f"extended from {old_steps:,} to {self._config.steps:,} steps"
-        print_notes([note], self._console)
 
 
 def _train(
@@ -409,14 +302,10 @@ def _train(
     folder: Path,
     console: Console,
     is_verbose: bool,
-) -> tuple[int, int, StrategyRecord | None]:
-    """Train until the last update or an interrupt; return the saved update, the exit status and the strategy record.
-
-    Returns:
-      The update of the checkpoint, the exit status of an interrupt, and how the step was run; None if no update was
-      left to make.
-    """
+) -> tuple[int, int]:
+    """Train until the last update or an interrupt; return the update of the checkpoint, and the exit status."""
     from funcppo import rl, trainer
+    from funcppo.learner import describe_strategy
 
     checkpoint = folder / CHECKPOINT_FILE
     with (
@@ -424,10 +313,23 @@ def _train(
         defer_interrupt() as interrupt,
         warnings.catch_warnings(),
     ):
+        returns = ""
+
+        def show(progress: Progress[Evaluations]) -> bool:
+            nonlocal returns
+            if progress.evaluation is not None:
+                means = [x.sampled.mean for x in progress.evaluation]
+                returns = f"return {sum(means) / len(means):.1f}, "
+            status.update(
+                "training",
+                progress.update,
+                progress.n_updates,
+                note=f"{returns}{progress.steps_per_second:,.0f} steps/s",
+            )
+            return interrupt.requested
+
         # Notes on the checkpoint are warnings, too.
         warnings.simplefilter("ignore", UserWarning)
-        extension = _Extension(config, folder, console)
-        display = _Display(console, status, interrupt, is_verbose)
         # A repeated signal ends an update or evaluation in progress.
         with suppress(KeyboardInterrupt):
             result = trainer.train_many(
@@ -436,34 +338,19 @@ def _train(
                 seeds=rl.seeds_of(config),
                 device=config.device,
                 strategy=config.strategy,
-                callbacks=[
-                    extension,
-                    trainer.MetricsLog(folder, *log),
-                    display,
-                ],
+                callbacks=[trainer.MetricsLog(folder, *log), show],
                 evaluate_every=rl.evaluation_interval(config),
                 n_episodes=config.episodes,
                 checkpoint=checkpoint,
             )
-            print_notes(result.notes, console, None if is_verbose else 1)
-    update = trainer.saved_update(checkpoint)
-    return update, interrupt.exit_status, display.record
+            notes = list(result.notes)
+            if is_verbose and result.record is not None:
+                notes = [describe_strategy(result.record), *notes]
+            print_notes(notes, console, None if is_verbose else 1)
+    return trainer.saved_update(checkpoint), interrupt.exit_status
 
 
-def _stored_strategy(
-    record: StrategyRecord | None, folder: Path
-) -> JsonObject | None:
-    """Return the strategy record as JSON; if no update was made, that of the run's log."""
-    from funcppo import logs
-
-    if record is not None:
-        return dataclasses.asdict(record)
-    return logs.read_header(folder / METRICS_FILE).get("strategy")
-
-
-def _results(
-    config: RLConfig, folder: Path, record: StrategyRecord | None
-) -> JsonObject:
+def _results(config: RLConfig, folder: Path) -> JsonObject:
     """Build the contents of results.json, without the seconds."""
     from funcppo import logs, rl
 
@@ -476,7 +363,7 @@ def _results(
         "episodes": config.episodes,
         "returns": rl.summarize(returns),
         "n_unfinished_episodes": int(returns.n_unfinished[-1]),
-        "strategy": _stored_strategy(record, folder),
+        "strategy": logs.read_header(folder / METRICS_FILE).get("strategy"),
         "versions": logs.package_versions(),
         "device": config.device,
     }
@@ -506,9 +393,7 @@ def _print_results(results: JsonObject, console: Console) -> None:
     print_table(console, by_seed)
     n_unfinished = results["n_unfinished_episodes"]
     if n_unfinished:
-        print_notes(
-            [
-                f"{n_unfinished} episodes had not ended; their return so far counts"
-            ],
-            console,
+        note = (
+            f"{n_unfinished} episodes had not ended; their return so far counts"
         )
+        print_notes([note], console)

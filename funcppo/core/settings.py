@@ -21,7 +21,14 @@ import inspect
 import json
 import re
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import (
+    Callable,
+    Collection,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from dataclasses import dataclass, is_dataclass
 from numbers import Integral, Real
 from pathlib import Path
@@ -64,15 +71,19 @@ class Range:
     excludes_minimum: bool = False
     excludes_maximum: bool = False
 
-    def contains(self, number: float) -> bool:
-        """Return whether a number is in the range; false for NaN."""
+    def expected(self, value: object) -> str | None:
+        """Describe the range if a number is outside, NaN included, else None; a value that is no number fits.
+
+        Limits of number formats appear only if they are exceeded.
+        """
+        if not isinstance(value, Real):
+            return None
+        number = int(value) if isinstance(value, Integral) else float(value)
         is_excluded = (self.excludes_minimum and number == self.minimum) or (
             self.excludes_maximum and number == self.maximum
         )
-        return self.minimum <= number <= self.maximum and not is_excluded
-
-    def describe(self, number: float) -> str:
-        """Describe the range in words for a number outside; limits of number formats appear only if exceeded."""
+        if self.minimum <= number <= self.maximum and not is_excluded:
+            return None
         minimum, maximum = (
             str(bound) if isinstance(bound, int) else f"{bound:g}"
             for bound in (self.minimum, self.maximum)
@@ -92,6 +103,12 @@ class Pattern:
 
     expression: str
     description: str  # for an error
+
+    def expected(self, value: object) -> str | None:
+        """Describe the texts if a text does not match, else None; a value that is no text fits."""
+        if isinstance(value, str) and not re.fullmatch(self.expression, value):
+            return self.description
+        return None
 
 
 # Sizes of tensors and counts that are multiplied.
@@ -199,97 +216,78 @@ def field_types(config_type: type) -> dict[str, object]:
     }
 
 
-def _expected_value(annotation: object, value: object) -> str | None:
-    """Describe what an annotation expects if the value does not fit; None if the value fits."""
+def _expected_value(
+    annotation: object, value: object, is_kind_enough: bool = False
+) -> str | None:
+    """Describe what an annotation expects if the value does not fit; None if the value fits.
+
+    Args:
+      is_kind_enough: whether a number out of range, or a text of no pattern, fits.
+    """
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
-        kind, *metadata = arguments
-        ranges = [item for item in metadata if isinstance(item, Range)]
-        patterns = [item for item in metadata if isinstance(item, Pattern)]
-        return (
-            _expected_value(kind, value)
-            or _expected_range(ranges, value)
-            or _expected_pattern(patterns, value)
-        )
-
+        kind, *limits = arguments
+        expected = _expected_value(kind, value, is_kind_enough)
+        known = [x for x in limits if isinstance(x, Range | Pattern)]
+        if expected or is_kind_enough:
+            return expected
+        return next(filter(None, (x.expected(value) for x in known)), None)
     if origin in (Union, types.UnionType):
-        return _expected_of_union(arguments, value)
+        members = {
+            member: _expected_value(member, value, is_kind_enough)
+            for member in arguments
+        }
+        return _expected_member(members)
     if origin is Literal:
         return _expected_choice(arguments, value)
-    if origin is tuple and not isinstance(value, tuple | list):
+    if origin is not tuple:
+        return _expected_kind(annotation, value)
+    if not isinstance(value, tuple | list):
         return "a tuple"
-    if origin is tuple:
-        problems = [
-            _expected_value(arguments[0], item)
-            for item in cast(Sequence[object], value)
-        ]
-        return next(filter(None, problems), None)
-    return _expected_kind(annotation, value)
+    problems = [
+        _expected_value(arguments[0], item, is_kind_enough)
+        for item in cast(Sequence[object], value)
+    ]
+    return next(filter(None, problems), None)
+
+
+def _expected_member(members: dict[object, str | None]) -> str | None:
+    """Describe what the members of a union expect, NoneType aside; None if one of them expects nothing else."""
+    if None in members.values():
+        return None
+    members.pop(types.NoneType, None)
+    return " or ".join(cast("Iterable[str]", members.values()))
 
 
 def _expected_choice(choices: tuple[object, ...], value: object) -> str | None:
     """Describe the expected choices if the value is none of them, else None; True is not the choice 1."""
-    if any(type(value) is type(c) and value == c for c in choices):
+    if any(type(value) is type(x) and value == x for x in choices):
         return None
     texts = ", ".join(map(str, choices))
     return f"one of {texts}" if len(choices) > 1 else texts
 
 
-def _expected_range(ranges: list[Range], value: object) -> str | None:
-    """Describe the expected range if a number is outside, else None; a value that is no number fits."""
-    if not isinstance(value, Real):
-        return None
-    number = int(value) if isinstance(value, Integral) else float(value)
-    for range_ in ranges:
-        if not range_.contains(number):
-            return range_.describe(number)
-    return None
-
-
-def _expected_pattern(patterns: list[Pattern], value: object) -> str | None:
-    """Describe the expected text if a text does not match, else None; a value that is no text fits."""
-    for pattern in patterns:
-        if isinstance(value, str) and not re.fullmatch(
-            pattern.expression, value
-        ):
-            return pattern.description
-    return None
-
-
-def _expected_of_union(
-    members: tuple[object, ...], value: object
-) -> str | None:
-    """Describe the expected members if the value fits none of them, else None; NoneType is not listed."""
-    expected: list[str] = []
-    for member in members:
-        text = _expected_value(member, value)
-        if text is None:
-            return None
-        if member is not types.NoneType:
-            expected.append(text)
-    return " or ".join(expected)
-
-
 def _expected_kind(kind: object, value: object) -> str | None:
     """Describe the expected type if the value is not of it, else None; types unknown to settings fit all values."""
-    is_number = isinstance(value, Real) and not isinstance(value, bool)
-    if kind is int:
-        fits = is_number and isinstance(value, Integral)
-        return None if fits else "an integer"
-    if kind is float:
-        return None if is_number else "a number"
-    if kind is types.NoneType:
-        return None if value is None else "none"
-    if kind is str:
-        return None if isinstance(value, str) else "a text"
-    if kind is Path:
-        return None if isinstance(value, Path) else "a path"
-    if kind is bool:
-        return None if isinstance(value, bool) else "true or false"
+    type_, expected = _KINDS.get(kind, (object, ""))
     if isinstance(kind, type) and dataclasses.is_dataclass(kind):
         article = "an" if kind.__name__[0] in "AEIOU" else "a"
-        return None if isinstance(value, kind) else f"{article} {kind.__name__}"
-    return None
+        type_, expected = kind, f"{article} {kind.__name__}"
+    # True is no number.
+    is_other = isinstance(value, bool) and kind in (int, float)
+    fits = isinstance(value, type_) and not is_other
+    return None if fits else expected
+
+
+# The values that fit a type, and how it is described.
+_KINDS: dict[object, tuple[type, str]] = {
+    int: (Integral, "an integer"),
+    float: (Real, "a number"),
+    types.NoneType: (types.NoneType, "none"),
+    str: (str, "a text"),
+    Path: (Path, "a path"),
+    bool: (bool, "true or false"),
+}
 
 
 def _show(value: object) -> str:
@@ -309,59 +307,30 @@ def parse_value(annotation: object, text: str) -> object:
     Raises:
       ValueError: no value of that type has this text.
     """
-    found = _parse_text(annotation, text)
-    if found is _NO_VALUE:
-        raise ValueError(
-            f"expected {_describe_type(annotation)}, got {shorten(text)}"
-        )
-    return found
+    words = text.replace(",", " ").split()
+    tuples = zip(*map(_readings, words)) if words else [()]
+    for value in (*_readings(text), *tuples):
+        if _expected_value(annotation, value, is_kind_enough=True) is None:
+            return value
+    expected = _expected_value(annotation, text, is_kind_enough=True)
+    raise ValueError(f"expected {expected}, got {shorten(text)}")
 
 
-_NO_VALUE = object()
+def _readings(text: str) -> list[object]:
+    """List what a text may stand for: a number, a flag, None, and itself, which comes last."""
+    readings: list[object] = []
+    for kind in (float, int):
+        try:
+            readings.append(kind(text))
+        except ValueError:
+            readings.append(text)
+    word = text.lower()
+    is_none = word in ("none", "null")
+    named = None if is_none else text
+    return [*readings, _FLAGS.get(word, text), named, text, Path(text)]
+
+
 _FLAGS = {"true": True, "on": True, "false": False, "off": False}
-
-
-def _parse_text(annotation: object, text: str) -> object:
-    """Parse a text like `parse_value`; return `_NO_VALUE` if it does not fit."""
-    origin, arguments = get_origin(annotation), get_args(annotation)
-    if origin is Annotated:
-        return _parse_text(arguments[0], text)
-    if origin is Literal:
-        return next((x for x in arguments if str(x) == text), _NO_VALUE)
-    if origin in (Union, types.UnionType):
-        # A text fits every name, so names come last.
-        members = sorted(arguments, key=lambda member: member is str)
-        found = (_parse_text(member, text) for member in members)
-        return next((x for x in found if x is not _NO_VALUE), _NO_VALUE)
-    if origin is tuple:
-        words = text.replace(",", " ").split()
-        values = tuple(_parse_text(arguments[0], word) for word in words)
-        return _NO_VALUE if _NO_VALUE in values else values
-    if annotation is types.NoneType:
-        return None if text.lower() in ("none", "null") else _NO_VALUE
-    if annotation is bool:
-        return _FLAGS.get(text.lower(), _NO_VALUE)
-    try:
-        return cast(type, annotation)(text)
-    except ValueError:
-        return _NO_VALUE
-
-
-def _describe_type(annotation: object) -> str:
-    """Describe in words the texts that a type accepts."""
-    origin, arguments = get_origin(annotation), get_args(annotation)
-    if origin is Annotated:
-        return _describe_type(arguments[0])
-    if origin is Literal:
-        names = ", ".join(map(str, arguments))
-        return f"one of {names}" if len(arguments) > 1 else names
-    if origin in (Union, types.UnionType):
-        return " or ".join(map(_describe_type, arguments))
-    if origin is tuple:
-        return f"{_describe_type(arguments[0])}, or several"
-    names = {int: "a whole number", float: "a number", bool: "on or off"}
-    names |= {types.NoneType: "none"}
-    return names.get(cast(type, annotation), "a text")
 
 
 def iter_differences(
@@ -376,6 +345,29 @@ def iter_differences(
             )
         elif old_value != new_value:
             yield f"{prefix}{name}", old_value, new_value
+
+
+def check_resumed(
+    stored: Any, given: Any, folder: Path, free: Collection[str]
+) -> None:
+    """Check that a run is resumed with its own settings, but for those that are free, and with as many steps or more.
+
+    Raises:
+      ValueError: another setting was given, or fewer steps.
+    """
+    changes = [
+        f"{name}: expected {old}, got {new}"
+        for name, old, new in iter_differences(stored, given)
+        if name not in free
+    ]
+    if changes:
+        raise ValueError(
+            f"{folder}: a run is resumed with its own settings: {'; '.join(changes)}"
+        )
+    if (given.steps or 0) < (stored.steps or 0):
+        raise ValueError(
+            f"{folder}: --steps: expected {stored.steps} or more, to extend the run, got {given.steps}"
+        )
 
 
 def write_config(run_config: Any, folder: Path) -> None:
@@ -488,7 +480,6 @@ def from_json(config_type: type[ConfigT], raw: Json, prefix: str) -> ConfigT:
       prefix: the fields that lead to the config, such as "ppo.adam.", for errors.
 
     Raises:
-      KeyError: a nested config is missing.
       ValueError: a field is missing, unknown, of another type or out of range.
     """
     fields = dict(raw)
@@ -496,7 +487,7 @@ def from_json(config_type: type[ConfigT], raw: Json, prefix: str) -> ConfigT:
     for name, annotation in types.items():
         if not isinstance(annotation, type) or not is_dataclass(annotation):
             continue
-        nested = fields[name]
+        nested = fields.get(name)
         if not isinstance(nested, dict):
             raise ValueError(
                 f"{prefix}{name}: expected an object, got {nested!r}"

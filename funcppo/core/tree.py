@@ -21,7 +21,15 @@ import torch.utils._pytree as torch_pytree
 from torch import Tensor, compiler
 from torch._higher_order_ops.scan import scan as scan_operator
 
-from funcppo.core.types import Bool, Carry, ScanBody, Tree, X, Y
+from funcppo.core.types import (
+    Bool,
+    Carry,
+    ScanBody,
+    Tree,
+    X,
+    Y,
+    check_tensor,
+)
 
 Record = TypeVar("Record")  # a dataclass
 # Registered there, a class is a tree in every namespace.
@@ -155,26 +163,17 @@ def register_dataclass(cls: type[Record]) -> type[Record]:
     ) -> tuple[tuple[object, ...], None, tuple[str, ...]]:
         return tuple(getattr(record, name) for name in names), None, names
 
-    def flatten_for_torch(record: Record) -> tuple[list[object], None]:
-        return [getattr(record, name) for name in names], None
-
     def unflatten(_: None, values: Iterable[object]) -> Record:
         return cls(**dict(zip(names, values)))
 
-    def unflatten_for_torch(values: Iterable[object], _: None) -> Record:
-        return unflatten(None, values)
-
-    register = cast(Any, optree).register_pytree_node
-    register(
+    cast(Any, optree).register_pytree_node(
         cls,
         flatten,
         unflatten,
         path_entry_type=optree.DataclassEntry,
         namespace=_GLOBAL_NAMESPACE,
     )
-    torch_pytree.register_pytree_node(
-        cls, cast(Any, flatten_for_torch), cast(Any, unflatten_for_torch)
-    )
+    torch_pytree.register_dataclass(cls)
     return cls
 
 
@@ -209,6 +208,45 @@ def check_tree(tree: object, name: str) -> None:
         raise TypeError(
             f"{expected}, got {type(tree).__name__}, whose leaves PyTorch does not see: use fp.tree.register_dataclass"
         )
+
+
+def check_layout(
+    value: object, like: object, name: str, error: type[Exception] = TypeError
+) -> None:
+    """Check that a value has the structure of another value, and its tensors their shapes and dtypes.
+
+    Args:
+      name: what the value is, for the error text.
+      error: what is raised.
+
+    Raises:
+      TypeError: one line that names the first tensor that differs.
+    """
+    wanted, found = named_leaves(like, name), named_leaves(value, name)
+    expected, got = ([path for path, _ in x] for x in (wanted, found))
+    if type(value) is not type(like) or expected != got:
+        raise error(
+            f"{name}: expected a {type(like).__name__} of {', '.join(expected)}, "
+            f"got a {type(value).__name__} of {', '.join(got)}"
+        )
+    for (path, x), (_, y) in zip(wanted, found):
+        check_tensor(y, x.shape, x.dtype, path, error)
+
+
+def check_rows(value: object, n: int, name: str) -> None:
+    """Check that each tensor of a tree has n rows along its leading axis.
+
+    Args:
+      name: what the value is, for the error text.
+
+    Raises:
+      ValueError: one line that names the first tensor with others.
+    """
+    for path, leaf in named_leaves(value, name):
+        if leaf.shape[:1] != (n,):
+            raise ValueError(
+                f"{path}: expected {n} rows, got {leaf.dtype} {list(leaf.shape)}"
+            )
 
 
 def check_common_dtype(tree: object, name: str) -> None:

@@ -11,7 +11,7 @@ ValueError: step_functional: state.position: expected torch.float32 [4], got tor
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
 from typing import Any, NamedTuple, cast
 
@@ -24,12 +24,12 @@ from funcppo.envs import wrappers
 from funcppo.envs.wrappers import evaluation_env
 from funcppo.interfaces import (
     AnyEnvironment,
-    Environment,
     EnvironmentSpec,
     MaskedObservation,
     NoWorld,
     Timestep,
     check_settings,
+    features,
 )
 
 N_ROWS = 4
@@ -65,8 +65,7 @@ def check(
       TypeError: `env` is no environment, or a tensor is among its settings.
       ValueError: one line that names the function, and the tensor, that breaks a rule.
     """
-    _check_functions(env)
-    check_settings(env.cfg, "env.cfg")
+    check_settings(wrappers.checked_env(env).cfg, "env.cfg")
     if sample_action is None:
         if env.spec is None:
             raise ValueError(
@@ -95,19 +94,6 @@ def check(
         finished = done & ~finished
 
 
-def _check_functions(env: object) -> None:
-    """Raise TypeError unless `env` is an Environment whose fields are functions."""
-    if not isinstance(env, Environment):
-        raise TypeError(
-            f"env: expected an Environment, got {type(env).__name__}"
-        )
-    for name in ("reset", "step_functional", "observe"):
-        if not callable(getattr(env, name)):
-            raise TypeError(
-                f"env.{name}: expected a function, got {type(getattr(env, name)).__name__}"
-            )
-
-
 def _restart(
     env: AnyEnvironment,
     world: object,
@@ -116,9 +102,8 @@ def _restart(
     key: I64[Tensor, "B 2"],
 ) -> Any:
     """Reset some rows of the state, as a rollout does."""
-    fresh = wrappers.sample_reset(env, world, key)
-    if env.reset_from_sample is not None:
-        fresh = env.reset_from_sample(env.cfg, world, fresh)
+    sample = wrappers.sample_reset(env, world, key)
+    fresh = wrappers.start(env, world, sample)
     return wrappers.restart(env, world, state, rows, fresh)
 
 
@@ -146,69 +131,71 @@ def _check_reset(
     """Check the reset of an environment; return the state after it."""
     reset = partial(env.reset, env.cfg)
     state = call_twice("reset", reset, world=world, key=key)
-    _check_tree("reset", "state", state)
+    _check_tree("reset: state", state)
     _check_vmap("reset", lambda k: reset(world, k), key)
     _check_rows(env, "reset", lambda e, k: e.reset(e.cfg, world, k), (key,))
 
-    if env.reset_from_sample is not None:
-        named = with_named_errors(env)
+    named = with_named_errors(env)
+    if named.reset_from_sample is not None:
         sample = wrappers.sample_reset(named, world, key)
-        _check_tree("sample_reset", "sample", sample)
-        assert named.reset_from_sample is not None
+        _check_tree("sample_reset: sample", sample)
         in_parts = named.reset_from_sample(env.cfg, world, sample)
-        _check_like("reset_from_sample", "state", in_parts, state)
-        _check_equal("reset_from_sample of sample_reset", in_parts, state, 0.0)
+        name = "reset_from_sample of sample_reset"
+        tree.check_layout(in_parts, state, f"{name}: state", FunctionError)
+        _check_equal(name, in_parts, state, 0.0)
     return state
 
 
 def _check_observe(env: AnyEnvironment, world: object, state: Any) -> Any:
     """Check the observation of a state; return it."""
     observe = partial(env.observe, env.cfg)
+    name, spec = "observe: observation", env.spec
     obs = call_twice("observe", observe, world=world, state=state)
-    _check_tree("observe", "observation", obs)
-
-    spec = env.spec
-    has_mask = isinstance(obs, MaskedObservation)
-    features = obs.features if has_mask else obs
-    if spec is not None and isinstance(features, Tensor):
-        _check_features(
-            "observation.features" if has_mask else "observation",
-            features,
-            spec,
-        )
-    if has_mask and spec is not None and not spec.continuous_actions:
-        check_tensor(
-            obs.action_mask,
-            (N_ROWS, spec.action_size),
-            torch.bool,
-            "observe: observation.action_mask",
-            ValueError,
-        )
-
-    for name, leaf in tree.named_leaves(obs, "observation"):
+    _check_tree(name, obs)
+    if spec is not None:
+        check_observation(obs, spec, FunctionError)
+    for path, leaf in tree.named_leaves(obs, name):
+        # Integers are for a network that looks them up, or bytes of images.
+        if spec and leaf.is_floating_point() and leaf.dtype != torch.float32:
+            raise FunctionError(
+                f"{path}: expected torch.float32 by env.spec, got {leaf.dtype}"
+            )
         if not leaf.isfinite().all():
             value = leaf[~leaf.isfinite()].tolist()[0]
-            raise ValueError(
-                f"observe: {name}: expected finite numbers, got {value}"
-            )
-
-    if has_mask and not obs.action_mask.any(-1).all():
-        raise ValueError(
-            "observe: observation.action_mask: expected a legal action in each row, got none"
+            raise FunctionError(f"{path}: expected finite numbers, got {value}")
+    if isinstance(obs, MaskedObservation) and not obs.action_mask.any(-1).all():
+        raise FunctionError(
+            f"{name}.action_mask: expected a legal action in each row, got none"
         )
     return obs
 
 
-def _check_features(part: str, features: Tensor, spec: EnvironmentSpec) -> None:
-    """Raise ValueError unless an observation tensor has the shape and dtype that the spec states."""
-    if tuple(features.shape[1:]) != spec.shape:
+def check_observation(
+    obs: Any, spec: EnvironmentSpec, error: type[Exception] = TypeError
+) -> None:
+    """Check that an observation, and its mask of discrete actions, have the shapes that a spec states.
+
+    Args:
+      error: what is raised for a mask.
+
+    Raises:
+      TypeError: the mask is of another shape or dtype.
+      ValueError: the rows of the observation are of another shape.
+    """
+    name = "observe: observation"
+    if isinstance(obs, Tensor | MaskedObservation):
+        check_rows(features(obs), spec.shape, name)
+    if isinstance(obs, MaskedObservation) and not spec.continuous_actions:
+        mask = obs.action_mask
+        shape = (*mask.shape[:1], spec.action_size)
+        check_tensor(mask, shape, torch.bool, f"{name}.action_mask", error)
+
+
+def check_rows(x: Tensor, shape: tuple[int, ...], name: str) -> None:
+    """Raise ValueError unless the rows of a tensor have the shape that `env.spec` states."""
+    if tuple(x.shape[1:]) != shape:
         raise ValueError(
-            f"observe: {part}: expected rows of {list(spec.shape)} by env.spec, got {list(features.shape[1:])}"
-        )
-    # Integers are for a network that looks them up, or bytes of images.
-    if features.is_floating_point() and features.dtype != torch.float32:
-        raise ValueError(
-            f"observe: {part}: expected torch.float32 by env.spec, got {features.dtype}"
+            f"{name}: expected rows of {list(shape)} by env.spec, got {list(x.shape[1:])}"
         )
 
 
@@ -222,77 +209,63 @@ def _check_step(
     """Check a step; return the state after it, and which rows have finished."""
     name = "step_functional"
     step = partial(env.step_functional, env.cfg)
+    observe = partial(env.observe, env.cfg, world)
     before, action, key = arguments
-    result: Any = call_twice(
+    result = call_twice(
         name, step, world=world, state=before, action=action, key=key
     )
-    if not isinstance(result, tuple) or len(cast(Any, result)) != 2:
-        raise ValueError(
-            f"{name}: expected (state, fp.Timestep), got {type(cast(Any, result)).__name__}"
-        )
-    state, timestep = cast(tuple[Any, Any], result)
-    _check_like(name, "state", state, before)
-    _check_timestep(env, timestep)
-    _check_like(
-        "observe",
-        "observation after a step",
-        env.observe(env.cfg, world, state),
-        env.observe(env.cfg, world, before),
+    done = _check_result(env, before, result)
+    state, timestep = result
+    tree.check_layout(
+        observe(state),
+        observe(before),
+        "observe: observation after a step",
+        FunctionError,
     )
-    _check_finished(before, state, timestep, finished)
+
+    # Rows that had finished before stay as they were, finished and without reward.
+    rows = finished.nonzero().flatten()
+    place = f"{name} of a finished row"
+    _check_equal(place, _take(state, rows), _take(before, rows), 0.0)
+    if timestep.reward[rows].any():
+        raise FunctionError(
+            f"{place}: Timestep.reward: expected 0, got {timestep.reward[rows].tolist()}"
+        )
+    if not done[rows].all():
+        raise FunctionError(
+            f"{place}: Timestep.terminated, Timestep.truncated: expected one of them to stay true, got false"
+        )
 
     if is_first:  # tracing is slow, and does not depend on values
         _check_vmap(name, lambda *x: step(world, *x), *arguments)
-        _check_vmap("observe", lambda s: env.observe(env.cfg, world, s), before)
+        _check_vmap("observe", observe, before)
     _check_rows(
         env,
         name,
         lambda e, *x: e.step_functional(e.cfg, world, *x),
         arguments,
     )
-    return state, timestep.terminated | timestep.truncated
+    return state, done
 
 
-def _check_timestep(env: AnyEnvironment, timestep: Any) -> None:
-    if not isinstance(timestep, Timestep):
-        raise ValueError(
-            f"step_functional: expected (state, fp.Timestep), got {type(timestep).__name__} for the latter"
+def _check_result(
+    env: AnyEnvironment, before: Any, result: Any
+) -> Bool[Tensor, "B"]:
+    """Check what a step returns; return which rows have finished."""
+    rows = torch.Size([N_ROWS])
+    wrappers.check_step(before, result, rows, FunctionError)
+    reward, terminated, truncated = result[1]
+    name = "step_functional: Timestep"
+    check_tensor(reward, rows, torch.float32, f"{name}.reward", FunctionError)
+    if not reward.isfinite().all():
+        raise FunctionError(
+            f"{name}.reward: expected finite numbers, got {reward.tolist()}"
         )
-    dtypes = (torch.float32, torch.bool, torch.bool)
-    for field, value, dtype in zip(Timestep._fields, timestep, dtypes):
-        name = f"step_functional: Timestep.{field}"
-        check_tensor(value, (N_ROWS,), dtype, name, ValueError)
-    if not timestep.reward.isfinite().all():
-        raise ValueError(
-            f"step_functional: Timestep.reward: expected finite numbers, got {timestep.reward.tolist()}"
+    if not env.truncates and truncated.any():
+        raise FunctionError(
+            f"{name}.truncated: expected false as env.truncates is, got true"
         )
-    if not env.truncates and timestep.truncated.any():
-        raise ValueError(
-            "step_functional: Timestep.truncated: expected false as env.truncates is, got true"
-        )
-
-
-def _check_finished(
-    before: Any,
-    after: Any,
-    timestep: Timestep,
-    finished: Bool[Tensor, "B"],
-) -> None:
-    """Check that rows that had finished before the step stay as they were, finished and without reward."""
-    if not finished.any():
-        return
-    rows = finished.nonzero().flatten()
-    name = "step_functional of a finished row"
-    _check_equal(name, _take(after, rows), _take(before, rows), 0.0)
-    if timestep.reward[rows].any():
-        raise ValueError(
-            f"{name}: Timestep.reward: expected 0, got {timestep.reward[rows].tolist()}"
-        )
-    still = timestep.terminated | timestep.truncated
-    if not still[rows].all():
-        raise ValueError(
-            f"{name}: Timestep.terminated, Timestep.truncated: expected one of them to stay true, got false"
-        )
+    return terminated | truncated
 
 
 def call_twice(
@@ -305,32 +278,27 @@ def call_twice(
     """Call a function twice; check that it writes to no argument and repeats its result, and return the result.
 
     Args:
-      bound_world: what the function reads beside its arguments; not copied, for it may be large.
+      bound_world: what the function reads beside its arguments.
       arguments: in the order of the function's, under the names that an error says.
 
     Raises:
-      ValueError: one line that names the function, and the tensor.
+      FunctionError: one line that names the function, and the tensor.
     """
-    values = tree.map(torch.clone, tuple(arguments.values()))
-    versions = _versions(bound_world)
+    read = {"world": bound_world, **arguments}
+    versions = _versions(read)
     try:
         result = fn(*arguments.values())
     except FunctionError:
         raise
     except Exception as error:  # whatever a function of a user's raises
-        raise ValueError(
+        raise FunctionError(
             f"{name}: expected a result, got {_describe(error)}"
         ) from error
-    for argument, value in zip(arguments, values):
-        pairs = zip(
-            tree.named_leaves(arguments[argument], argument), tree.leaves(value)
-        )
-        for (path, leaf), before in pairs:
-            if not _is_equal(leaf, before, 0.0):
-                raise _overwritten(name, path)
-    for path, version in _versions(bound_world).items():
+    for path, version in _versions(read).items():
         if version != versions[path]:
-            raise _overwritten(name, path)
+            raise FunctionError(
+                f"{name}: {path}: expected an argument that stays as it is, got one that is overwritten"
+            )
 
     again = fn(*arguments.values())
     if tree.structure(again) == tree.structure(result) and all(
@@ -342,70 +310,23 @@ def call_twice(
     return result
 
 
-def _overwritten(name: str, path: str) -> ValueError:
-    """Build the error for a function that writes to an argument."""
-    return ValueError(
-        f"{name}: {path}: expected an argument that stays as it is, got one that is overwritten"
-    )
-
-
-def _versions(world: object) -> dict[str, int]:
-    """Count the writes to each tensor of a world, by its name; inference tensors, which have no count, are omitted."""
+def _versions(read: dict[str, Any]) -> dict[str, int]:
+    """Count the writes to each tensor of named trees; inference tensors, which have no count, are omitted."""
     return {
         path: leaf._version
-        for path, leaf in tree.named_leaves(world, "world")
+        for name, value in read.items()
+        for path, leaf in tree.named_leaves(value, name)
         if isinstance(leaf, Tensor) and not leaf.is_inference()
     }
 
 
-def _check_tree(name: str, part: str, value: Any) -> None:
+def _check_tree(name: str, value: Any) -> None:
     """Check that a value is a tree of tensors, each with the leading axis B."""
     try:
-        tree.check_tree(value, f"{name}: {part}")
-    except TypeError as error:
-        raise ValueError(str(error)) from None
-    for path, leaf in tree.named_leaves(value, part):
-        if leaf.shape[:1] != (N_ROWS,):
-            raise ValueError(
-                f"{name}: {path}: expected the leading axis B = {N_ROWS}, got {leaf.dtype} {list(leaf.shape)}"
-            )
-
-
-def _check_like(name: str, part: str, value: Any, like: Any) -> None:
-    """Check that a value has the structure, shapes and dtypes of another value, and the leading axis B."""
-    _check_tree(name, part, value)
-    check_layout(name, part, value, like)
-
-
-def check_layout(name: str, part: str, value: Any, like: Any) -> None:
-    """Check that a value has the structure, shapes and dtypes of another value.
-
-    Args:
-      name: of the function that is called, for the message.
-      part: of what it is called with, or returns.
-
-    Raises:
-      ValueError: one line that names the first tensor that differs.
-    """
-    if tree.structure(value) != tree.structure(like):
-        wanted, got = (", ".join(tree.paths(x)) for x in (like, value))
-        expected = f"the tensors {wanted}"
-        if wanted == got:
-            kinds = map(type, (like, value))
-            expected, got = (f"{x.__module__}.{x.__name__}" for x in kinds)
-        raise ValueError(f"{name}: {part}: expected {expected}, got {got}")
-    for (path, x), actual in zip(
-        tree.named_leaves(like, part), tree.leaves(value)
-    ):
-        check_tensor(actual, x.shape, x.dtype, f"{name}: {path}", ValueError)
-
-
-def _is_equal(a: Tensor, b: Tensor, tolerance: float) -> bool:
-    if a.shape != b.shape or a.dtype != b.dtype:
-        return False
-    if not a.dtype.is_floating_point:
-        return torch.equal(a, b)
-    return torch.allclose(a, b, tolerance, tolerance, equal_nan=True)
+        tree.check_tree(value, name)
+        tree.check_rows(value, N_ROWS, name)
+    except (TypeError, ValueError) as error:
+        raise FunctionError(str(error)) from None
 
 
 class _Step(NamedTuple):
@@ -418,25 +339,26 @@ class _Step(NamedTuple):
 def _check_equal(
     name: str, actual: Any, expected: Any, tolerance: float
 ) -> None:
-    is_step = isinstance(expected, tuple) and isinstance(expected[-1], Timestep)
-    if is_step:
+    """Check that two trees of one structure are equal: integers exactly, other numbers within a tolerance."""
+    if isinstance(expected, tuple) and isinstance(expected[-1], Timestep):
         expected, actual = _Step(*expected), _Step(*actual)
     leaves = zip(
         tree.paths(expected), tree.leaves(actual), tree.leaves(expected)
     )
     for path, a, b in leaves:
-        if not _is_equal(a, b, tolerance):
-            place = f"{name}: {path}".removesuffix(": ")
-            check_tensor(a, b.shape, b.dtype, place, ValueError)
-            is_close = torch.isclose(a, b, tolerance, tolerance, equal_nan=True)
-            index = tuple((~is_close).nonzero()[0].tolist())
-            raise ValueError(
+        place = f"{name}: {path}".removesuffix(": ")
+        check_tensor(a, b.shape, b.dtype, place, FunctionError)
+        bound = tolerance if b.is_floating_point() else 0.0
+        is_far = ~torch.isclose(a, b, bound, bound, equal_nan=True)
+        if is_far.any():
+            index = tuple(is_far.nonzero()[0].tolist())
+            raise FunctionError(
                 f"{place}: expected {b[index].tolist()} at {list(index)}, got {a[index].tolist()}"
             )
 
 
 class FunctionError(ValueError):
-    """Error of a function of an environment or network that takes other arguments or reads what it does not get."""
+    """Error that names a function of an environment or network, or a tensor that it gets or returns."""
 
 
 def call_named(name: str, fn: Callable[..., Any], *arguments: Any) -> Any:
@@ -457,23 +379,10 @@ def with_named_errors(env: AnyEnvironment) -> AnyEnvironment:
     """Return the environment with its functions called by `call_named`; a host environment is returned unchanged."""
     if env.host is not None:
         return env
-    functions = {
-        name: getattr(env, name)
-        for name in (
-            "reset",
-            "step_functional",
-            "observe",
-            "sample_reset",
-            "reset_from_sample",
-            "step_with_autoreset",
-            "restart",
-        )
-    }
-
     named: dict[str, Any] = {
-        name: partial(call_named, name, fn)
-        for name, fn in functions.items()
-        if fn is not None
+        field.name: partial(call_named, field.name, getattr(env, field.name))
+        for field in fields(env)
+        if callable(getattr(env, field.name))
     }
     return replace(env, **named)
 
@@ -509,7 +418,7 @@ def call_vectorised(name: str, fn: Callable[..., Any], *arguments: Any) -> Any:
     try:
         return torch.vmap(fn)(*arguments)
     except Exception as error:  # whatever a function of a user's raises
-        raise ValueError(
+        raise FunctionError(
             f"{name}: expected a function that torch.vmap can map, got {_describe(error)}"
         ) from None
 
@@ -553,9 +462,8 @@ def _check_host(
         _step_host(env, world, sample_action, keys) for _ in range(2)
     )
     for t, (a, b) in enumerate(zip(again, first), 1):
-        _check_equal(
-            f"step {t} a second time with the same seeds", a, b, TOLERANCE
-        )
+        place = f"step {t} a second time with the same seeds"
+        _check_equal(place, a, b, TOLERANCE)
 
 
 def _step_host(
@@ -571,11 +479,8 @@ def _step_host(
     for key, step_key in zip(keys[1:], row_keys[1:]):
         obs = _check_observe(env, world, state)
         action = sample_action(key, obs)
-        state, timestep = env.step_functional(
-            env.cfg, world, state, action, step_key
-        )
-        _check_timestep(env, timestep)
-        steps.append({"obs": obs, "Timestep": timestep})
-        finished = timestep.terminated | timestep.truncated
-        state = _restart(env, world, state, finished, step_key)
+        result = env.step_functional(env.cfg, world, state, action, step_key)
+        finished = _check_result(env, state, result)
+        steps.append({"obs": obs, "Timestep": result[1]})
+        state = _restart(env, world, result[0], finished, step_key)
     return steps

@@ -22,7 +22,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -108,13 +108,11 @@ def _blank_state(
     cfg: GymnasiumConfig, world: object, key: I64[Tensor, "B 2"]
 ) -> EnvState:
     """Build a state of zeros with the right shapes."""
-    zero = torch.zeros_like(key[:, 0])
-    obs = zero.view(-1, *[1] * len(cfg.observation_shape))
+    n_rows, zero = len(key), torch.zeros_like(key[:, 0])
+    dtype = cfg.observation_dtype
     return EnvState(
-        obs=obs.expand(-1, *cfg.observation_shape).to(cfg.observation_dtype),
-        action_mask=torch.ones_like(key[:, :1], dtype=torch.bool).expand(
-            -1, cfg.mask_size or 0
-        ),
+        obs=zero.new_zeros(n_rows, *cfg.observation_shape, dtype=dtype),
+        action_mask=zero.new_ones(n_rows, cfg.mask_size or 0, dtype=torch.bool),
         terminated=zero.to(torch.bool),
         truncated=zero.to(torch.bool),
         clock=zero,
@@ -201,13 +199,7 @@ class HostRows:
         obs, infos = self._vector_env.reset(seed=seeds.tolist())
         never = np.zeros(n_rows, dtype=np.bool_)
         self._must_reset = never
-        return self._next_state(
-            key.device,
-            self._to_observation(obs),
-            _read_mask(cfg, infos, ~never),
-            never,
-            never,
-        )
+        return self._take(cfg, key.device, ~never, obs, infos, never, never)
 
     def step(
         self,
@@ -230,17 +222,14 @@ class HostRows:
         )
         self._must_reset = terminated | truncated
 
-        before = self._results
-        was_finished = before.terminated | before.truncated
-        mask = _read_mask(cfg, infos, ~(was_finished | self._must_reset))
-        results = (self._to_observation(obs), mask, terminated, truncated)
-        reached = self._next_state(
-            state.obs.device,
-            *(_select(was_finished, *x) for x in zip(before, results)),
+        device = state.obs.device
+        goes_on = ~(self._results.terminated | self._results.truncated)
+        reached = self._take(
+            cfg, device, goes_on, obs, infos, terminated, truncated
         )
-        paid = np.where(was_finished, 0, reward).astype(np.float32)
+        paid = np.where(goes_on, reward, 0).astype(np.float32)
         return reached, Timestep(
-            to_device(torch.from_numpy(paid), state.obs.device),
+            to_device(torch.from_numpy(paid), device),
             reached.terminated,
             reached.truncated,
         )
@@ -260,15 +249,10 @@ class HostRows:
         obs, infos = self._vector_env.reset(
             options={"reset_mask": is_finished.copy()}
         )
-        before = self._results
-        mask = _read_mask(cfg, infos, is_finished)
         self._must_reset = self._must_reset & ~is_finished
-        return self._next_state(
-            state.obs.device,
-            _select(is_finished, self._to_observation(obs), before.obs),
-            _select(is_finished, mask, before.action_mask),
-            before.terminated & ~is_finished,
-            before.truncated & ~is_finished,
+        never = np.zeros_like(is_finished)
+        return self._take(
+            cfg, state.obs.device, is_finished, obs, infos, never, never
         )
 
     def close(self) -> None:
@@ -278,19 +262,16 @@ class HostRows:
 
     def _read(self, state: EnvState, action: Tensor) -> np.ndarray:
         """Copy the actions to the host, and check that the state is the one that was returned last."""
-        if torch.compiler.is_compiling():
-            raise ValueError(
-                "step: expected a call outside of compiled functions, got one inside: the environment steps on the host"
-            )
-
         try:
+            if torch.compiler.is_compiling():
+                raise RuntimeError("got a call in a compiled function")
             actions, clock = to_host((action, state.clock))
             latest = int(clock.max())
             on_host: np.ndarray = actions.numpy()
         except RuntimeError as error:
             line = str(error).partition("\n")[0]
             raise ValueError(
-                "step: expected values that the host can read, outside of torch.vmap and of CUDA graphs: "
+                "step: expected a call outside of compiled functions, torch.vmap and CUDA graphs: "
                 f"the environment steps on the host: {line}"
             ) from None
 
@@ -301,14 +282,28 @@ class HostRows:
             )
         return on_host
 
-    def _next_state(
-        self, device: torch.device, *results: np.ndarray
+    def _take(
+        self,
+        cfg: GymnasiumConfig,
+        device: torch.device,
+        rows: np.ndarray,
+        obs: Any,
+        infos: dict[str, Any],
+        terminated: np.ndarray,
+        truncated: np.ndarray,
     ) -> EnvState:
-        """Store the results for the next step, and return them as a state on the device."""
+        """Store what the environments returned for some rows; return the results of all as a state on the device."""
+        mask = _read_mask(cfg, infos, rows & ~(terminated | truncated))
+        results = _Results(
+            self._to_observation(obs), mask, terminated, truncated
+        )
+        if not rows.all():
+            pairs = zip(results, self._results)
+            results = _Results(*(_select(rows, a, b) for a, b in pairs))
+        self._results = results
         self._clock += 1
-        self._results = _Results(*results)
+        clock = torch.full((len(rows),), self._clock)
         tensors = map(torch.from_numpy, results)
-        clock = torch.full((len(results[0]),), self._clock)
         return to_device(EnvState(*tensors, clock=clock), device)
 
 
@@ -427,32 +422,33 @@ def _read_action_space(name: str, space: Any) -> _Actions:
       ValueError: of any other space.
     """
     spaces = importlib.import_module("gymnasium.spaces")
-    if isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
+    n_numbers = math.prod(space.shape or ())
+    if isinstance(space, spaces.Box) and space.dtype.kind == "f":
 
-        def count_from_start(action: np.ndarray) -> np.ndarray:
-            return action.reshape(-1, *space.shape) + space.start
+        def clip(action: np.ndarray) -> np.ndarray:
+            shaped = action.reshape(-1, *space.shape)
+            return np.clip(shaped, space.low, space.high).astype(space.dtype)
 
-        if isinstance(space, spaces.Discrete):
-            return _Actions(int(space.n), None, False, count_from_start)
+        return _Actions(n_numbers, None, True, clip)
+
+    if isinstance(space, spaces.Discrete):
+        sizes = (int(space.n),)
+    elif isinstance(space, spaces.MultiDiscrete):
         sizes = tuple(int(n) for n in space.nvec.flatten())
-        return _Actions(sum(sizes), sizes, False, count_from_start)
-    if isinstance(space, spaces.MultiBinary):
-
-        def to_bits(action: np.ndarray) -> np.ndarray:
-            return action.reshape(-1, *space.shape).astype(space.dtype)
-
-        sizes = (2,) * math.prod(space.shape)
-        return _Actions(sum(sizes), sizes, False, to_bits)
-    if not isinstance(space, spaces.Box) or space.dtype.kind != "f":
+    elif isinstance(space, spaces.MultiBinary):
+        sizes = (2,) * n_numbers
+    else:
         raise ValueError(
             f"{name}: expected actions of a Discrete, MultiDiscrete or MultiBinary space or floats, got {space}"
         )
 
-    def clip(action: np.ndarray) -> np.ndarray:
-        shaped = action.reshape(-1, *space.shape)
-        return np.clip(shaped, space.low, space.high).astype(space.dtype)
+    def count_from_start(action: np.ndarray) -> np.ndarray:
+        start = getattr(space, "start", 0)
+        shaped = action.reshape(-1, *space.shape) + start
+        return shaped.astype(space.dtype)
 
-    return _Actions(math.prod(space.shape), None, True, clip)
+    several = None if isinstance(space, spaces.Discrete) else sizes
+    return _Actions(sum(sizes), several, False, count_from_start)
 
 
 def gymnasium(
@@ -545,17 +541,13 @@ def _environment_maker(
         raise ModuleNotFoundError(
             f"fp.envs.gymnasium needs {error.name} (pip install 'funcppo[gymnasium]')"
         ) from None
-    if not isinstance(env, str):
-        if not callable(env):
-            raise TypeError(
-                "env: expected an id or a function that makes one environment, "
-                f"got a {type(cast(object, env)).__name__}; each row needs one of its own"
-            )
-        if make_options:
-            raise TypeError(
-                f"{next(iter(make_options))}: expected no options beside a function that makes the environment"
-            )
+    if callable(env) and not make_options:
         return env
+    if not isinstance(env, str):
+        raise TypeError(
+            "env: expected an id, or a function without options that makes one environment for each row, "
+            f"got a {type(env).__name__}"
+        )
 
     def make() -> Any:
         try:

@@ -52,6 +52,8 @@ from funcppo.interfaces import (
     MaskedObservation,
     Timestep,
     channel_axis,
+    features,
+    with_features,
 )
 
 
@@ -64,6 +66,17 @@ def sample_reset(
     if env.sample_reset is not None:
         return env.sample_reset(env.cfg, world, key)
     return cast(ResetSample, env.reset(env.cfg, world, key))
+
+
+def start(
+    env: Environment[World, State, Obs, ResetSample],
+    world: World,
+    sample: ResetSample,
+) -> State:
+    """Return the first state of each row, given the random part of its reset."""
+    if env.reset_from_sample is None:
+        return cast(Any, sample)
+    return env.reset_from_sample(env.cfg, world, sample)
 
 
 def step_with_autoreset(
@@ -93,48 +106,40 @@ def step_with_autoreset(
         )
 
     result = env.step_functional(env.cfg, world, state, action, key)
-    _check_step(state, result, key.shape[:1])
+    check_step(state, result, key.shape[:1])
     reached_state, timestep = result
-    if env.reset_from_sample is not None:
-        reset_state = env.reset_from_sample(env.cfg, world, reset_sample)
-    else:
-        reset_state = cast(Any, reset_sample)
     finished = timestep.terminated | timestep.truncated
+    reset_state = start(env, world, reset_sample)
     next_state = restart(env, world, reached_state, finished, reset_state)
     return reached_state, timestep, next_state
 
 
-def _check_step(state: object, result: object, rows: torch.Size) -> None:
+def check_step(
+    state: object,
+    result: object,
+    rows: torch.Size,
+    error: type[Exception] = TypeError,
+) -> None:
     """Check the flags of a step, and that the state keeps its structure, shapes and dtypes.
 
     Only what is static is looked at, so that a compiled step checks nothing.
+
+    Args:
+      state: before the step.
+      error: what is raised.
 
     Raises:
       TypeError: names the tensor, or says that there is no `Timestep`.
     """
     name = "step_functional"
-    if not isinstance(result, tuple) or len(cast(Any, result)) != 2:
-        raise TypeError(
-            f"{name}: expected a state and a Timestep, got {type(cast(Any, result)).__name__}"
-        )
-    reached_state, timestep = cast(tuple[Any, Any], result)
-    if not isinstance(timestep, Timestep):
-        raise TypeError(
-            f"{name}: expected a state and a Timestep, got {type(timestep).__name__} in place of the second"
-        )
+    parts: list[Any] = [*result] if isinstance(result, tuple) else [result]
+    if len(parts) != 2 or not isinstance(parts[1], Timestep):
+        kinds = ", ".join(type(x).__name__ for x in parts)
+        raise error(f"{name}: expected (state, fp.Timestep), got {kinds}")
     for flag in ("terminated", "truncated"):
-        value = getattr(timestep, flag)
-        check_tensor(value, rows, torch.bool, f"{name}: Timestep.{flag}")
-
-    before, after = tree.leaves(state), tree.leaves(reached_state)
-    if type(reached_state) is not type(state) or len(after) != len(before):
-        raise TypeError(
-            f"{name}: state: expected a {type(state).__name__} of {len(before)} tensors, "
-            f"got a {type(reached_state).__name__} of {len(after)}"
-        )
-    pairs = zip(tree.named_leaves(state, "state"), after)
-    for (path, x), y in pairs:
-        check_tensor(y, x.shape, x.dtype, f"{name}: {path}")
+        value = getattr(parts[1], flag)
+        check_tensor(value, rows, torch.bool, f"{name}: Timestep.{flag}", error)
+    tree.check_layout(parts[0], state, f"{name}: state", error)
 
 
 def restart(
@@ -200,9 +205,8 @@ def wrap(
     Raises:
       TypeError: what is wrapped is no environment.
     """
-    _spec(env)
     cfg = Wrapped(
-        env=env,
+        env=checked_env(env),
         settings=settings,
         begin=begin or _begin_plain,
         kept=kept,
@@ -223,8 +227,8 @@ def wrap(
     return dataclasses.replace(env, **(fields | changes))
 
 
-def _spec(env: AnyEnvironment) -> EnvironmentSpec | None:
-    """Return the spec of an environment, None if it states none; raise TypeError for anything else.
+def checked_env(env: AnyEnvironment) -> AnyEnvironment:
+    """Return an environment, or raise TypeError for anything else.
 
     Raises:
       TypeError: it is no environment, such as one of Gymnasium's without a bridge.
@@ -233,7 +237,7 @@ def _spec(env: AnyEnvironment) -> EnvironmentSpec | None:
         raise TypeError(
             f"env: expected an Environment, got {type(env).__name__}"
         )
-    return env.spec
+    return env
 
 
 def _begin_plain(cfg: Wrapped, world: object, inner: Any) -> PlainState:
@@ -249,10 +253,7 @@ def _sample_reset(cfg: Wrapped, world: object, key: I64[Tensor, "B 2"]) -> Any:
 
 
 def _reset_from_sample(cfg: Wrapped, world: object, sample: Any) -> Any:
-    inner = sample
-    if cfg.env.reset_from_sample is not None:
-        inner = cfg.env.reset_from_sample(cfg.env.cfg, world, sample)
-    return cfg.begin(cfg, world, inner)
+    return cfg.begin(cfg, world, start(cfg.env, world, sample))
 
 
 def inner_step(
@@ -318,25 +319,25 @@ def evaluation_env(env: AnyEnvironment) -> AnyEnvironment:
 
     One that steps on the host does so in other host objects.
     """
-    cfg = env.cfg
-    if not isinstance(cfg, Wrapped):
-        return env if env.host is None else env.host.evaluation
-    settings = cfg.settings
-    if hasattr(settings, "evaluation"):
-        settings = dataclasses.replace(settings, evaluation=True)
-    inner = evaluation_env(cfg.env)
-    cfg = dataclasses.replace(cfg, env=inner, settings=settings)
-    return dataclasses.replace(env, cfg=cfg, host=inner.host)
+    return _with_host_part(env, "evaluation")
 
 
 def stand_in_env(env: AnyEnvironment) -> AnyEnvironment:
     """Return the environment made pure: a host environment inside is replaced by its stand-in (`HostEnvironment`)."""
+    return _with_host_part(env, "stand_in")
+
+
+def _with_host_part(env: AnyEnvironment, part: str) -> AnyEnvironment:
+    """Replace a host environment inside by a part of it; of an evaluation, change the wrappers' settings, too."""
     cfg = env.cfg
     if not isinstance(cfg, Wrapped):
-        return env if env.host is None else env.host.stand_in
-    inner = stand_in_env(cfg.env)
-    cfg = dataclasses.replace(cfg, env=inner)
-    return dataclasses.replace(env, cfg=cfg, host=None)
+        return getattr(env.host, part, env)
+    settings = cfg.settings
+    if hasattr(settings, part):
+        settings = dataclasses.replace(settings, **{part: True})
+    inner = _with_host_part(cfg.env, part)
+    cfg = dataclasses.replace(cfg, env=inner, settings=settings)
+    return dataclasses.replace(env, cfg=cfg, host=inner.host)
 
 
 # Time limit
@@ -440,19 +441,21 @@ def _update_moments(
 
     Source: Chan, Golub & LeVeque 1979, "Updating formulae and a pairwise algorithm for computing sample variances".
     """
+
+    def add_up(values: Tensor) -> Tensor:
+        return values.sum(0, keepdim=True) if cfg.shared else values
+
     # A number that is not finite would stay in the moments for good.
     is_counted = is_counted & x.isfinite().view(len(x), -1).all(1)
-    is_row = is_counted.view(-1, *[1] * (x.ndim - 1))
+    axes = [1] * (x.ndim - 1)
+    is_row = is_counted.view(-1, *axes)
     x = torch.where(is_row, x.to(torch.float64), 0.0)
     weight = is_row.to(torch.float64)
-    if cfg.shared:
-        n_added = weight.sum(0, keepdim=True)
-        mean = (weight * x).sum(0, keepdim=True) / n_added.clamp_min(1.0)
-        square_sum = (weight * (x - mean) ** 2).sum(0, keepdim=True)
-    else:
-        n_added, mean, square_sum = weight, x, torch.zeros_like(x)
+    n_added = add_up(weight)
+    mean = add_up(weight * x) / n_added.clamp_min(1.0)
+    square_sum = add_up(weight * (x - mean) ** 2)
 
-    count = moments.n.view(-1, *[1] * (x.ndim - 1))
+    count = moments.n.view(-1, *axes)
     total = count + n_added
     delta = torch.where(n_added > 0, mean - moments.mean, 0.0)
     new_sum = (
@@ -497,31 +500,10 @@ def normalize_observation(
     )
 
 
-def _features(obs: Any) -> Tensor:
-    """Return the numbers of an observation without its action mask.
-
-    Raises:
-      TypeError: it is neither a tensor nor a `MaskedObservation`.
-    """
-    features = obs.features if isinstance(obs, MaskedObservation) else obs
-    if not isinstance(features, Tensor):
-        raise TypeError(
-            f"observe: expected a tensor or a MaskedObservation, got {type(obs).__name__}"
-        )
-    return features
-
-
-def _with_features(obs: Any, features: Tensor) -> Tensor | MaskedObservation:
-    """Replace the features of an observation; keep its action mask if it has one."""
-    if isinstance(obs, MaskedObservation):
-        return obs._replace(features=features)
-    return features
-
-
 def _begin_normalize_observation(
     cfg: Wrapped, world: object, inner: Any
 ) -> NormalizeObservationState:
-    x = _features(inner_observe(cfg, world, inner))
+    x = features(inner_observe(cfg, world, inner))
     never = _fill(x, False, torch.bool)
     moments = _update_moments(cfg.settings, _initial_moments(x), x, ~never)
     return NormalizeObservationState(inner, moments, never)
@@ -536,7 +518,7 @@ def _count_observation(
 ) -> Moments:
     if cfg.settings.evaluation:
         return state.moments
-    x = _features(inner_observe(cfg, world, inner))
+    x = features(inner_observe(cfg, world, inner))
     return _update_moments(cfg.settings, state.moments, x, is_counted)
 
 
@@ -570,11 +552,11 @@ def _restart_normalize_observation(
 def _normalize(
     cfg: Wrapped, state: NormalizeObservationState, obs: Any
 ) -> Tensor | MaskedObservation:
-    x = _features(obs)
+    x = features(obs)
     mean, variance, _ = state.moments
     deviation = torch.sqrt(variance + cfg.settings.epsilon)
     dtype = x.dtype if x.dtype.is_floating_point else torch.float32
-    return _with_features(obs, ((x - mean) / deviation).to(dtype))
+    return with_features(obs, ((x - mean) / deviation).to(dtype))
 
 
 class NormalizeRewardState(NamedTuple):
@@ -659,7 +641,6 @@ class FrameStackState(NamedTuple):
     inner: Any
     frames: Tensor  # [B, n_frames, ...]
     finished: Bool[Tensor, "B"]
-    action_mask: Any = ()  # of the last observation, if it has one
 
 
 def frame_stack(env: AnyEnvironment, n_frames: int) -> AnyEnvironment:
@@ -673,7 +654,7 @@ def frame_stack(env: AnyEnvironment, n_frames: int) -> AnyEnvironment:
         features are stacked, beside the mask of the last one.
     """
     check_value("n_frames", Size, n_frames)
-    spec = _spec(env)
+    spec = checked_env(env).spec
     if spec is not None:
         axis = channel_axis(spec.shape)
         shape = [
@@ -697,11 +678,9 @@ def frame_stack(env: AnyEnvironment, n_frames: int) -> AnyEnvironment:
 def _begin_frame_stack(
     cfg: Wrapped, world: object, inner: Any
 ) -> FrameStackState:
-    obs = inner_observe(cfg, world, inner)
-    x = _features(obs)
+    x = features(inner_observe(cfg, world, inner))
     frames = torch.stack([x] * cfg.settings, 1)
-    finished = _fill(x, False, torch.bool)
-    return FrameStackState(inner, frames, finished, _action_mask(obs))
+    return FrameStackState(inner, frames, _fill(x, False, torch.bool))
 
 
 def _step_frame_stack(
@@ -712,31 +691,19 @@ def _step_frame_stack(
     key: Tensor,
 ) -> tuple[FrameStackState, Timestep]:
     inner, timestep = inner_step(cfg, world, state, action, key)
-    obs = inner_observe(cfg, world, inner)
-    shifted = torch.cat([state.frames[:, 1:], _features(obs).unsqueeze(1)], 1)
-    next_state = FrameStackState(
-        inner=inner,
-        frames=tree.where(~state.finished, shifted, state.frames),
-        finished=_is_finished(timestep),
-        action_mask=_action_mask(obs),
-    )
-    return next_state, timestep
-
-
-def _action_mask(obs: Any) -> Any:
-    """Return the action mask of an observation; () if it has none."""
-    return obs.action_mask if isinstance(obs, MaskedObservation) else ()
+    x = features(inner_observe(cfg, world, inner))
+    shifted = torch.cat([state.frames[:, 1:], x.unsqueeze(1)], 1)
+    frames = tree.where(~state.finished, shifted, state.frames)
+    return FrameStackState(inner, frames, _is_finished(timestep)), timestep
 
 
 def _observe_frame_stack(
     cfg: Wrapped, world: object, state: FrameStackState
 ) -> Tensor | MaskedObservation:
+    obs = inner_observe(cfg, world, state.inner)
     frames = state.frames.unbind(1)
-    axis = channel_axis(tuple(frames[0].shape[1:]))
-    stacked = torch.cat(frames, axis - frames[0].ndim + 1)
-    if isinstance(state.action_mask, Tensor):
-        return MaskedObservation(stacked, state.action_mask)
-    return stacked
+    axis = 1 + channel_axis(tuple(frames[0].shape[1:]))
+    return with_features(obs, torch.cat(frames, axis))
 
 
 # Actions
@@ -763,7 +730,7 @@ def sticky_actions(
 
     Source: Machado et al. 2018, arXiv:1709.06009.
     """
-    if _spec(env) is None:
+    if checked_env(env).spec is None:
         raise ValueError(
             "env.spec: expected an EnvironmentSpec for the shape of actions, got None"
         )
@@ -781,12 +748,12 @@ def _begin_sticky_actions(
 ) -> StickyActionsState:
     spec = cast(EnvironmentSpec, cfg.env.spec)
     never = _fill(inner, False, torch.bool)
-    action = never.to(torch.int64)
+    shape, dtype = [len(never)], torch.int64
     if spec.continuous_actions:
-        components = never.unsqueeze(-1).expand(-1, spec.action_size)
-        action = components.to(torch.float32)
+        shape, dtype = [*shape, spec.action_size], torch.float32
     elif spec.action_sizes is not None:
-        action = action.unsqueeze(-1).expand(-1, len(spec.action_sizes))
+        shape.append(len(spec.action_sizes))
+    action = torch.zeros(shape, dtype=dtype, device=never.device)
     return StickyActionsState(inner, action, never)
 
 
@@ -841,20 +808,20 @@ def _read_bounds(
     env: AnyEnvironment, low: Bound, high: Bound
 ) -> tuple[tuple[float, float], ...]:
     """Return (low, high) of each component of a continuous action, or of all as one."""
-    spec = _spec(env)
+    spec = checked_env(env).spec
     if spec is not None and not spec.continuous_actions:
         raise ValueError(
             "env.spec: expected continuous actions, got discrete ones"
         )
     given = [[*x] if isinstance(x, Iterable) else [x] for x in (low, high)]
     n = max(map(len, given))
-    fits = n == 1 or spec is None or n == spec.action_size
-    if not fits or any(len(x) not in (1, n) for x in given):
+    n_actions = n if spec is None else spec.action_size
+    if any(len(x) not in (1, n_actions) for x in given):
         raise ValueError(
             f"low, high: expected a number, or one for each component of an action, got {low!r} and {high!r}"
         )
-    lows, highs = (x * n if len(x) == 1 else x for x in given)
-    return tuple(_read_range(*pair) for pair in zip(lows, highs))
+    lows, highs = (x * (n // len(x)) for x in given)
+    return tuple(map(_read_range, lows, highs))
 
 
 def _read_range(low: float, high: float) -> tuple[float, float]:
@@ -894,7 +861,7 @@ def _to_range(x: Tensor, low: float, high: float) -> Tensor:
 
 def flatten_observation(env: AnyEnvironment) -> AnyEnvironment:
     """Observe [B, F] float32 numbers in place of a tensor [B, ...] such as an image; an action mask is kept."""
-    spec = _spec(env)
+    spec = checked_env(env).spec
     if spec is not None:
         spec = dataclasses.replace(
             spec,
@@ -905,7 +872,7 @@ def flatten_observation(env: AnyEnvironment) -> AnyEnvironment:
 
 
 def _flatten(cfg: Wrapped, state: PlainState, obs: Any) -> Any:
-    return _with_features(obs, _features(obs).flatten(1).to(torch.float32))
+    return with_features(obs, features(obs).flatten(1).to(torch.float32))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -929,7 +896,7 @@ def clip_observation(
 
 
 def _clip_observation(cfg: Wrapped, state: PlainState, obs: Any) -> Any:
-    return _with_features(obs, _features(obs).clamp(*cfg.settings))
+    return with_features(obs, features(obs).clamp(*cfg.settings))
 
 
 def clip_reward(
@@ -1004,32 +971,31 @@ def _step_episode_statistics(
 ) -> tuple[EpisodeStatisticsState, Timestep]:
     inner, timestep = inner_step(cfg, world, state, action, key)
     active = ~state.finished
-    episode_return = state.episode_return + timestep.reward
-    episode_length = state.episode_length + active.to(torch.int64)
-
-    next_state = EpisodeStatisticsState(
-        inner=inner,
-        episode_return=episode_return,
-        episode_length=episode_length,
-        last_return=state.last_return,
-        last_length=state.last_length,
-        n_episodes=state.n_episodes,
-        finished=state.finished,
+    next_state = _end_episodes(
+        state,
+        inner,
+        state.episode_return + timestep.reward,
+        state.episode_length + active.to(torch.int64),
+        _is_finished(timestep),
     )
-    return _end_episodes(next_state, _is_finished(timestep)), timestep
+    return next_state, timestep
 
 
 def _end_episodes(
-    state: EpisodeStatisticsState, finished: Bool[Tensor, "B"]
+    state: EpisodeStatisticsState,
+    inner: Any,
+    episode_return: Tensor,
+    episode_length: I64[Tensor, "B"],
+    finished: Bool[Tensor, "B"],
 ) -> EpisodeStatisticsState:
     """Count the episodes of rows that have just finished."""
     ends = finished & ~state.finished
     return EpisodeStatisticsState(
-        inner=state.inner,
-        episode_return=state.episode_return,
-        episode_length=state.episode_length,
-        last_return=torch.where(ends, state.episode_return, state.last_return),
-        last_length=torch.where(ends, state.episode_length, state.last_length),
+        inner=inner,
+        episode_return=episode_return,
+        episode_length=episode_length,
+        last_return=torch.where(ends, episode_return, state.last_return),
+        last_length=torch.where(ends, episode_length, state.last_length),
         n_episodes=state.n_episodes + ends.to(torch.int64),
         finished=finished,
     )
@@ -1043,6 +1009,7 @@ def _restart_episode_statistics(
     reset_state: Any,
 ) -> Any:
     """Reset finished rows; a wrapper outside may have ended an episode, such as a time limit."""
-    has_begun = state.episode_length > 0
-    ended = _end_episodes(state, state.finished | (finished & has_begun))
+    inner, episode_return, length, *_ = state
+    ends = state.finished | (finished & (length > 0))
+    ended = _end_episodes(state, inner, episode_return, length, ends)
     return _restart(cfg, world, ended, finished, reset_state)

@@ -465,9 +465,6 @@ def read_config(folder: Path) -> RunConfig:
     files.check_format(path, raw.pop(files.FORMAT_KEY, None))
     try:
         return from_json(RunConfig, raw, prefix="")
-    except KeyError as error:
-        reason = f"expected the settings of a run, got a file without {error}"
-        raise ValueError(f"{path}: {reason}") from None
     except (ValueError, TypeError, AttributeError) as error:
         raise ValueError(f"{path}: {error}") from None
 

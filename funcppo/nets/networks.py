@@ -15,10 +15,10 @@ arXiv:1406.1078; Hochreiter & Schmidhuber 1997, "Long short-term memory", with t
 from __future__ import annotations
 
 import dataclasses
-import inspect
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, NamedTuple, TypeAlias, cast
 
 import torch
@@ -42,27 +42,15 @@ from funcppo.interfaces import (
     Memory,
     NetworkFactory,
     channel_axis,
+    features,
+    with_features,
 )
-
-
-def features(obs: Tensor | MaskedObservation) -> Tensor:
-    """Return the features of an observation, without its action mask."""
-    return obs.features if isinstance(obs, MaskedObservation) else obs
 
 
 def numbers(obs: Tensor | MaskedObservation) -> Tensor:
     """Return the features of an observation as floating-point numbers; integers as they are, bytes unscaled."""
     x = features(obs)
     return x if x.is_floating_point() else x.to(torch.float32)
-
-
-def with_features(
-    obs: Tensor | MaskedObservation, features: Tensor
-) -> Tensor | MaskedObservation:
-    """Replace the features of an observation; keep its action mask if it has one."""
-    if isinstance(obs, MaskedObservation):
-        return MaskedObservation(features, obs.action_mask)
-    return features
 
 
 class PolicyValue(NamedTuple):
@@ -114,17 +102,6 @@ def dense(
     return product.to(x.dtype) + params.bias
 
 
-# of a call of each network of the package, as an error shows it
-ARGUMENTS: dict[str, tuple[int, ...]] = {
-    "cnn": (),
-    "gru": (64,),
-    "gsde": (64, 64),
-    "lstm": (64,),
-    "mlp": (64, 64),
-    "nature_cnn": (),
-}
-
-
 def build_agent(name: str, network: object, spec: EnvironmentSpec) -> AnyAgent:
     """Build the agent for an environment's spec by the function `network`.
 
@@ -135,31 +112,19 @@ def build_agent(name: str, network: object, spec: EnvironmentSpec) -> AnyAgent:
       TypeError: it is no such function.
       ValueError: of the function, which cannot build a network with its options for these sizes.
     """
+    expected = f"{name}: expected a function of an EnvironmentSpec"
     if not callable(network):
-        raise TypeError(
-            f"{name}: expected a function of an EnvironmentSpec, got {describe(network)}"
-        )
-    function = str(getattr(network, "__qualname__", ""))
-    module = str(getattr(network, "__module__", ""))
-    if function in ARGUMENTS and module.startswith("funcppo.nets."):
-        call = f"{function}({', '.join(map(str, ARGUMENTS[function]))})"
-        raise TypeError(
-            f"{name}: expected fp.nets.{call}, a call, got the function"
-        )
-
+        raise TypeError(f"{expected}, got {describe(network)}")
     try:
-        inspect.signature(network).bind(spec)
-    except ValueError:  # some have no signature
-        pass
+        agent: object = network(spec)
     except TypeError as error:
         raise TypeError(
-            f"{name}: expected a function of an EnvironmentSpec, got {describe(network)}: {error}"
-        ) from None
-
-    agent = cast(Callable[[EnvironmentSpec], object], network)(spec)
+            f"{expected}, got {describe(network)}: {error}"
+        ) from error
     if not isinstance(agent, Agent):
         raise TypeError(
-            f"{name}: expected a function that returns an Agent, got {describe(agent)}"
+            f"{expected} that returns an Agent, such as fp.nets.mlp(64, 64), got {describe(network)}, "
+            f"which returns {describe(agent)}"
         )
     return cast(AnyAgent, agent)
 
@@ -227,26 +192,26 @@ def _init(cfg: MLPConfig, key: I64[Tensor, "2"], n_outputs: int) -> MLPParams:
     hidden: list[Dense] = []
     n_in = cfg.n_obs
     for layer_key, n_out in zip(hidden_keys, cfg.hidden):
-        trunk_keys = random.split(layer_key, _n_trunks(cfg)).unbind()
+        trunk_keys = random.split(layer_key, 1 if cfg.shared_trunk else 2)
         trunks = [orthogonal(k, n_in, n_out, HIDDEN_GAIN) for k in trunk_keys]
-        bias = torch.zeros(len(trunks), 1, n_out, device=key.device)
-        hidden.append(Dense(torch.stack(trunks), bias))
+        weight = torch.stack(trunks)
+        hidden.append(Dense(weight, weight.new_zeros(len(weight), 1, n_out)))
         n_in = n_out
 
     # The first policy is nearly uniform.
-    policy_weight = orthogonal(policy_key, n_in, n_outputs, 0.01)
-    value_weight = orthogonal(value_key, n_in, 1, 1.0)
-    policy_head = Dense(
-        policy_weight, torch.zeros(n_outputs, device=key.device)
+    heads = stack_heads(
+        _orthogonal_layer(policy_key, n_in, n_outputs, 0.01),
+        _orthogonal_layer(value_key, n_in, 1, 1.0),
     )
-    value_head = Dense(value_weight, torch.zeros(1, device=key.device))
-    return MLPParams(
-        hidden=tuple(hidden), heads=stack_heads(policy_head, value_head)
-    )
+    return MLPParams(hidden=tuple(hidden), heads=heads)
 
 
-def _n_trunks(cfg: MLPConfig) -> int:
-    return 1 if cfg.shared_trunk else 2
+def _orthogonal_layer(
+    key: I64[Tensor, "2"], n_in: int, n_out: int, gain: float
+) -> Dense:
+    """Build a layer with orthogonal weights and zero bias."""
+    weight = orthogonal(key, n_in, n_out, gain)
+    return Dense(weight, weight.new_zeros(n_out))
 
 
 def stack_heads(policy: Dense, value: Dense) -> Dense:
@@ -276,7 +241,7 @@ def _apply(
     cfg: MLPConfig, params: MLPParams, x: F32[Tensor, "B F"]
 ) -> tuple[F32[Tensor, "B S"], F32[Tensor, "B"], F32[Tensor, "B H"]]:
     """Compute the policy's numbers, the value, and the features of the actor's last hidden layer, for each row."""
-    x = x.expand(_n_trunks(cfg), *x.shape)
+    x = x.expand(1 if cfg.shared_trunk else 2, *x.shape)
     for layer in params.hidden:
         x = activate(cfg.activation, dense(layer, x, cfg.matmul_dtype))
     policy_and_value = dense(params.heads, x, cfg.matmul_dtype)
@@ -437,16 +402,8 @@ def _init_extra(cfg: ExtraConfig, key: I64[Tensor, "2"]) -> ExtraParams:
     return ExtraParams(reader, cfg.init(cfg.spec, extra_key))
 
 
-def _apply_extra(
-    cfg: ExtraConfig, world: object, params: ExtraParams, obs: Any
-) -> Any:
-    return cfg.reader.apply(cfg.reader.cfg, world, params.reader, obs)
-
-
-def _encode_extra(
-    cfg: ExtraConfig, world: object, params: ExtraParams, obs: Any
-) -> Any:
-    return rollout.encode(cfg.reader, world, params.reader, obs)
+def _read_all(cfg: ExtraConfig, params: ExtraParams, obs: Any) -> Any:
+    return obs
 
 
 def with_extra(
@@ -464,7 +421,7 @@ def with_extra(
     def build(spec: EnvironmentSpec, /) -> AnyAgent:
         reader = build_agent("network", network, spec)
         cfg = ExtraConfig(reader=reader, init=init, spec=spec)
-        return _around(reader, cfg, _init_extra, _apply_extra, _encode_extra)
+        return _around(reader, cfg, _init_extra, _read_all)
 
     return build
 
@@ -473,16 +430,19 @@ def _around(
     reader: AnyAgent,
     cfg: Any,
     init: Callable[..., Any],
-    apply: Callable[..., Any],
-    encode: Callable[..., Any],
+    read: Callable[..., Any],
 ) -> AnyAgent:
-    """Build an agent that acts and remembers like the network `cfg.reader` in it, with `params.reader`."""
-    functions: dict[str, Any] = {"apply": apply}
+    """Build an agent that acts and remembers like the network `cfg.reader` in it, with `params.reader`.
+
+    Args:
+      read: what the network in it observes, from `cfg`, the parameters and the observations.
+    """
+    functions: dict[str, Any] = {"apply": partial(_apply_reader, read)}
     if reader.initial_memory is not None:
         functions = {
-            "initial_memory": reader_memory,
-            "apply_recurrent": apply_recurrent_reader,
-            "encode": encode,
+            "initial_memory": _reader_memory,
+            "apply_recurrent": _apply_recurrent_reader,
+            "encode": partial(_encode_for_reader, read),
         }
     return Agent(
         cfg=cfg,
@@ -490,6 +450,49 @@ def _around(
         distribution=reader.distribution,
         action_key_steps=reader.action_key_steps,
         **functions,
+    )
+
+
+def _apply_reader(
+    read: Callable[..., Any],
+    cfg: CNNConfig | ExtraConfig,
+    world: object,
+    params: CNNParams | ExtraParams,
+    obs: Any,
+) -> Any:
+    seen = read(cfg, params, obs)
+    return cfg.reader.apply(cfg.reader.cfg, world, params.reader, seen)
+
+
+def _encode_for_reader(
+    read: Callable[..., Any],
+    cfg: CNNConfig | ExtraConfig,
+    world: object,
+    params: CNNParams | ExtraParams,
+    obs: Any,
+) -> Any:
+    seen = read(cfg, params, obs)
+    return rollout.encode(cfg.reader, world, params.reader, seen)
+
+
+def _reader_memory(
+    cfg: CNNConfig | ExtraConfig, n_rows: int, device: torch.device
+) -> Memory:
+    return rollout.initial_memory(cfg.reader, n_rows, device)
+
+
+def _apply_recurrent_reader(
+    cfg: CNNConfig | ExtraConfig,
+    world: object,
+    params: CNNParams | ExtraParams,
+    encoded: Any,
+    memory: Memory,
+) -> tuple[Any, Memory]:
+    """Apply the reading network to encoded observations; return its output and its next memory."""
+    reader = cfg.reader
+    assert reader.apply_recurrent is not None
+    return reader.apply_recurrent(
+        reader.cfg, world, params.reader, encoded, memory
     )
 
 
@@ -550,22 +553,14 @@ def init_cnn(cfg: CNNConfig, key: I64[Tensor, "2"]) -> CNNParams:
     layers: list[Dense] = []
     n_in = cfg.image_shape[2]
     for layer_key, (n_out, size, _) in zip(layer_keys, cfg.convolutions):
-        kernel = orthogonal(layer_key, n_in * size**2, n_out, HIDDEN_GAIN)
+        n_inputs = n_in * size**2
+        kernel, bias = _orthogonal_layer(
+            layer_key, n_inputs, n_out, HIDDEN_GAIN
+        )
         weight = kernel.T.reshape(n_out, n_in, size, size)
-        layers.append(Dense(weight, kernel.new_zeros(n_out)))
+        layers.append(Dense(weight, bias))
         n_in = n_out
     return CNNParams(tuple(layers), cfg.reader.init(cfg.reader.cfg, reader_key))
-
-
-def apply_cnn(
-    cfg: CNNConfig,
-    world: object,
-    params: CNNParams,
-    obs: Tensor | MaskedObservation,
-) -> Any:
-    """Apply the network to images; an action mask is passed on to the network that reads the features."""
-    read = _read_images(cfg, params, obs)
-    return cfg.reader.apply(cfg.reader.cfg, world, params.reader, read)
 
 
 def _read_images(
@@ -590,44 +585,6 @@ def convolve(
     return x.flatten(1)
 
 
-def reader_memory(
-    cfg: CNNConfig | ExtraConfig, n_rows: int, device: torch.device
-) -> Memory:
-    """Build the initial memory of the network that reads the features."""
-    return rollout.initial_memory(cfg.reader, n_rows, device)
-
-
-def encode_images(
-    cfg: CNNConfig,
-    world: object,
-    params: CNNParams,
-    obs: Tensor | MaskedObservation,
-) -> Any:
-    """Encode images by the convolutions and by the part of the reading network that needs no memory."""
-    read = _read_images(cfg, params, obs)
-    return rollout.encode(cfg.reader, world, params.reader, read)
-
-
-def apply_recurrent_reader(
-    cfg: CNNConfig | ExtraConfig,
-    world: object,
-    params: CNNParams | ExtraParams,
-    encoded: Any,
-    memory: Memory,
-) -> tuple[Any, Memory]:
-    """Apply the reading network to encoded observations; return its output and its next memory."""
-    reader = cfg.reader
-    assert reader.apply_recurrent is not None
-    return reader.apply_recurrent(
-        reader.cfg, world, params.reader, encoded, memory
-    )
-
-
-def cnn_agent(cfg: CNNConfig) -> AnyAgent:
-    """Build the CNN agent; it acts and remembers like the network that reads its features."""
-    return _around(cfg.reader, cfg, init_cnn, apply_cnn, encode_images)
-
-
 def cnn(
     *convolutions: tuple[int, int, int],
     then: NetworkFactory | None = None,
@@ -648,7 +605,13 @@ def cnn(
     Raises:
       ValueError: a layer is not described by three numbers.
     """
-    layers = tuple(map(_read_convolution, convolutions or MINATAR))
+    layers = convolutions or MINATAR
+    for layer in layers:
+        if not isinstance(layer, tuple) or len(layer) != 3:  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ValueError(
+                f"convolutions: expected (channels, kernel size, stride), got {layer!r}"
+            )
+        check_value("convolutions", Convolution, layer)
     if then is None:
         then = mlp(128, activation="relu", shared_trunk=True)
 
@@ -660,35 +623,24 @@ def cnn(
         is_first = channels_first
         if is_first is None:
             is_first = channel_axis(spec.shape) == 0
-        first, second, third = spec.shape
-        shape = (second, third, first) if is_first else spec.shape
+        shape = spec.shape
+        if is_first:
+            shape = (*shape[1:], shape[0])
         reader_spec = dataclasses.replace(
             spec,
             observation_size=n_features(shape, layers),
             observation_shape=None,
         )
-        return cnn_agent(
-            CNNConfig(
-                image_shape=shape,
-                convolutions=layers,
-                reader=build_agent("then", then, reader_spec),
-                channels_first=is_first,
-            )
+        reader = build_agent("then", then, reader_spec)
+        cfg = CNNConfig(
+            image_shape=shape,
+            convolutions=layers,
+            reader=reader,
+            channels_first=is_first,
         )
+        return _around(reader, cfg, init_cnn, _read_images)
 
     return build
-
-
-def _read_convolution(numbers: object) -> Convolution:
-    """Read a convolution layer from three numbers: channels, kernel size and stride."""
-    if not isinstance(numbers, tuple | list) or len(cast(Any, numbers)) != 3:
-        raise ValueError(
-            f"convolutions: expected (channels, kernel size, stride), got {numbers!r}"
-        )
-    layer = cast(tuple[int, int, int], tuple(cast(Any, numbers)))
-    for name, number in zip(("n_channels", "kernel_size", "stride"), layer):
-        check_value(name, Size, number)
-    return layer
 
 
 def nature_cnn(
@@ -757,21 +709,17 @@ def init_recurrent(
     *hidden_keys, input_key, recurrent_key, actor_key = random.split(
         key, len(cfg.hidden) + 3
     ).unbind()
-
-    hidden: list[Dense] = []
-    n_in = cfg.n_obs
-    for layer_key, n_out in zip(hidden_keys, cfg.hidden):
-        weight = orthogonal(layer_key, n_in, n_out, HIDDEN_GAIN)
-        hidden.append(Dense(weight, weight.new_zeros(n_out)))
-        n_in = n_out
-    return RecurrentParams(
-        hidden=tuple(hidden),
-        cell=Cell(
-            input=_init_gates(cfg, input_key, n_in),
-            recurrent=_init_gates(cfg, recurrent_key, cfg.n_units),
-        ),
-        actor=cfg.actor.init(cfg.actor.cfg, actor_key),
+    sizes = (cfg.n_obs, *cfg.hidden)
+    hidden = [
+        _orthogonal_layer(k, n_in, n_out, HIDDEN_GAIN)
+        for k, n_in, n_out in zip(hidden_keys, sizes, cfg.hidden)
+    ]
+    cell = Cell(
+        input=_init_gates(cfg, input_key, sizes[-1]),
+        recurrent=_init_gates(cfg, recurrent_key, cfg.n_units),
     )
+    actor = cfg.actor.init(cfg.actor.cfg, actor_key)
+    return RecurrentParams(tuple(hidden), cell, actor)
 
 
 def _init_gates(
@@ -851,19 +799,6 @@ def cell_step(
     return GRUMemory((1.0 - z) * n + z * h)
 
 
-def recurrent_agent(cfg: RecurrentConfig) -> AnyAgent:
-    """Build the recurrent agent, whose action distribution is that of its acting network."""
-    return Agent(
-        cfg=cfg,
-        init=init_recurrent,
-        initial_memory=initial_memory,
-        apply_recurrent=apply_recurrent,
-        encode=encode,
-        distribution=cfg.actor.distribution,
-        action_key_steps=cfg.actor.action_key_steps,
-    )
-
-
 def gru(
     n_units: int = 64,
     *,
@@ -924,7 +859,15 @@ def _factory(
             activation=activation,
             actor=actor,
         )
-        return recurrent_agent(cfg)
+        return Agent(
+            cfg=cfg,
+            init=init_recurrent,
+            initial_memory=initial_memory,
+            apply_recurrent=apply_recurrent,
+            encode=encode,
+            distribution=actor.distribution,
+            action_key_steps=actor.action_key_steps,
+        )
 
     return build
 
@@ -1036,19 +979,6 @@ GSDE: Distribution[GSDEPolicyValue] = Distribution(
 )
 
 
-def gsde_agent(
-    cfg: GSDEConfig,
-) -> Agent[object, GaussianParams, Tensor, GSDEPolicyValue]:
-    """Build the gSDE agent, which keeps each noise matrix for `noise_steps` steps."""
-    return Agent(
-        cfg=cfg,
-        init=init_gsde,
-        apply=apply_gsde,
-        distribution=GSDE,
-        action_key_steps=cfg.noise_steps,
-    )
-
-
 def gsde(
     *hidden: int,
     activation: Activation = "tanh",
@@ -1097,6 +1027,12 @@ def gsde(
             noise_steps=noise_steps,
             orthogonal=orthogonal,
         )
-        return gsde_agent(cfg)
+        return Agent(
+            cfg=cfg,
+            init=init_gsde,
+            apply=apply_gsde,
+            distribution=GSDE,
+            action_key_steps=noise_steps,
+        )
 
     return build

@@ -131,9 +131,6 @@ class StrategyRecord:
     backend: str  # of torch.compile
     # how the compiled step is replayed: see `capture.CapturedStep`
     replay_mode: ReplayMode = "none"
-    # of all updates of a run, at most the time left for them, by which auto decided whether to compile; None if that
-    # was not measured
-    uncompiled_seconds: float | None = None
     # "kernel": the rollout is one kernel of Triton; "steps": its steps are called one by one
     rollout: Literal["kernel", "steps"] = "steps"
     # "kernels": kernels of Triton compute the network of the update and its gradient; "operators": those of PyTorch do

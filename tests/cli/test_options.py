@@ -179,10 +179,10 @@ def test_the_text_of_help(monkeypatch):
         ("", "DATASET: expected a value, got none"),
         ("s t", "expected an option, got 't'"),
         ("s --count", "--count: expected a value, got none"),
-        ("s --count x", "--count: expected a whole number, got 'x'"),
+        ("s --count x", "--count: expected an integer, got 'x'"),
         ("s --count 0", "--count: expected 1 or more, got 0"),
-        ("s --limit x", "--limit: expected a number or none, got 'x'"),
-        ("s --kind c", "--kind: expected one of a, b or a whole number, got"),
+        ("s --limit x", "--limit: expected a number, got 'x'"),
+        ("s --kind c", "--kind: expected one of a, b or an integer, got"),
         ("s --coun 3", "--coun: expected an option, ...did you mean --count?"),
         (
             "s --no-off",
@@ -197,7 +197,7 @@ def test_the_text_of_help(monkeypatch):
         ("s --set gama=1", "(did you mean ppo.gamma?)"),
         ("s --set ppo.n_envs", "--set ppo.n_envs: expected ppo.n_envs=VALUE"),
         ("s --set ppo.n_envs=0", "--set ppo.n_envs: expected 1 or more, got 0"),
-        ("s --set sizes=x", "--set sizes: expected a whole number, or several"),
+        ("s --set sizes=x", "--set sizes: expected a tuple, got"),
         ("s --set ppo.n_minibatches=3", "n_minibatches"),
     ],
 )

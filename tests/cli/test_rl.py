@@ -93,7 +93,7 @@ def test_an_interrupted_run_is_resumed_bit_for_bit(
     """Ended in its first evaluation."""
     with monkeypatch.context() as patch:
         stop = Mock(side_effect=KeyboardInterrupt)
-        patch.setattr("funcppo.trainer.Evaluator.evaluate_many", stop)
+        patch.setattr("funcppo.trainer.Evaluator.evaluate", stop)
         assert funcppo(patch, *WORDS, "--out", tmp_path) == 128
     line = f"interrupted after update 1; `funcppo rl --out {tmp_path} --resume`"
     assert line in capsys.readouterr().out
@@ -149,13 +149,10 @@ def test_a_finished_run_goes_on_to_more_steps(
 @pytest.mark.parametrize(
     ("steps", "problem"),
     [
-        (
-            256,
-            "--steps: expected 128, where its learning_rate_schedule ends, got 256",
-        ),
+        (256, "--steps: expected 128, where its learning_rate_schedule ends, got 256"),
         (64, "--steps: expected 128 or more, to extend the run, got 64"),
     ],
-)
+)  # fmt: skip
 def test_a_run_that_cannot_go_on_to_other_steps_says_why(
     steps, problem, trained, monkeypatch, capsys
 ):
@@ -244,24 +241,17 @@ def test_several_places_of_a_log_add_up(monkeypatch, tmp_path):
     ("words", "problem"),
     [
         ("", "ENV: expected an environment, got none"),
-        ("cartpole-v1", "the nearest is CartPole-v1"),
-        ("Breakout", "expected an environment, got none of that name"),
+        ("cartpole-v1", "expected one of CartPole-v1, Pendulum-v1, "),
         ("CartPole-v1 --resume", "--resume: expected --out RUN too"),
         ("CartPole-v1 --log csv wandb", "--log csv: expected --out RUN too"),
         ("CartPole-v1 --resume --overwrite", "expected one of them"),
         ("--out {tmp}/x --resume", "expected a folder that `funcppo rl` wrote"),
         ("CartPole-v1 --set ppo.gamma=2", "ppo.gamma: expected 0 to 1"),
         ("CartPole-v1 --set hidden=0", "--set hidden: expected 1 or more"),
-        (
-            "MountainCar-v0 --set ppo.n_minibatches=5",
-            "expected a divisor of n_envs * n_steps = 256",
-        ),
-        (
-            "CartPole-v1 --out {tmp} --json {tmp}/config.json",
-            "--json {tmp}/config.json: expected another file",
-        ),
+        ("MountainCar-v0 --set ppo.n_minibatches=5", "expected a divisor of n_envs * n_steps = 256"),
+        ("CartPole-v1 --out {tmp} --json {tmp}/config.json", "--json {tmp}/config.json: expected another file"),
     ],
-)
+)  # fmt: skip
 def test_bad_input_is_one_line_and_exit_2(
     words, problem, monkeypatch, capsys, tmp_path
 ):

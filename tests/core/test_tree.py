@@ -96,13 +96,10 @@ def test_another_value_is_refused_with_its_place(bad, got):
             Dense(torch.ones(1), torch.ones(1, dtype=torch.float64)),
             "expected torch.float32 in every tensor, got torch.float64 at bias",
         ),
-        (
-            torch.ones(1, dtype=torch.int64),
-            "expected torch.float32 in every tensor, got torch.int64",
-        ),
+        (torch.ones(1, dtype=torch.int64), "expected torch.float32 in every tensor, got torch.int64"),
         ((), "expected a tensor, got an empty tree"),
     ],
-)
+)  # fmt: skip
 def test_dtypes_that_raveling_would_promote_are_refused(bad, problem):
     with pytest.raises(TypeError, match=f"^it: {problem}$"):
         tree.check_common_dtype(bad, "it")

@@ -88,11 +88,11 @@ BROKEN = {
     ),
     "structure": (
         changed(lambda s, t: ((s.cell, s.heat), t)),
-        "step_functional: state: expected the tensors cell, heat, got 0, 1",
+        "step_functional: state: expected a State of .*cell, .*heat, got a tuple of .*0, .*1",
     ),
     "a Python number in the state": (
         changed(lambda s, t: (s._replace(heat=0.5), t)),
-        "step_functional: state: expected a tensor.*, got float at .heat",
+        r"step_functional: state.heat: expected torch.float32 \[4\], got float",
     ),
     "a Python number in the timestep": (
         changed(lambda s, t: (s, t._replace(reward=1.0))),
@@ -104,7 +104,7 @@ BROKEN = {
     ),
     "no timestep": (
         changed(lambda s, t: (s, t.reward, t.terminated)),
-        r"step_functional: expected \(state, fp.Timestep\), got tuple",
+        r"step_functional: expected \(state, fp.Timestep\), got State, Tensor, Tensor",
     ),
     "an overwritten argument": (
         overwriting,
@@ -156,13 +156,10 @@ def test_a_fault_of_a_step_is_named_in_one_line(name):
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
-        (
-            {"reset": lambda cfg, world, key: {"cell": key[:, 0]}},
-            "reset: state: expected a tensor.*, got dict",
-        ),
+        ({"reset": lambda cfg, world, key: {"cell": key[:, 0]}}, "reset: state: expected a tensor.*, got dict"),
         (
             {"reset": lambda cfg, world, key: torch.zeros(7)},
-            r"reset: state: expected the leading axis B = 4, got torch.float32 \[7\]",
+            r"reset: state: expected 4 rows, got torch.float32 \[7\]",
         ),
         (
             {"observe": lambda cfg, world, state: state.heat},
@@ -225,7 +222,7 @@ def test_a_fault_of_a_step_is_named_in_one_line(name):
             "reset_from_sample of sample_reset: cell: expected",
         ),
     ],
-)
+)  # fmt: skip
 def test_a_fault_of_another_function_is_named(changes, problem):
     with pytest.raises(ValueError, match=f"^{problem}") as error:
         fp.check(environment(**changes))
@@ -302,27 +299,9 @@ def test_options_reach_the_environment():
         fp.envs.make("CartPole-v1", max_steps=0)
 
 
-def test_an_unknown_option_is_named():
-    with pytest.raises(TypeError, match=r"^steps: expected .*max_steps"):
-        fp.envs.make("CartPole-v1", steps=3)
-
-
-@pytest.mark.parametrize(
-    ("given", "nearest"),
-    [
-        ("CartPole-v0", "CartPole-v1"),
-        ("cartpole", "CartPole-v1"),
-        ("acrobot-v1", "Acrobot-v1"),
-        ("MinAtar/Breakout", "MinAtar/Breakout-v[01]"),
-        ("MountainCarContinous-v0", "MountainCarContinuous-v0"),
-    ],
-)
-def test_an_unknown_name_is_answered_by_the_nearest(given, nearest):
-    with pytest.raises(ValueError, match=f"^{given}: .*{nearest}$") as error:
+@pytest.mark.parametrize("given", ["CartPole-v0", "cartpole", "zzz"])
+def test_an_unknown_name_is_answered_by_all(given):
+    problem = f"^{given}: expected one of CartPole-v1, Pendulum-v1, .*Gymnasium"
+    with pytest.raises(ValueError, match=problem) as error:
         fp.envs.make(given)
     assert "\n" not in str(error.value)
-
-
-def test_a_name_like_none_is_answered_by_all():
-    with pytest.raises(ValueError, match="there are CartPole-v1, Pendulum-v1"):
-        fp.envs.make("zzz")

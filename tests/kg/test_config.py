@@ -107,7 +107,7 @@ def _without(key):
     [
         (
             _without("ppo"),
-            "config.json: expected the settings of a run, got a file without 'ppo'",
+            "config.json: ppo: expected an object, got None",
         ),
         (
             _in_group("ppo", {"gama": 1.0}),

@@ -258,24 +258,12 @@ def test_the_published_networks_have_their_sizes():
             EnvironmentSpec(observation_size=4, action_size=2),
             r"env.spec: expected images .* got observations of \(4,\)",
         ),
-        (
-            ((8, 8, 4), (8, 3, 1)),
-            IMAGE_SPEC,
-            r"convolutions: expected kernels .* 3 x 3 where 1 x 1 are left",
-        ),
-        (((0, 3, 1),), IMAGE_SPEC, "n_channels: expected 1 or more, got 0"),
-        (
-            ((16, 3),),
-            IMAGE_SPEC,
-            r"convolutions: expected \(channels, kernel size, stride\), got \(16, 3\)",
-        ),
-        (
-            (16,),
-            IMAGE_SPEC,
-            r"convolutions: expected \(channels, kernel size, stride\), got 16",
-        ),
+        (((8, 8, 4), (8, 3, 1)), IMAGE_SPEC, r"convolutions: expected kernels .* 3 x 3 where 1 x 1 are left"),
+        (((0, 3, 1),), IMAGE_SPEC, r"convolutions: expected 1 or more, got \(0, 3, 1\)"),
+        (((16, 3),), IMAGE_SPEC, r"convolutions: expected \(channels, kernel size, stride\), got \(16, 3\)"),
+        ((16,), IMAGE_SPEC, r"convolutions: expected \(channels, kernel size, stride\), got 16"),
     ],
-)
+)  # fmt: skip
 def test_images_that_do_not_fit_are_refused_in_one_line(layers, spec, problem):
     with pytest.raises(ValueError, match=f"^{problem}$"):
         fp.nets.cnn(*layers)(spec)

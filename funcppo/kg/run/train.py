@@ -35,7 +35,7 @@ from funcppo.core.host import NO_DEADLINE, Deadline
 from funcppo.core.settings import (
     CONFIG_FILE,
     METRICS_FILE,
-    iter_differences,
+    check_resumed,
     write_config,
 )
 from funcppo.core.types import Bool
@@ -91,7 +91,7 @@ from funcppo.logs import (
     take_folder,
 )
 from funcppo.runtime import distributed
-from funcppo.runtime.capture import CapturedStep
+from funcppo.runtime.capture import CapturedStep, ReasonCode
 from funcppo.runtime.compile import (
     BF16_TOLERANCE,
     DEFAULT_TOLERANCE,
@@ -282,18 +282,17 @@ def prepare_train_step(
     run: Run,
     earlier: Json | None = None,
     peers: Peers | None = None,
-    deadline: Deadline | None = None,
+    deadline: Deadline = NO_DEADLINE,
 ) -> tuple[CapturedStep[TrainState, Metrics], StrategyRecord]:
     """Compile or capture the training step of a run, starting from its state.
 
     With strategy auto, a run too short to repay compilation is not compiled.
 
     Args:
-      earlier: the record of the strategy of a run that is resumed, as a dictionary. What was measured then is not
-        measured again: another time would give another strategy, and other bits.
+      earlier: the record of the strategy of a run that is resumed, as a dictionary. Auto decides as it did then:
+        another strategy would give other bits.
       peers: the processes that share the shards of the run, each of which calls this. None: this one is alone.
-      deadline: when training ends, whatever updates are left. On a GPU auto decides by an update that it measures at
-        the first start; None: by the number of rollout steps and minibatches, as it does on a CPU.
+      deadline: when training ends, whatever updates are left.
 
     Returns:
       The step, and the record of the strategy that it uses and why.
@@ -315,7 +314,13 @@ def prepare_train_step(
         cfg = replace(cfg, gather_shards=group.all_gather)
         state = train_step.take_shards(state, group.rank, group.world_size)
     is_rounded = run_config.precision == "bfloat16"
-    earlier = earlier or {}
+
+    def decide(repays: bool) -> bool:
+        if earlier is not None:
+            codes = [failure["code"] for failure in earlier["failures"]]
+            repays = ReasonCode.SHORT_RUN not in codes
+        return peers.decide(repays) if peers else repays
+
     prepare = partial(
         learner.prepare_step,
         cfg,
@@ -324,9 +329,8 @@ def prepare_train_step(
         EAGER_PARTS,
         run_config.strategy,
         BF16_TOLERANCE if is_rounded else DEFAULT_TOLERANCE,
-        deadline=None if earlier or int(state.update) else deadline,
-        uncompiled_seconds=earlier.get("uncompiled_seconds"),
-        decide=peers.decide if peers else bool,
+        deadline=deadline,
+        decide=decide,
     )
     if peers is None:
         return prepare()
@@ -788,19 +792,7 @@ def check_continues(
     Raises:
       ValueError: another differs, or the steps are fewer.
     """
-    changes = [
-        f"{name}: expected {old}, got {new}"
-        for name, old, new in iter_differences(stored, given)
-        if name not in ("steps", "seconds", "ppo.n_updates")
-    ]
-    if changes:
-        raise ValueError(
-            f"{out}: a run is resumed with its own settings: {'; '.join(changes)}"
-        )
-    if (given.steps or 0) < (stored.steps or 0):
-        raise ValueError(
-            f"{out}: --steps: expected {stored.steps} or more, to extend the run, got {given.steps}"
-        )
+    check_resumed(stored, given, out, ("steps", "seconds", "ppo.n_updates"))
     return replace(stored, steps=given.steps, seconds=given.seconds)
 
 

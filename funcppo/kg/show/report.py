@@ -260,7 +260,7 @@ def return_curve(name: str, env: str, returns: Returns, policy: str) -> Table:
       policy: greedy or sampled.
     """
     by_seed: F64[np.ndarray, "K E"] = getattr(returns, policy)
-    estimates = [estimate(column[:, None]) for column in by_seed.T]
+    estimates = [estimate(column) for column in by_seed.T]
     iqm, low, high = np.array(estimates).T
     return {
         "run": name,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 from contextlib import nullcontext, suppress
@@ -20,7 +21,7 @@ from funcppo import (
 )
 from funcppo.config import PPOConfig
 from funcppo.core import random, tree
-from funcppo.core.host import NO_DEADLINE, Deadline
+from funcppo.core.host import Deadline
 from funcppo.core.settings import METRICS_FILE
 from funcppo.kg.config import RESULTS_FILE, ProverTaskConfig, read_config
 from funcppo.kg.graph import loaders
@@ -33,7 +34,6 @@ from funcppo.kg.run.run import (
 )
 from funcppo.kg.run.train import rank_results, validate, with_capacity
 from funcppo.kg.search import task as prover_task
-from funcppo.runtime import compile as compilation
 from funcppo.runtime.compile import StrategyRecord
 from funcppo.runtime.monitor import Monitor
 from funcppo.train_step import EAGER_PARTS
@@ -249,21 +249,19 @@ def test_without_valid_queries_the_last_parameters_are_kept(run, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("update_seconds", "deadline", "earlier", "selected", "total"),
+    ("calls", "seconds", "earlier", "selected"),
     [
-        (8.9, NO_DEADLINE, None, "eager", 35.6),
-        (9.1, NO_DEADLINE, None, "auto", 36.4),
-        (9.1, 36.2, None, "auto", 36.2),
-        # none is measured in time that could not repay, or where a first start has measured one
-        (None, 35.9, None, "eager", 35.9),
-        (None, 1.0, {"uncompiled_seconds": 36.1}, "auto", 36.1),
-        (None, NO_DEADLINE, {"strategy": "eager"}, "eager", None),
+        (0, math.inf, None, "auto"),
+        (0, 35.9, None, "eager"),
+        (10**9, math.inf, None, "eager"),
+        # a run that is resumed goes on as it began
+        (10**9, 1.0, {"failures": []}, "auto"),
+        (0, math.inf, {"failures": [{"code": "short_run"}]}, "eager"),
     ],
 )
-def test_a_run_on_a_gpu_is_compiled_if_its_updates_take_long_enough(
-    update_seconds, deadline, earlier, selected, total, run, monkeypatch
+def test_a_run_is_compiled_if_its_calls_and_its_time_repay_that(
+    calls, seconds, earlier, selected, run, monkeypatch
 ):
-    """By hand: four updates of 9 s are the 36 s from which compiling repays. Measuring leaves the state as it is."""
     asked = []
 
     def select_strategy(*args, tolerance, agree):
@@ -277,19 +275,14 @@ def test_a_run_on_a_gpu_is_compiled_if_its_updates_take_long_enough(
         )
         return EAGER_PARTS, record
 
-    def time_call(fn, *args):
-        fn(*args)
-        return 1.0 * update_seconds
-
-    monkeypatch.setattr(compilation, "select_strategy", select_strategy)
-    monkeypatch.setattr(learner, "_time_call", time_call)
-    monkeypatch.setattr(learner, "COMPILE_MIN_SECONDS", {"cpu": 36.0})
+    monkeypatch.setattr(learner, "select_strategy", select_strategy)
+    monkeypatch.setattr(learner, "COMPILE_MIN_CALLS", calls)
     run = replace(run, run_config=replace(CONFIG, strategy="auto"))
-    if deadline is not NO_DEADLINE:
-        deadline = Deadline(at=deadline, clock=lambda: 0.0)
+    deadline = Deadline(at=seconds, clock=lambda: 0.0)
     captured, record = train.prepare_train_step(run, earlier, None, deadline)
     assert asked == [selected]
-    assert record.uncompiled_seconds == (total and pytest.approx(total))
+    codes = [failure.code for failure in record.failures]
+    assert ("short_run" in codes) == (selected == "eager")
     assert_trees_equal(captured.state, run.state.train_state, rtol=0, atol=0)
 
 
