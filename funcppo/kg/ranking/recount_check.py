@@ -360,6 +360,7 @@ class RecountCheck:
         if not counts:
             return counts
 
+        counts["known answers",] = 0
         for fact, side in itertools.product(facts, SIDE_NAMES):
             if fact[side] != answer:
                 continue
