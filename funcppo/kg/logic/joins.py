@@ -676,7 +676,7 @@ def ragged_arange(start: Tensor, count: Tensor) -> Iterator[RowPairs]:
     """Yield all pairs (row, start[row] + i) with i < count[row], at most MAX_CHUNK_ROWS at a time."""
     end = torch.cumsum(count, 0)
     begin = end - count
-    total = int(end[-1])
+    total = int(count.sum())
     shift = start - end + count  # from the number of a pair to its position
     for first in range(0, total, MAX_CHUNK_ROWS):
         last = min(first + MAX_CHUNK_ROWS, total)

@@ -22,7 +22,6 @@ from funcppo.core.types import F64, I32, I64, Bool
 from funcppo.kg.logic import (
     derive,
     fixpoint,
-    joins,
 )
 from funcppo.kg.logic import kb as kbase
 from funcppo.kg.logic.derive import (
@@ -488,10 +487,7 @@ def iter_task_derivations(
     """
     if task.max_height == 1 and task.derivability_index is not None:
         return derive.iter_indexed_derivations(
-            task.derivability_index,
-            task.sizes,
-            atoms,
-            joins.MAX_CHUNK_ROWS,
+            task.derivability_index, task.sizes, atoms
         )
     return fixpoint.iter_derivations(
         task.kb,

@@ -33,7 +33,7 @@ from funcppo.kg.config import (
     RunConfig,
 )
 from funcppo.kg.graph.dataset import Dataset
-from funcppo.kg.logic import derive, fixpoint, joins, resolve
+from funcppo.kg.logic import derive, fixpoint, resolve
 from funcppo.kg.logic import kb as kbase
 from funcppo.kg.logic.derive import RulePlan, plan_rules
 from funcppo.kg.logic.fixpoint import (
@@ -812,7 +812,7 @@ class _Grid:
         )
         ((atoms, _),) = listed.distinct
         derivations = derive.iter_indexed_derivations(
-            index, sizes, atoms.to(torch.int32), joins.MAX_CHUNK_ROWS
+            index, sizes, atoms.to(torch.int32)
         )
         return listed, list(derivations)
 
