@@ -1248,6 +1248,7 @@ def is_answering(
     """
     base = sizes.n_constants + 1
     is_answer = torch.zeros_like(atoms[:, 0], dtype=torch.bool)
+
     for side in sides:
         given = HEAD + TAIL - side
         asked = unique_values(queries[:, 0] * base + queries[:, given])

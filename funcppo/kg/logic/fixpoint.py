@@ -188,12 +188,13 @@ def least_model(
     rules = rules_from_kb(kb)
     atoms, height = kb.facts, torch.zeros_like(kb.facts[:, 0])
     atom_index = _index_atoms(atoms, sizes)
+
     previous: Relations = {}
     known = delta = relations_by_predicate(atoms)
     counts = [len(atoms)]
     stop: RowBudgetExceeded | None = None
-    reached_fixpoint = False
-    while not reached_fixpoint and len(counts) - 1 != max_height:
+    new: Tensor | None = None
+    while (new is None or len(new)) and len(counts) - 1 != max_height:
         parts = _iter_step_atoms(
             rules,
             (previous, delta, known),
@@ -203,33 +204,33 @@ def least_model(
             budget,
             partial(progress, len(counts) - 1, counts[-1]),
         )
-        is_new = partial(_are_missing, atom_index, sizes)
+        missing = map(partial(_select_missing, atom_index, sizes), parts)
         try:
             new = _distinct_atoms(
-                map(is_new, parts), atoms[:0], sizes, max_atoms - counts[-1]
+                missing, atoms[:0], sizes, max_atoms - counts[-1]
             )
         except RowBudgetExceeded as error:
             stop = error
             break
-        reached_fixpoint = not len(new)
         if len(new):
-            step = torch.full_like(new[:, 0], len(counts))
-            atoms, height = torch.cat([atoms, new]), torch.cat([height, step])
+            atoms = torch.cat([atoms, new])
             order, atom_index = sort_and_index_atoms(
                 atoms, sizes.n_predicates, sizes.n_constants
             )
-            atoms, height = atoms[order], height[order]
+            steps = torch.full_like(new[:, 0], len(counts))
+            atoms, height = atoms[order], torch.cat([height, steps])[order]
             previous, delta = known, relations_by_predicate(new)
             known = relations_by_predicate(atoms)
             counts.append(len(atoms))
 
     code, reason = describe_stop(stop, counts, max_atoms)
+
     return LeastModel(
         atoms=atoms,
         height=height,
         atom_index=atom_index,
         n_atoms_after_step=tuple(counts),
-        reached_fixpoint=reached_fixpoint,
+        reached_fixpoint=new is not None and not len(new),
         stop_reason=reason,
         stop_code=code,
         seconds=time.perf_counter() - start,
@@ -248,6 +249,7 @@ def describe_stop(
     """Return why the evaluation stopped before the next step, as a code and a line; (None, "") if it did not."""
     if stop is None:
         return None, ""
+
     code, obstacle = StopCode.MAX_ROWS, f"takes {stop}"
     if isinstance(stop, TimeBudgetExceeded):
         code = StopCode.TIME_LIMIT
@@ -336,7 +338,7 @@ def derive_heads(
     )
 
 
-def _are_missing(
+def _select_missing(
     index: AtomIndex, sizes: KBSizes, atoms: I32[Tensor, "n W"]
 ) -> I32[Tensor, "m W"]:
     """Return the atoms that an index does not hold."""

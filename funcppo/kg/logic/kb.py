@@ -190,6 +190,7 @@ def index_facts(
     tables = _sort_and_index_facts(
         np.asarray(facts), n_constants, n_predicates, "cpu"
     )
+
     tensors: dict[str, Tensor] = {}
     for name, part in tables._asdict().items():
         if isinstance(part, HashTable):
@@ -388,6 +389,7 @@ def compute_max_fanout(
     all_bound = (True,) * (sizes.atom_width - 1)
     frontier = {(rule[0][0], all_bound) for rule in rules}
     reached: set[BindingPattern] = set()
+
     for _ in range(max_height):
         patterns: set[BindingPattern] = set()
         for rule in rules:

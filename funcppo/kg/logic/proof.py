@@ -214,9 +214,8 @@ def _rule_errors(
     for i, ((predicate, *arguments), goal) in enumerate(zip(atoms, goals)):
         expected = (predicate, *(binding.get(t, t) for t in arguments))
         if expected != goal:
-            part = "head" if i == 0 else f"body atom {i - 1}"
             errors.append(
-                f"{part} of rule {rule_id}: expected {list(expected)}, got {list(goal)}"
+                f"{f'body atom {i - 1}' if i else 'head'} of rule {rule_id}: expected {list(expected)}, got {list(goal)}"
             )
 
     # Object identity: no two variables have one constant, and none has a constant that the rule names.
