@@ -204,10 +204,12 @@ def least_model(
             budget,
             partial(progress, len(counts) - 1, counts[-1]),
         )
-        missing = map(partial(_select_missing, atom_index, sizes), parts)
         try:
             new = _distinct_atoms(
-                missing, atoms[:0], sizes, max_atoms - counts[-1]
+                map(partial(_select_missing, atom_index, sizes), parts),
+                atoms[:0],
+                sizes,
+                max_atoms - counts[-1],
             )
         except RowBudgetExceeded as error:
             stop = error

@@ -214,18 +214,18 @@ def _rule_errors(
     for i, ((predicate, *arguments), goal) in enumerate(zip(atoms, goals)):
         expected = (predicate, *(binding.get(t, t) for t in arguments))
         if expected != goal:
+            part = f"body atom {i - 1}" if i else "head"
             errors.append(
-                f"{f'body atom {i - 1}' if i else 'head'} of rule {rule_id}: expected {list(expected)}, got {list(goal)}"
+                f"{part} of rule {rule_id}: expected {list(expected)}, got {list(goal)}"
             )
 
     # Object identity: no two variables have one constant, and none has a constant that the rule names.
     named = terms.difference(variables)
-    if object_identity and not errors:
-        n_distinct = len(named.union(binding.values()))
-        if n_distinct < len(named) + len(pairs):
-            errors.append(
-                f"expected another constant for each variable, none of the rule's {sorted(named)}, got {pairs}"
-            )
+    n_distinct = len(named.union(binding.values()))
+    if object_identity and n_distinct < len(named) + len(pairs):
+        errors.append(
+            f"expected another constant for each variable, none of the rule's {sorted(named)}, got {pairs}"
+        )
     return errors
 
 

@@ -396,6 +396,7 @@ def explanation_lines(dataset: Dataset, explanation: Explanation) -> list[str]:
         f"probability {e.probability:.3f}, log-odds {e.score:+.2f} (score {_logistic(e.score):.4f}), the sum of:",
         *_rule_lines(dataset, e),
     ]
+
     for kind, group in itertools.groupby(e.terms, attrgetter("kind")):
         texts = [
             f"{term.log_odds:+.2f}  {_term_text(dataset, e, term)}"
@@ -436,6 +437,7 @@ def _rule_lines(dataset: Dataset, e: Explanation) -> list[str]:
             f"{_count(rule.n_groundings, 'grounding')}, {_count(rule.fan_out, 'candidate')} by "
             f"{rule.n_all_groundings:,} in all{walk}",
         ]
+
     rest = rules[MAX_PRINTED:]
     if rest:
         others = sum(rule.share for rule in rest)
