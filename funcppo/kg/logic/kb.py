@@ -197,9 +197,9 @@ def index_facts(
             parts = part._asdict().items()
             tensors |= {f"{name}.{field}": tensor for field, tensor in parts}
         elif isinstance(part, Tensor):
-            tensors[name] = part
+            tensors |= {name: part}
     for i, prefix in enumerate(tables.key_prefixes):
-        tensors[f"{_KEY_PREFIX}{i}"] = prefix
+        tensors |= {f"{_KEY_PREFIX}{i}": prefix}
     return {name: tensor.numpy() for name, tensor in tensors.items()}
 
 
