@@ -519,8 +519,8 @@ def _open_values(
 def check_rankable(dataset: Dataset, split: np.ndarray) -> None:
     """Raise ValueError unless all queries of a split are binary and ground, and the pool holds their answers."""
     pool, is_countries = entity_pool(dataset)
-    for side in (TAIL,) if is_countries else (HEAD, TAIL):
-        check_queries(torch.from_numpy(split), side, pool, dataset.n_constants)
+    sides = (TAIL,) if is_countries else (HEAD, TAIL)
+    check_queries(dataset, split, pool.numpy(), sides)
 
 
 def _rank_held(

@@ -315,9 +315,11 @@ class SplitEvidence:
 
     def rank(self, score: Score) -> Ranking:
         """Rank the queries by a score of their evidence."""
-        score_atoms = partial(
-            scoring.score_collected, self.task, self.parts, score
-        )
+
+        def score_atoms(atoms: Tensor, side: int) -> Tensor:
+            parts = self.parts.get(side, ())
+            return scoring.score_collected(self.task, parts, score, atoms, side)
+
         return ranking.rank_listed(self.listed, score_atoms, score)
 
     def rank_by_weights(self, setup: QuestionSetup, params: Params) -> Ranking:
