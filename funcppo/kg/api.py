@@ -379,7 +379,8 @@ class Knowledge:
                 "predict: expected unproved or min_score, got both: answers without a proof may score 0"
             )
         text = relation
-        if not (head is tail is None and "(" in relation):
+        is_query = "(" in relation and relation not in self.dataset.predicates
+        if not (head is tail is None and is_query):
             if (head is None) == (tail is None):
                 raise ValueError(
                     f"predict: expected head or tail, got {'neither' if head is None else 'both'}"
