@@ -90,8 +90,9 @@ class Check(TargetOptions):
             task = setup.evaluator.task
             seconds = time.perf_counter() - start
             prepared = f"data read and settings chosen in {seconds:.1f} s, not counted in --seconds"
-            notes = [*setup.notes, *task.notes, prepared]
-            print_notes(notes, console, most_notes)
+            print_notes(
+                [*setup.notes, *task.notes, prepared], console, most_notes
+            )
             for comparison in self._compare(setup, options, details, status):
                 _print_comparison(console, comparison)
                 comparisons.append(comparison)
@@ -153,11 +154,12 @@ class Check(TargetOptions):
         status: WorkDisplay,
     ) -> Iterator[Comparison]:
         """Yield the comparisons of supports, candidates, ranks, proofs and evidence one after another."""
+        from funcppo.kg.answers import explain_answer
         from funcppo.kg.ranking import recount_check
+        from funcppo.kg.run.fit import left_out_of
 
         check = recount_check.RecountCheck(setup.evaluator)
         split = options.split_of(setup)
-        queries: Sequence[int] = range(len(split))
         if details is not None:
             recount_check.check_details(
                 details,
@@ -166,14 +168,8 @@ class Check(TargetOptions):
                 len(split),
                 setup.evaluator.protocol.sides,
             )
-            queries = sorted({row for row, _ in details.lines})
-        draw = random.Random(self.seed)
-        rules, rows = (
-            draw.sample(population, min(len(population), size))
-            for population, size in (
-                (range(len(check.logic.rules)), self.n_rules),
-                (queries, self.max_queries),
-            )
+        rules, rows = self._draw_sample(
+            len(check.logic.rules), len(split), details
         )
         seconds = [share * self.seconds for share in TIME_SHARES]
 
@@ -196,13 +192,25 @@ class Check(TargetOptions):
         yield check.compare_proofs(ranked, seconds[2])
         run = setup.policy_run
         if run is not None and run.questions is not None:
-            from funcppo.kg.answers import explain_answer
-            from funcppo.kg.run.fit import left_out_of
-
             status.update("recounting evidence")
-            explain = partial(explain_answer, run)
-            left_out = left_out_of(run.run_config.questions)
-            yield check.compare_evidence(explain, left_out, ranked, seconds[3])
+            yield check.compare_evidence(
+                partial(explain_answer, run),
+                left_out_of(run.run_config.questions),
+                ranked,
+                seconds[3],
+            )
+
+    def _draw_sample(
+        self, n_rules: int, n_queries: int, details: Details | None
+    ) -> tuple[list[int], list[int]]:
+        """Draw the rules and queries to compare, in random order."""
+        queries: Sequence[int] = range(n_queries)
+        if details is not None:
+            queries = sorted({row for row, _ in details.lines})
+        draw = random.Random(self.seed)
+        rules = draw.sample(range(n_rules), min(n_rules, self.n_rules))
+        n = min(len(queries), self.max_queries)
+        return rules, draw.sample(queries, n)
 
 
 def _print_comparison(console: Console, comparison: Comparison) -> None:

@@ -216,8 +216,9 @@ class Evaluate(ScoreOptions):
         records = list(log.records) if log else []
         done = {record["query_row"] for record in records}
         left = [row for row in rows.tolist() if row not in done]
-        split = self.split_of(setup)[left]
-        n_candidates = estimate_candidates(task, split, protocol)
+        n_candidates = estimate_candidates(
+            task, self.split_of(setup)[left], protocol
+        )
         screen.print(
             describe_task(task, setup.score),
             f"{len(left):,} queries, about {n_candidates:,} candidates",
@@ -229,11 +230,9 @@ class Evaluate(ScoreOptions):
 
         n_done = len(records) // len(protocol.sides)
         if n_done < len(rows):
-            hint = "with --details FILE, --resume could continue"
-            if log:
-                hint = f"--resume continues with {self.details}"
+            hint = "--resume continues with" if log else "--resume needs"
             screen.print(
-                f"interrupted after {n_done} of {len(rows)} queries; {hint}"
+                f"interrupted after {n_done} of {len(rows)} queries; {hint} --details {self.details or 'FILE'}"
             )
             return interrupt.exit_status
         result = self._summarise(setup, records)

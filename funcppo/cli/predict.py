@@ -289,9 +289,8 @@ class Predict(ScoreOptions):
         is_whole = len(answered) == len(queries)
         if not is_whole and (log or self.new):
             count = f"{len(answered):,} of {len(queries):,} queries"
-            hint = "with --out FILE, --resume could continue"
-            hint = f"--resume continues {log.path}" if log else hint
-            print_notes([f"interrupted after {count}; {hint}"])
+            hint = f"continues {log.path}" if log else "needs --out FILE"
+            print_notes([f"interrupted after {count}; --resume {hint}"])
             return interrupt.exit_status
         if self.new:
             self._write_facts(answerer, answered)

@@ -176,7 +176,7 @@ def test_an_interrupted_query_is_ranked_by_a_later_evaluation(
         assert "interrupted after 1 of 24 queries; --resume" in output
         assert funcppo(patch, "evaluate", trained) == 130
         output = capsys.readouterr().out
-        assert "with --details FILE, --resume could continue" in output
+        assert "--resume needs --details FILE" in output
     assert len(details.read_text().splitlines()) == 1
     assert funcppo(monkeypatch, *arguments, "--resume") == 0
     assert funcppo(monkeypatch, "evaluate", trained, "--details", whole) == 0

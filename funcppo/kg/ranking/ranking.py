@@ -240,7 +240,7 @@ def check_queries(
         if not is_valid.all():
             row = int((~is_valid).argmax())
             atom = format_atom(dataset, split[row])
-            raise ValueError(f"query {row}, {atom}: expected {expected}")
+            raise ValueError(f"expected {expected}, got query {row}, {atom}")
 
 
 def list_queries(
