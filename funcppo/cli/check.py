@@ -46,7 +46,9 @@ class Check(TargetOptions):
     proofs of their answers, and counts the groundings of rules that a run weighs which learnt from questions. A data
     set is checked at the settings that `funcppo evaluate` chooses, a run at its own; the scores of a policy are taken
     as they are. What --seconds does not suffice for is left out, and a line says so. With --details FILE, the lines of
-    a file that `funcppo evaluate` wrote are compared with the recount, and lines that are not there.
+    a file that `funcppo evaluate` wrote are compared with the recount, and lines that are not there. Of a file of
+    proofs, which --json of a program wrote (PROOF.json), each step is checked with the facts and rules of --set
+    graph=DATASET and --rules, and all texts and names; probabilities are no claims.
 
     Exit status: 0 all that was compared agrees, 1 something disagrees, 2 bad input, or nothing could be compared.
     """
@@ -78,6 +80,11 @@ class Check(TargetOptions):
         """
         inputs = [Path(self.details)] if self.details else []
         check_outputs([("--json", self.json)], [*self.inputs(), *inputs])
+        is_file = self.target.endswith(".json")
+        return self._check_proofs() if is_file else self._recount()
+
+    def _recount(self) -> int:
+        """Recount the sample and print how much agrees; return the exit status."""
         set_target_threads(self.target, self.threads)
         console = make_console(self.json == "-")
         most_notes = None if self.verbose else 1
@@ -116,6 +123,21 @@ class Check(TargetOptions):
                 f"--seconds {self.seconds:g}: nothing could be compared"
             )
         return int(any(part.disagreements for part in comparisons))
+
+    def _check_proofs(self) -> int:
+        """Check the proofs of a file and print the first error of each; return the exit status."""
+        from funcppo.kg.ranking.recount_check import compare_proof_file
+
+        if self.graph is None:
+            raise ValueError(
+                f"{self.target}: expected --set graph=DATASET, the facts and rules of its proofs"
+            )
+        dataset = open_dataset(self.graph, self.rules, self.data)
+        found = compare_proof_file(Path(self.target), dataset)
+        _print_comparison(make_console(self.json == "-"), found)
+        fields = {"dataset": dataset.name, "checks": [found.to_json()]}
+        write_json(self.json, fields)
+        return int(bool(found.disagreements))
 
     def _read_details(self) -> Details | None:
         """Read the --details FILE; None without one.

@@ -10,6 +10,7 @@ with other facts, and the scores of a policy, are the engine's.
 
 from __future__ import annotations
 
+import json
 import math
 import time
 from collections import Counter
@@ -17,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
