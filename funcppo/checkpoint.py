@@ -36,16 +36,20 @@ class DamagedCheckpointError(ValueError):
     """Error for a path with no checkpoint, or with one that cannot be read whole."""
 
 
-def save(
-    path: Path | str, state: object, meta: Meta, previous: str | None = None
-) -> None:
+def previous_path(path: Path) -> Path:
+    """Return where the checkpoint before the latest stands."""
+    return path.with_name(f"previous-{path.name}")
+
+
+def save(path: Path | str, state: object, meta: Meta) -> None:
     """Write a tree of tensors and its metadata to a file; a crash or a full disk leaves the old file as it was.
+
+    The file that is replaced is kept at its `previous_path`.
 
     Args:
       path: the file to write.
       state: a tree of tensors, on any device.
       meta: values of JSON; the format version is added.
-      previous: the name that the file to be replaced is kept under; None keeps it not.
 
     Raises:
       OSError: the file cannot be written.
@@ -53,8 +57,11 @@ def save(
     arrays = dict(zip(tree.paths(state), map(_to_array, tree.leaves(state))))
     text = json.dumps({files.FORMAT_KEY: files.FORMAT} | meta).encode()
     arrays[_META_ARRAY] = np.frombuffer(text, dtype=np.uint8)
+    path = Path(path)
     write_atomically(
-        Path(path), lambda file: np.savez(file, **cast(Any, arrays)), previous
+        path,
+        lambda file: np.savez(file, **cast(Any, arrays)),
+        previous_path(path).name,
     )
 
 
@@ -155,11 +162,8 @@ def read(path: Path) -> tuple[dict[str, np.ndarray], Meta]:
     return arrays, meta
 
 
-def find_readable(path: Path, previous: str) -> tuple[Path, list[str]]:
+def find_readable(path: Path) -> tuple[Path, list[str]]:
     """Return the path of the checkpoint, or of the previous one if the latest is missing or damaged, and notes on it.
-
-    Args:
-      previous: name of the one before it.
 
     Returns:
       The path of the checkpoint, and a note if it is the one before.
@@ -171,12 +175,12 @@ def find_readable(path: Path, previous: str) -> tuple[Path, list[str]]:
         read(path)
         return path, []
     except DamagedCheckpointError as error:
-        earlier = path.resolve().with_name(previous)
+        earlier = previous_path(path.resolve())
         try:
             read(earlier)
         except DamagedCheckpointError:
             raise error from None
-        return earlier, [f"{error}; {previous} is used in its place"]
+        return earlier, [f"{error}; {earlier.name} is used in its place"]
 
 
 # Texts of what a result depends on

@@ -361,6 +361,18 @@ def normalize_advantages(
         - (n_rows - n_finite) * mean_of_all**2
         - n_finite * (mean - mean_of_all) ** 2
     ).clamp_min(0.0)
-    degrees_of_freedom = (n_finite - cfg.advantage_ddof).clamp_min(1.0)
-    deviation = (square_sum / degrees_of_freedom).sqrt()
+    return standardize(
+        advantage, n_finite, mean, square_sum, cfg.advantage_ddof
+    )
+
+
+def standardize(
+    advantage: F32[Tensor, "TB"],
+    n: F32[Tensor, ""],
+    mean: F32[Tensor, ""],
+    square_sum: F32[Tensor, ""],
+    ddof: int,
+) -> F32[Tensor, "TB"]:
+    """Compute (A - mean) / (deviation + 1e-8) by the moments of n advantages."""
+    deviation = (square_sum / (n - ddof).clamp_min(1.0)).sqrt()
     return (advantage - mean) / (deviation + 1e-8)

@@ -485,11 +485,10 @@ def minibatch_step(
 
 def _normalize(cfg: Config, moments: Moments, batch: Batch[Obs]) -> Batch[Obs]:
     """Normalise a shard's advantages like `losses.normalize_advantages`, by given moments over all shards."""
-    if cfg.ppo.advantage_ddof is None:
+    ddof = cfg.ppo.advantage_ddof
+    if ddof is None:
         return batch
-    degrees_of_freedom = (moments.n - cfg.ppo.advantage_ddof).clamp_min(1.0)
-    deviation = (moments.square_sum / degrees_of_freedom).sqrt()
-    advantage = (batch.advantage - moments.mean) / (deviation + 1e-8)
+    advantage = losses.standardize(batch.advantage, *moments, ddof)
     return batch._replace(advantage=advantage)
 
 

@@ -535,7 +535,7 @@ class Loop:
         state = self.learner.gather(state)
         if _is_main(self.learner):
             meta: Json = {"settings": self.settings}
-            checkpoints.save(self.path, state, meta, _previous(self.path))
+            checkpoints.save(self.path, state, meta)
 
 
 def make_updates(loop: Loop, state: State) -> TrainResult[Any]:
@@ -705,15 +705,10 @@ def _update_of(state: State) -> int:
     return int(state.update.flatten()[0])
 
 
-def _previous(path: Path) -> str:
-    """Return the name of the checkpoint before the latest."""
-    return f"previous-{path.name}"
-
-
 def saved_update(path: Path) -> int:
     """Return the number of updates of the latest readable checkpoint; 0 without one."""
     try:
-        readable, _ = checkpoints.find_readable(path, _previous(path))
+        readable, _ = checkpoints.find_readable(path)
         return int(checkpoints.read(readable)[0]["update"].flat[0])
     except checkpoints.DamagedCheckpointError:
         return 0
@@ -778,10 +773,9 @@ def restore_latest(
     """
     if path is None:
         return state, ()
-    previous = _previous(path)
-    if not path.exists() and not path.with_name(previous).exists():
+    if not path.exists() and not checkpoints.previous_path(path).exists():
         return state, ()
-    readable, notes = checkpoints.find_readable(path, previous)
+    readable, notes = checkpoints.find_readable(path)
     state = _restore(readable, learner, state, settings)
     if learner.cfg.env.host is not None:
         state = _restart_environments(learner, state)

@@ -114,15 +114,15 @@ def write_two(tmp_path):
     """A checkpoint and the one before it."""
     path = tmp_path / "c.npz"
     for note in ("first", "second"):
-        checkpoint.save(path, state(), {**META, "note": note}, "earlier.npz")
+        checkpoint.save(path, state(), {**META, "note": note})
     return path
 
 
 def test_the_latest_checkpoint_is_read_if_it_can_be(tmp_path):
     path = write_two(tmp_path)
-    assert checkpoint.find_readable(path, "earlier.npz") == (path, [])
+    assert checkpoint.find_readable(path) == (path, [])
     assert checkpoint.read(path)[1]["note"] == "second"
-    assert checkpoint.read(tmp_path / "earlier.npz")[1]["note"] == "first"
+    assert checkpoint.read(tmp_path / "previous-c.npz")[1]["note"] == "first"
 
 
 @pytest.mark.parametrize("damage", [None, b"", b"PK", "cut", "flip"])
@@ -138,17 +138,17 @@ def test_the_one_before_serves_where_the_latest_is_damaged(damage, tmp_path):
         damage = contents[:middle] + flipped + contents[middle + 1 :]
     if damage is not None:
         path.write_bytes(damage)
-    found, (note,) = checkpoint.find_readable(path, "earlier.npz")
-    assert found == tmp_path / "earlier.npz"
+    found, (note,) = checkpoint.find_readable(path)
+    assert found == tmp_path / "previous-c.npz"
     assert note.startswith(f"{path}: expected a checkpoint, got ")
-    assert note.endswith("earlier.npz is used in its place")
+    assert note.endswith("previous-c.npz is used in its place")
 
 
 def test_a_checkpoint_of_a_newer_version_is_not_passed_over(tmp_path):
     path = write_two(tmp_path)
     checkpoint.save(path, state(), {**META, "format": 99})
     with pytest.raises(ValueError, match="format"):
-        checkpoint.find_readable(path, "earlier.npz")
+        checkpoint.find_readable(path)
 
 
 def test_bfloat16_is_restored_and_no_data_set_is_needed(tmp_path):

@@ -57,58 +57,16 @@ def test_a_learner_is_the_full_form(env, cfg):
 @pytest.mark.parametrize(
     ("arguments", "error", "text"),
     [
-        (
-            {"env": fp.envs.cartpole},
-            TypeError,
-            "env: expected an Environment, got the function cartpole",
-        ),
-        (
-            {"env": "CartPole-v1"},
-            TypeError,
-            "fp.envs.make and fp.envs.gymnasium build one by its name",
-        ),
-        (
-            {"network": 64},
-            TypeError,
-            "network: expected a function of an EnvironmentSpec, got int",
-        ),
-        (
-            {"network": torch.nn.Linear(4, 3)},
-            TypeError,
-            "got the module Linear; an Agent",
-        ),
-        (
-            {"network": lambda spec: None},
-            TypeError,
-            "which returns NoneType",
-        ),
-        (
-            {"env": replace(fp.envs.cartpole(), spec=None)},
-            ValueError,
-            "env.spec: expected an EnvironmentSpec",
-        ),
-        (
-            {"n_env": 3},
-            TypeError,
-            "got an unexpected keyword argument 'n_env'",
-        ),
-        (
-            {"gae_lambda": 1.0, "n_microbatches": 0},
-            ValueError,
-            "n_microbatches: expected 1 or more, got 0",
-        ),
+        ({"env": fp.envs.cartpole}, TypeError, "env: expected an Environment, got the function cartpole"),
+        ({"env": "CartPole-v1"}, TypeError, "fp.envs.make and fp.envs.gymnasium build one by its name"),
+        ({"network": 64}, TypeError, "network: expected a function of an EnvironmentSpec, got int"),
+        ({"network": torch.nn.Linear(4, 3)}, TypeError, "got the module Linear; an Agent"),
+        ({"network": lambda spec: None}, TypeError, "which returns NoneType"),
+        ({"env": replace(fp.envs.cartpole(), spec=None)}, ValueError, "env.spec: expected an EnvironmentSpec"),
+        ({"n_env": 3}, TypeError, "got an unexpected keyword argument 'n_env'"),
+        ({"gae_lambda": 1.0, "n_microbatches": 0}, ValueError, "n_microbatches: expected 1 or more, got 0"),
     ],
-    ids=[
-        "env",
-        "name",
-        "network",
-        "module",
-        "factory",
-        "spec",
-        "option",
-        "value",
-    ],
-)
+)  # fmt: skip
 def test_what_cannot_work_is_refused_in_one_line(arguments, error, text):
     with pytest.raises(error) as raised:
         fp.ppo(

@@ -55,7 +55,7 @@ from funcppo.runtime.capture import GraphedStep
 from funcppo.runtime.memory import AsyncReadback
 
 CHUNK_SLOTS, MAX_DEPTH = 512, 20
-CHUNK_CANDIDATES = 2048
+TUNING_CANDIDATES = 2048
 RANKED = {  # data set and rule file
     "wn18rr": ("wn18rr", "rules.txt"),
     "wn18rr-rnnlogic": ("wn18rr", "rules_rnnlogic.tsv"),
@@ -166,16 +166,19 @@ def make_designs(
         rows_per_step=CHUNK_SLOTS,
         chunk_size=CHUNK_SLOTS,
     )
-    rows = CHUNK_SLOTS * (1 if args.device == "cpu" else 16)
-    wide = replace(
-        search,
-        slots=rows,
-        rows_per_step=rows,
-        chunk_size=max(CHUNK_CANDIDATES, 16 * rows),
+    memory_limit = memory.total_bytes(args.device) // 2
+    sample = candidates[:TUNING_CANDIDATES]
+    tuned, _ = scoring.tune_slots(
+        replace(search, chunk_size=TUNING_CANDIDATES),
+        policy.task,
+        policy.params,
+        sample,
+        memory_limit,
+        plain_step,
     )
 
     def refilled(step: Callable[..., Any], atoms: Tensor) -> tuple[Tensor, int]:
-        widths = width_schedule(wide)
+        widths = width_schedule(tuned)
         result, _, row_steps = score_by_width(
             widths,
             world,
@@ -187,12 +190,12 @@ def make_designs(
         return result.log_score, row_steps
 
     return {
-        "refilled": (partial(refilled, replayed_step), wide.slots),
+        "refilled": (partial(refilled, replayed_step), tuned.slots),
         "refilled, not compiled": (
             partial(refilled, plain_step()),
-            wide.slots,
+            tuned.slots,
         ),
-        "prefiltered": (partial(refilled, replayed_step), wide.slots),
+        "prefiltered": (partial(refilled, replayed_step), tuned.slots),
     }
 
 
@@ -218,7 +221,7 @@ def rank_in_full(args: argparse.Namespace, name: str, rules: str) -> Row:
         slots=CHUNK_SLOTS,
         beam=64,
         rows_per_step=CHUNK_SLOTS,
-        chunk_size=CHUNK_CANDIDATES,
+        chunk_size=TUNING_CANDIDATES,
     )
     prepared_seconds = time.perf_counter() - start
 

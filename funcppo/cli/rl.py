@@ -44,7 +44,11 @@ from funcppo.core.settings import (
     iter_differences,
     write_config,
 )
-from funcppo.kg.config import CHECKPOINT_FILE, RESULTS_FILE
+from funcppo.kg.config import (
+    CHECKPOINT_FILE,
+    PREVIOUS_CHECKPOINT_FILE,
+    RESULTS_FILE,
+)
 from funcppo.logs import LoggerName, check_loggers, take_folder
 from funcppo.rl import (
     GSDE_DEFAULTS,
@@ -60,14 +64,12 @@ if TYPE_CHECKING:
     from funcppo.learner import Learner
     from funcppo.trainer import Evaluations, Progress
 
-# The checkpoint before the latest: see `trainer.PREVIOUS_NAME`.
-PREVIOUS_CHECKPOINT = f"previous-{CHECKPOINT_FILE}"
 RUN_FILES = (
     CONFIG_FILE,
     METRICS_FILE,
     RESULTS_FILE,
     CHECKPOINT_FILE,
-    PREVIOUS_CHECKPOINT,
+    PREVIOUS_CHECKPOINT_FILE,
 )
 
 
@@ -251,7 +253,7 @@ def _begin_again(config: RLConfig, folder: Path) -> list[str]:
         notes.append(
             f"extended from {stored.steps:,} to {config.steps:,} steps"
         )
-    names = (CHECKPOINT_FILE, PREVIOUS_CHECKPOINT)
+    names = (CHECKPOINT_FILE, PREVIOUS_CHECKPOINT_FILE)
     if not any((folder / name).exists() for name in names):
         log = f", and {METRICS_FILE} anew"
         has_log = (folder / METRICS_FILE).exists()

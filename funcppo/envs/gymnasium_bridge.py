@@ -390,11 +390,10 @@ def _read_observation_space(name: str, space: Any) -> _Observations:
     """
     spaces = importlib.import_module("gymnasium.spaces")
     if isinstance(space, spaces.Discrete):
-
-        def count_from_zero(obs: Any) -> np.ndarray:
-            return np.asarray(obs, np.int64) - int(space.start)
-
-        return _Observations((), torch.int64, int(space.n), count_from_zero)
+        n, first = int(space.n), int(space.start)
+        return _Observations(
+            (), torch.int64, n, lambda obs: np.asarray(obs, np.int64) - first
+        )
     if not isinstance(space, spaces.Box):
         raise ValueError(
             f"{name}: expected observations of a Box or a Discrete space, got {type(space).__name__}; "
@@ -405,14 +404,16 @@ def _read_observation_space(name: str, space: Any) -> _Observations:
     is_image = space.dtype == np.uint8 and bool(
         (space.low == 0).all() and (space.high == 255).all()
     )
+    dtype, tensor_dtype = np.float32, torch.float32
+    if is_image:
+        dtype, tensor_dtype = np.uint8, torch.uint8
     shape = tuple(space.shape) or (1,)
-
-    def to_array(obs: Any) -> np.ndarray:
-        dtype = np.uint8 if is_image else np.float32
-        return np.asarray(obs, dtype).reshape(-1, *shape)
-
-    dtype = torch.uint8 if is_image else torch.float32
-    return _Observations(shape, dtype, None, to_array)
+    return _Observations(
+        shape,
+        tensor_dtype,
+        None,
+        lambda obs: np.asarray(obs, dtype).reshape(-1, *shape),
+    )
 
 
 def _read_action_space(name: str, space: Any) -> _Actions:
@@ -422,14 +423,16 @@ def _read_action_space(name: str, space: Any) -> _Actions:
       ValueError: of any other space.
     """
     spaces = importlib.import_module("gymnasium.spaces")
-    n_numbers = math.prod(space.shape or ())
-    if isinstance(space, spaces.Box) and space.dtype.kind == "f":
-
-        def clip(action: np.ndarray) -> np.ndarray:
-            shaped = action.reshape(-1, *space.shape)
-            return np.clip(shaped, space.low, space.high).astype(space.dtype)
-
-        return _Actions(n_numbers, None, True, clip)
+    shape, dtype = space.shape or (), space.dtype
+    n_numbers = math.prod(shape)
+    if isinstance(space, spaces.Box) and dtype.kind == "f":
+        low, high = space.low, space.high
+        return _Actions(
+            n_numbers,
+            None,
+            True,
+            lambda x: np.clip(x.reshape(-1, *shape), low, high).astype(dtype),
+        )
 
     if isinstance(space, spaces.Discrete):
         sizes = (int(space.n),)
@@ -441,14 +444,13 @@ def _read_action_space(name: str, space: Any) -> _Actions:
         raise ValueError(
             f"{name}: expected actions of a Discrete, MultiDiscrete or MultiBinary space or floats, got {space}"
         )
-
-    def count_from_start(action: np.ndarray) -> np.ndarray:
-        start = getattr(space, "start", 0)
-        shaped = action.reshape(-1, *space.shape) + start
-        return shaped.astype(space.dtype)
-
-    several = None if isinstance(space, spaces.Discrete) else sizes
-    return _Actions(sum(sizes), several, False, count_from_start)
+    start = getattr(space, "start", 0)
+    return _Actions(
+        sum(sizes),
+        None if isinstance(space, spaces.Discrete) else sizes,
+        False,
+        lambda x: (x.reshape(-1, *shape) + start).astype(dtype),
+    )
 
 
 def gymnasium(

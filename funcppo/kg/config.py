@@ -60,7 +60,7 @@ class QuestionConfig:
     it."""
     odds_power: PositiveFloat | Literal["auto"] = "auto"
     """Weight of the log-odds of a rule's confidence that training starts with. With 1 the odds of the rules that derive
-    a candidate are added; the larger it is, the less other rules add to the best one. auto: 2, or the next of 1 and 3
+    a candidate are added; the larger it is, the less other rules add to the best one. auto: 1, or the next of 2 and 3
     that ranks the valid split better by more than two standard errors."""
     no_proof: FiniteFloat | Literal["auto"] | None = "auto"
     """Log-odds in place of the rules of an entity that none derives: all other evidence then ranks it, without a proof.
@@ -274,7 +274,7 @@ def proof_settings(cfg: ProverTaskConfig) -> ProofSettings:
 
 # Files in the folder of a run.
 CHECKPOINT_FILE = "checkpoint.npz"
-PREVIOUS_CHECKPOINT_FILE = "checkpoint.previous.npz"
+PREVIOUS_CHECKPOINT_FILE = f"previous-{CHECKPOINT_FILE}"
 RESULTS_FILE = "results.json"
 MINED_RULES_FILE = "rules.tsv"
 GRAPH_FILE = "graph.npz"

@@ -280,7 +280,7 @@ def test_a_damaged_checkpoint_is_replaced_by_the_one_before(
     path.write_bytes(path.read_bytes()[:-100])
     metrics = run / METRICS_FILE
     metrics.write_bytes(metrics.read_bytes()[:-30])
-    note = "checkpoint.previous.npz is used in its place"
+    note = "previous-checkpoint.npz is used in its place"
     words = ("evaluate", run, "--max-queries", "2", "--json", "-")
     capsys.readouterr()
     assert funcppo(monkeypatch, *words) == 0

@@ -153,74 +153,38 @@ def test_a_fault_of_a_step_is_named_in_one_line(name):
     assert "\n" not in str(error.value)
 
 
+def starts(fn):
+    return {"reset": lambda cfg, world, key: fn(key)}
+
+
+def sees(fn):
+    return {"observe": lambda cfg, world, state: fn(state.heat[:, None], state)}
+
+
+def masked(x, n, legal=True):
+    return fp.MaskedObservation(x, torch.full((4, n), legal))
+
+
+IN_PARTS = {
+    "sample_reset": lambda cfg, world, key: key,
+    "reset_from_sample": lambda cfg, world, key: State(key[:, 0], fp.random.uniform(key, ())),
+}  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
-        ({"reset": lambda cfg, world, key: {"cell": key[:, 0]}}, "reset: state: expected a tensor.*, got dict"),
-        (
-            {"reset": lambda cfg, world, key: torch.zeros(7)},
-            r"reset: state: expected 4 rows, got torch.float32 \[7\]",
-        ),
-        (
-            {"observe": lambda cfg, world, state: state.heat},
-            r"observe: observation: expected rows of \[1\] by env.spec, got \[\]",
-        ),
-        (
-            {
-                "observe": lambda cfg, world, state: fp.MaskedObservation(
-                    state.heat[:, None], torch.zeros(4, 2, dtype=torch.bool)
-                )
-            },
-            "observe: observation.action_mask: expected a legal action",
-        ),
-        (
-            {
-                "observe": lambda cfg, world, state: fp.MaskedObservation(
-                    state.heat[:, None], torch.ones(4, 3, dtype=torch.bool)
-                )
-            },
-            r"observe: observation.action_mask: expected torch.bool \[4, 2\], got torch.bool \[4, 3\]",
-        ),
-        (
-            {
-                "reset": lambda c, w, key: reset(c, w, key)._replace(
-                    heat=torch.rand(4)
-                )
-            },
-            "reset a second time with the same key: heat: expected",
-        ),
-        (
-            {
-                "observe": lambda c, w, state: state.heat.mul_(2)[
-                    :, None
-                ].clone()
-            },
-            "observe: state.heat: expected an argument that stays as it is",
-        ),
-        (
-            {
-                "observe": lambda c, w, state: (
-                    state.heat[:, None].double()
-                    if state.cell.any()
-                    else state.heat[:, None]
-                )
-            },
-            r"observe: observation after a step: expected torch.float32 \[4, 1\], got torch.float64",
-        ),
-        (
-            {"observe": lambda c, w, state: state.heat[:, None] * torch.nan},
-            "observe: observation: expected finite numbers, got nan",
-        ),
+        (starts(lambda key: {"cell": key[:, 0]}), "reset: state: expected a tensor.*, got dict"),
+        (starts(lambda key: torch.zeros(7)), r"reset: state: expected 4 rows, got torch.float32 \[7\]"),
+        (starts(lambda key: reset(0, 0, key)._replace(heat=torch.rand(4))), "reset a second time .*: heat: expected"),
+        (sees(lambda x, _: x[:, 0]), r"observe: observation: expected rows of \[1\] by env.spec, got \[\]"),
+        (sees(lambda x, _: masked(x, 2, False)), "observe: observation.action_mask: expected a legal action"),
+        (sees(lambda x, _: masked(x, 3)), r"observe: observation.action_mask: .* \[4, 2\], got .*3\]"),
+        (sees(lambda x, _: x.mul_(2).clone()), "observe: state.heat: expected an argument that stays as it is"),
+        (sees(lambda x, s: x.double() if s.cell.any() else x), "observe: observation after a s.*: .*got torch.float64"),
+        (sees(lambda x, _: x * torch.nan), "observe: observation: expected finite numbers, got nan"),
         ({"spec": None}, "env.spec: expected an EnvironmentSpec"),
-        (
-            {
-                "sample_reset": lambda cfg, world, key: key,
-                "reset_from_sample": lambda cfg, world, key: State(
-                    key[:, 0], fp.random.uniform(key, ())
-                ),
-            },
-            "reset_from_sample of sample_reset: cell: expected",
-        ),
+        (IN_PARTS, "reset_from_sample of sample_reset: cell: expected"),
     ],
 )  # fmt: skip
 def test_a_fault_of_another_function_is_named(changes, problem):
@@ -229,24 +193,19 @@ def test_a_fault_of_another_function_is_named(changes, problem):
     assert "\n" not in str(error.value)
 
 
-MASK = torch.ones(4, 2, dtype=torch.bool)
-
-
 @pytest.mark.parametrize(
-    "observe",
+    "changes",
     [
-        lambda cfg, world, state: state.heat[:, None].double(),
-        lambda cfg, world, state: state.heat[:, None].half(),
-        lambda cfg, world, state: fp.MaskedObservation(
-            state.heat[:, None].double(), MASK
-        ),
+        sees(lambda x, _: x.double()),
+        sees(lambda x, _: x.half()),
+        sees(lambda x, _: masked(x.double(), 2)),
     ],
 )
 def test_an_observation_that_networks_of_the_package_do_not_read_is_named(
-    observe,
+    changes,
 ):
     """A network is built for the spec; without one it is the user's, which may read other numbers."""
-    env = environment(observe=observe)
+    env = environment(**changes)
     problem = "observe: observation[a-z.]*: expected torch.float32 by env.spec, got torch.float"
     with pytest.raises(ValueError, match=f"^{problem}") as error:
         fp.check(env)
@@ -257,7 +216,7 @@ def test_an_observation_that_networks_of_the_package_do_not_read_is_named(
     def sample_action(key, obs):
         return torch.ones(4, dtype=torch.int64)
 
-    bare = environment(observe=observe, spec=None)
+    bare = environment(**changes, spec=None)
     fp.check(bare, sample_action=sample_action, n_steps=4)
 
 

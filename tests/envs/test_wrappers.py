@@ -320,13 +320,10 @@ def test_settings_out_of_range_are_named(build, problem):
                 )
             )
         ),
-        wrappers.rescale_action(
-            wrappers.clip_action(fp.envs.make("Pendulum-v1")), -2.0, 2.0
-        ),
+        wrappers.rescale_action(wrappers.clip_action(fp.envs.make("Pendulum-v1")), -2.0, 2.0),
         wrappers.flatten_observation(fp.envs.make("MinAtar/Breakout-v1")),
     ],
-    ids=["discrete", "continuous", "image"],
-)
+)  # fmt: skip
 def test_a_rollout_step_is_one_graph(env):
     """PyTorch 2.11 has none where a state is returned that `_replace` made."""
     learner = fp.ppo(

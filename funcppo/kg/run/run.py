@@ -27,7 +27,6 @@ from funcppo.kg.config import (
     CHECKPOINT_FILE,
     GRAPH_FILE,
     MAX_VALID_FIRINGS,
-    PREVIOUS_CHECKPOINT_FILE,
     Note,
     RunConfig,
     read_config,
@@ -72,7 +71,6 @@ DefaultScoreReason = Literal[
     "policy-not-validated",
     "learnt-ranks-valid-better",
     "learnt-gains-by-chance",
-    "rules-gain-by-chance",
 ]
 # A validation by search ranks fewer queries if it would compute more successors than this, by a rough count, but not
 # fewer than the minimum.
@@ -214,11 +212,9 @@ class Run:
         # The time of the run may end before the first validation.
         if float(self.state.best_valid_metric) < 0:
             return "policy-not-validated"
-        if not self.is_learnt_better:
-            return "learnt-gains-by-chance"
-        if float(self.state.best_valid_metric) < self.rule_metric:
-            return "rules-gain-by-chance"
-        return "learnt-ranks-valid-better"
+        if self.is_learnt_better:
+            return "learnt-ranks-valid-better"
+        return "learnt-gains-by-chance"
 
 
 # -- before the first update
@@ -1059,9 +1055,7 @@ def save_checkpoint(run: Run, folder: Path) -> None:
         "notes": [(note.kind, note) for note in run.notes],
         "choices": [choice._asdict() for choice in run.choices],
     }
-    checkpoint.save(
-        folder / CHECKPOINT_FILE, run.state, meta, PREVIOUS_CHECKPOINT_FILE
-    )
+    checkpoint.save(folder / CHECKPOINT_FILE, run.state, meta)
 
 
 def last_logged_update(run: Run) -> int:
@@ -1077,9 +1071,7 @@ def saved_update(folder: Path) -> int:
 
 def find_checkpoint(folder: Path) -> tuple[Path, list[str]]:
     """Return the latest readable checkpoint of a run, and a note if it is not the last one written."""
-    return checkpoint.find_readable(
-        folder / CHECKPOINT_FILE, PREVIOUS_CHECKPOINT_FILE
-    )
+    return checkpoint.find_readable(folder / CHECKPOINT_FILE)
 
 
 def repair_checkpoint(folder: Path) -> list[str]:
