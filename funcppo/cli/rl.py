@@ -169,15 +169,14 @@ class Rl:
         select_device(self.settings.device)
         config = self._config()
         learner = rl.make_learner(config.env, config)
+        notes: list[str] = []
         if self.resume:
-            _check_continues(config, folder)
+            notes = _resume(config, folder)
         else:
             self._begin(config, folder)
         _print_settings(config, console)
         removed = remove_stale_parts(folder, RUN_FILES)
-        notes = [f"removed {x}, left by a killed process" for x in removed]
-        if self.resume:
-            notes += _begin_again(config, folder)
+        notes += [f"removed {x}, left by a killed process" for x in removed]
         print_notes(notes, console)
 
         update, exit_status = _train(
@@ -240,31 +239,8 @@ class Rl:
         console.print(line)
 
 
-def _begin_again(config: RLConfig, folder: Path) -> list[str]:
-    """Store the settings of a run that is extended; return notes on that, and on a missing checkpoint."""
-    from funcppo import rl
-
-    notes: list[str] = []
-    stored = read_config(folder)
-    if rl.n_updates(config) > rl.n_updates(stored):
-        # Results of fewer steps are no longer those of the run.
-        (folder / RESULTS_FILE).unlink(missing_ok=True)
-        write_config(config, folder)
-        notes.append(
-            f"extended from {stored.steps:,} to {config.steps:,} steps"
-        )
-    names = (CHECKPOINT_FILE, PREVIOUS_CHECKPOINT_FILE)
-    if not any((folder / name).exists() for name in names):
-        log = f", and {METRICS_FILE} anew"
-        has_log = (folder / METRICS_FILE).exists()
-        notes.append(
-            f"{folder}: expected a checkpoint, got none: the run begins at update 0{log if has_log else ''}"
-        )
-    return notes
-
-
-def _check_continues(config: RLConfig, folder: Path) -> None:
-    """Check that a run is resumed with its own settings, except for more steps if no schedule ends with the run.
+def _resume(config: RLConfig, folder: Path) -> list[str]:
+    """Check the settings of a run that is resumed, and store them if it is extended; return notes.
 
     Raises:
       ValueError: another setting was given, or other steps than it can have.
@@ -273,11 +249,28 @@ def _check_continues(config: RLConfig, folder: Path) -> None:
 
     stored = read_config(folder)
     check_resumed(stored, config, folder, ("source", "steps"))
-    schedule = trainer.find_ending_schedule(config.ppo)
-    if schedule and rl.n_updates(config) > rl.n_updates(stored):
-        raise ValueError(
-            f"{folder}: --steps: expected {stored.steps}, where its {schedule} ends, got {config.steps}"
+    notes: list[str] = []
+    if rl.n_updates(config) > rl.n_updates(stored):
+        schedule = trainer.find_ending_schedule(config.ppo)
+        if schedule:
+            raise ValueError(
+                f"{folder}: --steps: expected {stored.steps}, where its {schedule} ends, got {config.steps}"
+            )
+        # Results of fewer steps are no longer those of the run.
+        (folder / RESULTS_FILE).unlink(missing_ok=True)
+        write_config(config, folder)
+        notes.append(
+            f"extended from {stored.steps:,} to {config.steps:,} steps"
         )
+
+    names = (CHECKPOINT_FILE, PREVIOUS_CHECKPOINT_FILE)
+    if not any((folder / name).exists() for name in names):
+        log = f", and {METRICS_FILE} anew"
+        has_log = (folder / METRICS_FILE).exists()
+        notes.append(
+            f"{folder}: expected a checkpoint, got none: the run begins at update 0{log if has_log else ''}"
+        )
+    return notes
 
 
 def _print_settings(config: RLConfig, console: Console) -> None:
