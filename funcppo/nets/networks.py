@@ -901,7 +901,7 @@ def init_gsde(cfg: GSDEConfig, key: I64[Tensor, "2"]) -> GaussianParams:
     """Build parameters like those of `mlp`, or uniform ones, with equal deviations in the whole noise matrix."""
     net = init_mlp(cfg.mlp, key)
     if not cfg.orthogonal:
-        net = _init_uniform(cfg.mlp, key, net)
+        net = _init_uniform(key, net)
     n_features = net.heads.weight.shape[-2]
     log_std = torch.full(
         (n_features, cfg.mlp.n_actions), cfg.first_log_std, device=key.device
@@ -909,32 +909,26 @@ def init_gsde(cfg: GSDEConfig, key: I64[Tensor, "2"]) -> GaussianParams:
     return GaussianParams(net, log_std)
 
 
-def _init_uniform(
-    cfg: MLPConfig, key: I64[Tensor, "2"], like: MLPParams
-) -> MLPParams:
+def _init_uniform(key: I64[Tensor, "2"], like: MLPParams) -> MLPParams:
     """Build parameters shaped like `like`, uniform on +-1 / sqrt(n_in) in each layer as in `torch.nn.Linear`."""
-    *hidden_keys, policy_key, value_key = random.split(
-        key, len(like.hidden) + 2
-    ).unbind()
-    hidden = [
-        _uniform_layer(k, tuple(layer.weight.shape), tuple(layer.bias.shape))
-        for k, layer in zip(hidden_keys, like.hidden)
-    ]
-    n_in, n_out = like.heads.weight.shape[-2], cfg.n_actions
-    policy = _uniform_layer(policy_key, (n_in, n_out), (n_out,))
-    value = _uniform_layer(value_key, (n_in, 1), (1,))
+    weight, bias = like.heads
+    policy = Dense(weight[0], bias[0, 0])
+    value = Dense(weight[1, :, :1], bias[1, 0, :1])
+    layers = [*like.hidden, policy, value]
+    keys = random.split(key, len(layers))
+    *hidden, policy, value = map(_uniform_layer, keys, layers)
     return MLPParams(tuple(hidden), stack_heads(policy, value))
 
 
-def _uniform_layer(
-    key: I64[Tensor, "2"], weight: tuple[int, ...], bias: tuple[int, ...]
-) -> Dense:
-    """Build a layer with uniform weights and biases of the given shapes."""
-    bound = weight[-2] ** -0.5
-    weight_key, bias_key = random.split(key).unbind()
+def _uniform_layer(key: I64[Tensor, "2"], like: Dense) -> Dense:
+    """Build a layer of the shapes of another one with uniform weights and biases."""
+    bound = like.weight.shape[-2] ** -0.5
+    keys = random.split(key)
     return Dense(
-        random.uniform(weight_key, weight, -bound, bound),
-        random.uniform(bias_key, bias, -bound, bound),
+        *(
+            random.uniform(k, tuple(x.shape), -bound, bound)
+            for k, x in zip(keys, like)
+        )
     )
 
 
