@@ -15,6 +15,7 @@ import torch
 from funcppo import optim
 from funcppo.config import AdamConfig
 from funcppo.core import random, tree
+from funcppo.nets import networks
 from funcppo.runtime import compile as compilation
 from funcppo.runtime.capture import ReasonCode, capture
 from funcppo.runtime.compile import (
@@ -31,7 +32,11 @@ from funcppo.runtime.compile import (
 from funcppo.train_step import EAGER_PARTS, collect, init, train_step
 from tests.learning import SMALL, WORLD, assert_trees_equal, cartpole_config
 
-CFG = cartpole_config(max_steps=5, **SMALL)
+# One small layer: each test traces or compiles it again.
+NETWORK = networks.MLPConfig(n_obs=4, n_actions=2, hidden=(8,))
+CFG = replace(
+    cartpole_config(max_steps=5, **SMALL), agent=networks.mlp_agent(NETWORK)
+)
 BREAKABLE = {
     "one-graph": "minibatch_step",
     "forward": "minibatch_loss",
@@ -78,7 +83,6 @@ def as_new(values):
 
 
 def test_inductor_selects_one_graph():
-    """The configuration is that of `test_transitions.py`, whose graphs Inductor then finds."""
     with torch.no_grad():
         parts, record = select(backend="inductor")
         got = train_step(CFG, WORLD, state(), parts)
