@@ -55,7 +55,7 @@ from funcppo.runtime.capture import GraphedStep
 from funcppo.runtime.memory import AsyncReadback
 
 CHUNK_SLOTS, MAX_DEPTH = 512, 20
-TUNING_CANDIDATES = 2048
+CHUNK_CANDIDATES = 2048
 RANKED = {  # data set and rule file
     "wn18rr": ("wn18rr", "rules.txt"),
     "wn18rr-rnnlogic": ("wn18rr", "rules_rnnlogic.tsv"),
@@ -166,19 +166,16 @@ def make_designs(
         rows_per_step=CHUNK_SLOTS,
         chunk_size=CHUNK_SLOTS,
     )
-    memory_limit = memory.total_bytes(args.device) // 2
-    sample = candidates[:TUNING_CANDIDATES]
-    tuned, _ = scoring.tune_slots(
-        replace(search, chunk_size=TUNING_CANDIDATES),
-        policy.task,
-        policy.params,
-        sample,
-        memory_limit,
-        plain_step,
+    rows = CHUNK_SLOTS * (1 if args.device == "cpu" else 16)
+    wide = replace(
+        search,
+        slots=rows,
+        rows_per_step=rows,
+        chunk_size=max(CHUNK_CANDIDATES, 16 * rows),
     )
 
     def refilled(step: Callable[..., Any], atoms: Tensor) -> tuple[Tensor, int]:
-        widths = width_schedule(tuned)
+        widths = width_schedule(wide)
         result, _, row_steps = score_by_width(
             widths,
             world,
@@ -190,12 +187,12 @@ def make_designs(
         return result.log_score, row_steps
 
     return {
-        "refilled": (partial(refilled, replayed_step), tuned.slots),
+        "refilled": (partial(refilled, replayed_step), wide.slots),
         "refilled, not compiled": (
             partial(refilled, plain_step()),
-            tuned.slots,
+            wide.slots,
         ),
-        "prefiltered": (partial(refilled, replayed_step), tuned.slots),
+        "prefiltered": (partial(refilled, replayed_step), wide.slots),
     }
 
 
@@ -221,7 +218,7 @@ def rank_in_full(args: argparse.Namespace, name: str, rules: str) -> Row:
         slots=CHUNK_SLOTS,
         beam=64,
         rows_per_step=CHUNK_SLOTS,
-        chunk_size=TUNING_CANDIDATES,
+        chunk_size=CHUNK_CANDIDATES,
     )
     prepared_seconds = time.perf_counter() - start
 

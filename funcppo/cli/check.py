@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -28,13 +28,10 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from funcppo.cli.common import WorkDisplay
-    from funcppo.kg.ranking.ranking import Ranking
     from funcppo.kg.ranking.recount_check import (
         Comparison,
         Details,
-        RecountCheck,
     )
-    from funcppo.kg.run.run import Run
 
 # parts of --seconds for supports, ranks, proofs and evidence
 TIME_SHARES = (0.35, 0.35, 0.15, 0.15)
@@ -46,12 +43,12 @@ class Check(TargetOptions):
 
     The recount is plain Python over sets and shares no code with the prover. It counts the support of rules by
     backtracking over the facts, finds the candidates of queries with their scores and ranks, checks each step of the
-    proofs of their answers, and counts the evidence that a run weighs which learnt from questions. A data set is
-    checked at the settings that `funcppo evaluate` chooses, a run at its own; the scores of a policy are taken as they
-    are. What --seconds does not suffice for is left out, and a line says so. With --details FILE, the lines of a file
-    that `funcppo evaluate` wrote are compared with the recount: counts, scores and ranks, and lines that
-    are not there. Of a file of proofs, which --json of a program wrote (PROOF.json), each step is checked
-    with the facts and rules of --set graph=DATASET and --rules, and all texts and names; probabilities are no claims.
+    proofs of their answers, and counts the groundings of rules that a run weighs which learnt from questions. A data
+    set is checked at the settings that `funcppo evaluate` chooses, a run at its own; the scores of a policy are taken
+    as they are. What --seconds does not suffice for is left out, and a line says so. With --details FILE, the lines of
+    a file that `funcppo evaluate` wrote are compared with the recount, and lines that are not there. Of a file of
+    proofs, which --json of a program wrote (PROOF.json), each step is checked with the facts and rules of --set
+    graph=DATASET and --rules, and all texts and names; probabilities are no claims.
 
     Exit status: 0 all that was compared agrees, 1 something disagrees, 2 bad input, or nothing could be compared.
     """
@@ -81,7 +78,8 @@ class Check(TargetOptions):
         Returns:
           The exit status.
         """
-        self._check_outputs()
+        inputs = [Path(self.details)] if self.details else []
+        check_outputs([("--json", self.json)], [*self.inputs(), *inputs])
         is_file = self.target.endswith(".json")
         return self._check_proofs() if is_file else self._recount()
 
@@ -89,6 +87,7 @@ class Check(TargetOptions):
         """Recount the sample and print how much agrees; return the exit status."""
         set_target_threads(self.target, self.threads)
         console = make_console(self.json == "-")
+        most_notes = None if self.verbose else 1
         comparisons: list[Comparison] = []
         start = time.perf_counter()
         with WorkDisplay("reading") as status:
@@ -96,38 +95,34 @@ class Check(TargetOptions):
             options = self._evaluation_options(details)
             setup = prepare_evaluation(options, status.update, with_proofs=True)
             task = setup.evaluator.task
-            if details is not None:
-                _check_details(details, setup, options)
-            prepare_seconds = time.perf_counter() - start
-            self._print_preparation(setup, prepare_seconds, console)
-            for comparison in self._compare(
-                setup, options, details, console, status
-            ):
+            seconds = time.perf_counter() - start
+            prepared = f"data read and settings chosen in {seconds:.1f} s, not counted in --seconds"
+            print_notes(
+                [*setup.notes, *task.notes, prepared], console, most_notes
+            )
+            for comparison in self._compare(setup, options, details, status):
                 _print_comparison(console, comparison)
                 comparisons.append(comparison)
         notes = [note for part in comparisons for note in part.notes]
-        print_notes(notes, console, self._most_notes)
+        print_notes(notes, console, most_notes)
 
-        write_json(
-            self.json,
-            {
-                "dataset": task.dataset.name,
-                "split": options.split,
-                "score": setup.score,
-                "height": task.max_height,
-                "smoothing": task.cfg.smoothing,
-                "object_identity": task.cfg.object_identity,
-                "seed": self.seed,
-                "prepare_seconds": prepare_seconds,
-                "checks": [part.to_json() for part in comparisons],
-            },
-        )
+        result = {
+            "dataset": task.dataset.name,
+            "split": options.split,
+            "score": setup.score,
+            "height": task.max_height,
+            "smoothing": task.cfg.smoothing,
+            "object_identity": task.cfg.object_identity,
+            "seed": self.seed,
+            "prepare_seconds": seconds,
+            "checks": [part.to_json() for part in comparisons],
+        }
+        write_json(self.json, result)
         if not any(part.n_compared for part in comparisons):
             raise ValueError(
                 f"--seconds {self.seconds:g}: nothing could be compared"
             )
-        has_disagreement = any(part.disagreements for part in comparisons)
-        return int(has_disagreement)
+        return int(any(part.disagreements for part in comparisons))
 
     def _check_proofs(self) -> int:
         """Check the proofs of a file and print the first error of each; return the exit status."""
@@ -139,30 +134,10 @@ class Check(TargetOptions):
             )
         dataset = open_dataset(self.graph, self.rules, self.data)
         found = compare_proof_file(Path(self.target), dataset)
-        console = make_console(self.json == "-")
-        _print_comparison(console, found)
+        _print_comparison(make_console(self.json == "-"), found)
         fields = {"dataset": dataset.name, "checks": [found.to_json()]}
         write_json(self.json, fields)
         return int(bool(found.disagreements))
-
-    def _print_preparation(
-        self, setup: EvaluationSetup, seconds: float, console: Console
-    ) -> None:
-        """Print what was chosen and found in the data, and the time that it took."""
-        prepared = f"data read and settings chosen in {seconds:.1f} s, not counted in --seconds"
-        notes = [*setup.notes, *setup.evaluator.task.notes, prepared]
-        print_notes(notes, console, self._most_notes)
-
-    @property
-    def _most_notes(self) -> int | None:
-        """Return how many notes are printed before and after the comparisons."""
-        return None if self.verbose else 1
-
-    def _check_outputs(self) -> None:
-        """Check that --json overwrites no input."""
-        details = [] if self.details is None else [Path(self.details)]
-        inputs = [*self.inputs(), *details]
-        check_outputs([("--json", self.json)], inputs)
 
     def _read_details(self) -> Details | None:
         """Read the --details FILE; None without one.
@@ -184,36 +159,37 @@ class Check(TargetOptions):
 
     def _evaluation_options(self, details: Details | None) -> Evaluate:
         """Build the options of the evaluation that is checked."""
-        options = Evaluate(
-            target=self.target,
-            split=self.split,
-            score=self.score,
-            rules=self.rules,
-            graph=self.graph,
-            recount=self.recount,
-            data=self.data,
-        )
-        if details is None:
-            return options
-        names = ["split", "score"]
-        if not self.is_run:  # a run has its own
-            names += ["height", "smoothing", "object_identity"]
-        settings = {name: details.settings.get(name) for name in names}
-        return replace(options, **settings)
+        shared = ("target", "split", "score", "rules", "graph", "recount")
+        settings = {name: getattr(self, name) for name in (*shared, "data")}
+        if details is not None:
+            names = ["split", "score"]
+            if not self.is_run:  # a run has its own
+                names += ["height", "smoothing", "object_identity"]
+            settings |= {name: details.settings.get(name) for name in names}
+        return Evaluate(**settings)
 
     def _compare(
         self,
         setup: EvaluationSetup,
         options: Evaluate,
         details: Details | None,
-        console: Console,
         status: WorkDisplay,
     ) -> Iterator[Comparison]:
-        """Yield the comparisons of supports, verdicts, proofs and evidence one after another."""
+        """Yield the comparisons of supports, candidates, ranks, proofs and evidence one after another."""
+        from funcppo.kg.answers import explain_answer
         from funcppo.kg.ranking import recount_check
+        from funcppo.kg.run.fit import left_out_of
 
         check = recount_check.RecountCheck(setup.evaluator)
         split = options.split_of(setup)
+        if details is not None:
+            recount_check.check_details(
+                details,
+                setup.log_settings,
+                options.target,
+                len(split),
+                setup.evaluator.protocol.sides,
+            )
         rules, rows = self._draw_sample(
             len(check.logic.rules), len(split), details
         )
@@ -226,76 +202,37 @@ class Check(TargetOptions):
                 [
                     f"the {options.split} split is empty: nothing else is compared"
                 ],
-                console,
+                make_console(self.json == "-"),
             )
             return
         status.update(f"ranking {len(rows):,} queries")
-        start = time.perf_counter()
         ranked = check.rank(split, rows)
-        ranking_seconds = time.perf_counter() - start
-        if self.verbose:
-            note = f"{len(rows):,} queries ranked in {ranking_seconds:.1f} s, not counted in --seconds"
-            print_notes([note], console)
         yield from check.compare_ranks(ranked, seconds[1])
         if details is not None:
             yield from check.compare_details(details, split, rows)
         status.update("checking proofs")
         yield check.compare_proofs(ranked, seconds[2])
-        status.update("recounting evidence")
-        yield from _compare_evidence(
-            check, setup.policy_run, ranked, seconds[3]
-        )
+        run = setup.policy_run
+        if run is not None and run.questions is not None:
+            status.update("recounting evidence")
+            yield check.compare_evidence(
+                partial(explain_answer, run),
+                left_out_of(run.run_config.questions),
+                ranked,
+                seconds[3],
+            )
 
     def _draw_sample(
         self, n_rules: int, n_queries: int, details: Details | None
     ) -> tuple[list[int], list[int]]:
         """Draw the rules and queries to compare, in random order."""
-        draw = random.Random(self.seed)
-        rules = _sample(draw, range(n_rules), self.n_rules)
         queries: Sequence[int] = range(n_queries)
         if details is not None:
             queries = sorted({row for row, _ in details.lines})
-        return rules, _sample(draw, queries, self.max_queries)
-
-
-def _check_details(
-    details: Details, setup: EvaluationSetup, options: Evaluate
-) -> None:
-    """Check that a details file belongs to this evaluation.
-
-    Raises:
-      ValueError: it was made of other data, rules or parameters, or at other settings.
-    """
-    from funcppo.kg.ranking.recount_check import check_details
-
-    split = options.split_of(setup)
-    sides = setup.evaluator.protocol.sides
-    check_details(
-        details, setup.log_settings, options.target, len(split), sides
-    )
-
-
-def _compare_evidence(
-    check: RecountCheck, run: Run | None, ranked: Ranking, seconds: float
-) -> Iterator[Comparison]:
-    """Yield the comparison of the evidence, for a run that learnt from example queries; else nothing."""
-    from funcppo.kg.answers import explain_answer
-    from funcppo.kg.scores.learned import weighed_kinds
-
-    if run is None or run.questions is None:
-        return
-    left_out = run.run_config.questions.left_out
-    assert left_out != "auto", "a stored run has what it chose"
-    kinds = weighed_kinds(run.questions.weighed)
-    explain = partial(explain_answer, run)
-    yield check.compare_evidence(explain, left_out, kinds, ranked, seconds)
-
-
-def _sample(
-    draw: random.Random, population: Sequence[int], size: int
-) -> list[int]:
-    """Draw at most `size` of some numbers, in random order."""
-    return draw.sample(population, min(len(population), size))
+        draw = random.Random(self.seed)
+        rules = draw.sample(range(n_rules), min(n_rules, self.n_rules))
+        n = min(len(queries), self.max_queries)
+        return rules, draw.sample(queries, n)
 
 
 def _print_comparison(console: Console, comparison: Comparison) -> None:

@@ -7,11 +7,16 @@ import re
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import (
+    AbstractContextManager,
+    ExitStack,
+    contextmanager,
+    suppress,
+)
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias, cast
+from typing import TYPE_CHECKING, Annotated, Literal, cast
 
 from funcppo.cli.common import (
     Interrupt,
@@ -46,7 +51,7 @@ from funcppo.cli.options import (
     ScoreOptions,
 )
 from funcppo.core.files import shorten
-from funcppo.core.settings import PositiveInt, Seed, is_cuda
+from funcppo.core.settings import PositiveInt, Seed
 from funcppo.kg.config import Note, read_config
 from funcppo.runtime import distributed
 from funcppo.runtime.distributed import Processes
@@ -69,16 +74,6 @@ if TYPE_CHECKING:
         SearchStep,
     )
     from funcppo.kg.search.task import PhaseCallback
-
-# Queries of the split on which the batch size is tuned.
-TUNING_SAMPLE_SIZE = 2048
-# Candidates from which the search is compiled on a GPU: it takes half a minute, and saves 3 microseconds on each
-# (`experiments/results/scoring-h200.json`). On a CPU it was not measured.
-COMPILE_MIN_CANDIDATES = 10_000_000
-# Why a search is not compiled.
-Uncompiled: TypeAlias = tuple[str, str]
-NO_SEARCH = ("the score needs no search", "no_search")
-CompileChoice: TypeAlias = Literal["auto", "on", "off"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,18 +112,17 @@ class Evaluate(ScoreOptions):
     debug: bool = False
     """Run as a bug report needs it: record nothing, wait for each kernel, use deterministic algorithms, print
     tracebacks, and say what to attach. Default: off."""
-    compile: CompileChoice = "auto"
-    """Compile the search of a policy as one graph, after its batch size is chosen. auto: on a GPU, for so many
-    candidates that it saves more time than it takes, half a minute with an empty cache; on: always, and it is an error
-    where that fails; off: never."""
+    compile: Literal["on", "off"] = "off"
+    """Compile the search of a policy as one graph: on a GPU it takes half a minute with an empty cache and saves 3
+    microseconds a candidate. It is an error where it fails."""
     cuda_graphs: CudaGraphs = "auto"
     """Replay the search as CUDA graphs on a GPU. auto: where they can be recorded; off: never, to rule them out;
     manual: always, and it is an error where one cannot be recorded."""
     cache_dir: CacheFolder = None
     """Folder for compiled code, as --cache-dir of `funcppo train`. Default: $XDG_CACHE_HOME/funcppo."""
     memory: MemoryOption = None
-    """Memory limit of this process, or of the GPU: a number of bytes or with a unit, such as 2GB or 512MiB. The batch
-    size is tuned within it. Default: what it holds and three quarters of what is free."""
+    """Memory limit of this process, or of the GPU: a number of bytes or with a unit, such as 2GB or 512MiB. A search
+    that exceeds it goes on with half the slots. Default: what it holds and three quarters of what is free."""
     details: OptionalFile = None
     """Write one JSON line per query and side to FILE, as soon as it is ranked. Default: no file."""
     resume: bool = False
@@ -164,16 +158,20 @@ class Evaluate(ScoreOptions):
                 self.metrics_port, self.metrics_file, "evaluate"
             ) as exporter,
             _monitored(exporter),
+            ExitStack() as limits,
         ):
             console = make_console(self.json == "-")
             screen = Screen(console, self.verbose)
             start = time.perf_counter()
             setup = self._prepare(console, exporter)
+            limits.enter_context(setup.memory_limited(self.device))
             if is_main:
-                status = self._run(setup, screen, start, exporter)
+                status = self._run(setup, screen, start)
             else:
                 assert processes is not None, "this is not rank 0"
-                self._assist(processes, setup, exporter)
+                done = set(processes.share("done"))
+                for _ in self._iter_queries(setup, done):
+                    pass  # rank 0 has the records
                 status = 0
             if exporter and status == 0:
                 exporter.telemetry.finish()
@@ -190,6 +188,7 @@ class Evaluate(ScoreOptions):
                 status.update,
                 with_proofs=self.details is not None and self.proofs,
             )
+        setup.exporter = exporter
         processes = distributed.current_processes()
         if processes is not None:
             gpu = distributed.gpu_facts(self.device)
@@ -200,44 +199,40 @@ class Evaluate(ScoreOptions):
                 program="evaluate",
                 dataset=setup.evaluator.task.dataset.name,
                 device=self.device,
-                strategy="eager" if setup.uncompiled else "one-graph",
+                strategy="one-graph" if setup.is_compiled else "eager",
             )
-            if setup.uncompiled:
-                exporter.telemetry.add(
-                    "strategy_failures", 1, setup.uncompiled[1]
-                )
             exporter.refresh(at_once=True)
         return setup
 
-    def _run(
-        self,
-        setup: EvaluationSetup,
-        screen: Screen,
-        start: float,
-        exporter: Exporter | None,
-    ) -> int:
+    def _run(self, setup: EvaluationSetup, screen: Screen, start: float) -> int:
         """Rank, with a --details FILE that no other process writes, and print the metrics; return the exit status."""
+        from funcppo.kg.ranking.ranking import estimate_candidates
         from funcppo.runtime import memory
 
         memory.reset_peak(self.device)
-        rows = self._query_rows(setup.evaluator.task.dataset)
+        task, protocol = setup.evaluator.task, setup.evaluator.protocol
+        rows = self._query_rows(task.dataset)
         log = self._open_log(setup)
         records = list(log.records) if log else []
         done = {record["query_row"] for record in records}
-        self._show_work(setup, screen, _without(rows, done))
+        left = [row for row in rows.tolist() if row not in done]
+        n_candidates = estimate_candidates(
+            task, self.split_of(setup)[left], protocol
+        )
+        screen.print(
+            describe_task(task, setup.score),
+            f"{len(left):,} queries, about {n_candidates:,} candidates",
+        )
+        screen.show_data(task.dataset)
         screen.print(*(log.notes if log else []))
         with defer_interrupt() as interrupt:
-            self._rank(
-                setup, rows, records, log, screen.console, interrupt, exporter
-            )
+            self._rank(setup, records, log, screen.console, interrupt)
 
-        n_sides = len(setup.evaluator.protocol.sides)
-        if len(records) < len(rows) * n_sides:
-            hint = "with --details FILE, --resume could continue"
-            if log:
-                hint = f"--resume continues with {self.details}"
+        n_done = len(records) // len(protocol.sides)
+        if n_done < len(rows):
+            hint = "--resume continues with" if log else "--resume needs"
             screen.print(
-                f"interrupted after {len(records) // n_sides} of {len(rows)} queries; {hint}"
+                f"interrupted after {n_done} of {len(rows)} queries; {hint} --details {self.details or 'FILE'}"
             )
             return interrupt.exit_status
         result = self._summarise(setup, records)
@@ -245,22 +240,6 @@ class Evaluate(ScoreOptions):
         write_json(self.json, result)
         self._show_result(setup, screen, result)
         return 0
-
-    def _show_work(
-        self, setup: EvaluationSetup, screen: Screen, rows: np.ndarray
-    ) -> None:
-        """Print what is ranked, and the numbers of queries and candidates."""
-        from funcppo.kg.ranking.ranking import estimate_candidates
-
-        evaluator = setup.evaluator
-        n_candidates = estimate_candidates(
-            evaluator.task, self.split_of(setup)[rows], evaluator.protocol
-        )
-        screen.print(
-            describe_task(evaluator.task, setup.score),
-            f"{len(rows):,} queries, about {n_candidates:,} candidates",
-        )
-        screen.show_data(evaluator.task.dataset)
 
     def _show_result(
         self, setup: EvaluationSetup, screen: Screen, result: JsonObject
@@ -275,25 +254,6 @@ class Evaluate(ScoreOptions):
         print_table(screen.console, table)
         where = f": {self.details}" if self.details else ""
         screen.print(f"done in {result['total_seconds']:.0f} s{where}")
-
-    def _assist(
-        self,
-        processes: Processes,
-        setup: EvaluationSetup,
-        exporter: Exporter | None,
-    ) -> None:
-        """Rank windows of the split for rank 0, which writes the records."""
-        rows = self._query_rows(setup.evaluator.task.dataset)
-        done = set(processes.share("done"))
-        ranked = self._iter_shared(
-            processes,
-            setup,
-            rows,
-            done,
-            lambda records: _count_scored(records, setup, exporter),
-        )
-        for _ in ranked:
-            pass  # rank 0 has the records
 
     @property
     def table(self) -> str:
@@ -388,18 +348,20 @@ class Evaluate(ScoreOptions):
     def _rank(
         self,
         setup: EvaluationSetup,
-        rows: np.ndarray,
         records: list[Record],
         log: RecordLog | None,
         console: Console,
         interrupt: Interrupt,
-        exporter: Exporter | None,
     ) -> None:
         """Add the records of all queries without records, until all are ranked or an interrupt comes."""
         from funcppo.core import files
 
         done = {record["query_row"] for record in records}
+        processes = distributed.current_processes()
+        if processes is not None:
+            processes.share("done", sorted(done))
         n_sides = len(setup.evaluator.protocol.sides)
+        n_queries = len(self._query_rows(setup.evaluator.task.dataset))
         n_scored = 0
         start = time.perf_counter()
         # A repeated signal ends the queries in progress; those before stay.
@@ -407,91 +369,97 @@ class Evaluate(ScoreOptions):
             suppress(KeyboardInterrupt),
             WorkDisplay("ranking", console) as status,
         ):
-            for query in self._iter_queries(setup, rows, done):
+            for query in self._iter_queries(setup, done):
                 if log:
                     files.append_records(log, query)
                 # Proofs are in the file, and large.
                 records += [{**record, "proof": None} for record in query]
 
-                n_scored += _count_scored(query, setup, exporter)
+                n_scored += sum(record["n_scored"] for record in query)
                 speed = n_scored / (time.perf_counter() - start)
                 n_done = len(records) // n_sides
                 note = f"{speed:,.0f} candidates/s"
-                status.update("ranking", n_done, len(rows), note=note)
+                status.update("ranking", n_done, n_queries, note=note)
                 if interrupt.requested:
                     break
         if log:
             files.close_log(log)
 
     def _iter_queries(
-        self, setup: EvaluationSetup, rows: np.ndarray, done: set[int]
+        self, setup: EvaluationSetup, done: set[int]
     ) -> Iterator[list[Record]]:
-        """Yield the records of each query without records, ranked by this process alone or with other ones."""
-        from funcppo.kg.ranking import evaluate as evaluation
+        """Yield the records of each query without records; where processes share the work, on rank 0 alone.
+
+        Args:
+          done: rows of the queries that have records already.
+        """
+        from funcppo.kg.ranking.evaluate import plan_windows, rank_window
 
         split = self.split_of(setup)
         processes = distributed.current_processes()
+        # A window is ranked whole, so that its records do not depend on what is done.
+        windows = [
+            window
+            for window in plan_windows(
+                setup.evaluator,
+                split,
+                self._query_rows(setup.evaluator.task.dataset),
+                is_shared=processes is not None,
+            )
+            if not done.issuperset(window.tolist())
+        ]
+
+        is_main = processes is None or processes.is_main
+
+        def rank(place: int) -> list[list[Record]]:
+            found = rank_window(setup.evaluator, split, windows[place])
+            if not is_main:
+                _record_metrics(setup, found)
+            return found
+
         if processes is None:
-            left = _without(rows, done)
-            return evaluation.evaluate_queries(setup.evaluator, split, left)
-        processes.share("done", sorted(done))
-        return self._iter_shared(processes, setup, rows, done)
+            blocks = map(rank, range(len(windows)))
+        else:
+            blocks = self._iter_shared(processes, setup, len(windows), rank)
+        for queries in blocks:
+            _record_metrics(setup, queries)
+            for records in queries:
+                if records[0]["query_row"] not in done:
+                    yield records
 
     def _iter_shared(
         self,
         processes: Processes,
         setup: EvaluationSetup,
-        rows: np.ndarray,
-        is_done: set[int],
-        on_ranked: Callable[[list[Record]], object] = lambda records: None,
-    ) -> Iterator[list[Record]]:
-        """Rank the windows that this process takes; on rank 0, yield all queries' records in the order of `rows`.
+        n_windows: int,
+        rank: Callable[[int], list[list[Record]]],
+    ) -> Iterator[list[list[Record]]]:
+        """Rank the windows that this process takes; on rank 0, yield the records of all windows in order.
 
         What the other processes counted and noted is added to the setup.
-
-        Args:
-          rows: of all queries of the evaluation.
-          is_done: rows of the queries that have records already, which are not yielded again.
-          on_ranked: receives the records of each query that this process has ranked.
         """
-        from funcppo.kg.ranking import evaluate as evaluation
         from funcppo.kg.ranking.scoring import graph_fallback_notes
         from funcppo.runtime import memory
 
-        split = self.split_of(setup)
-        # A window is ranked whole, so that its records do not depend on what is done.
-        windows = [
-            window
-            for window in evaluation.plan_windows(setup.evaluator, split, rows)
-            if not is_done.issuperset(window.tolist())
-        ]
-
-        def rank(task: int) -> bytes:
+        def work(place: int) -> bytes:
             before = Counter(setup.search_stats)
-            records = evaluation.rank_window(
-                setup.evaluator, split, windows[task]
-            )
-            for query in records:
-                on_ranked(query)
             result = {
                 "rank": processes.rank,
-                "records": records,
+                "records": rank(place),
                 "stats": setup.search_stats - before,
                 "notes": graph_fallback_notes(setup.search_step),
                 "peak_bytes": memory.peak_bytes(self.device),
             }
             return json.dumps(result, ensure_ascii=False).encode()
 
-        for block in processes.iter_results("window", len(windows), rank):
+        for block in processes.iter_results("window", n_windows, work):
             result = json.loads(block)
             if result["rank"] != processes.rank:
                 setup.search_stats.update(result["stats"])
                 lines = [f"rank {result['rank']}: {x}" for x in result["notes"]]
                 setup.notes += [x for x in lines if x not in setup.notes]
                 setup.peer_peak_bytes.append(result["peak_bytes"])
-            for records in result["records"]:
-                if records[0]["query_row"] not in is_done:
-                    yield records
+            yield result["records"]
 
     def _summarise(
         self, setup: EvaluationSetup, records: list[Record]
@@ -504,7 +472,6 @@ class Evaluate(ScoreOptions):
 
         task, step = setup.evaluator.task, setup.search_step
         processes = distributed.current_processes()
-        reason, code = setup.uncompiled or ("", None)
         counts = setup.search_stats
         stats: JsonObject = {}
         if counts["row_steps"]:
@@ -528,9 +495,7 @@ class Evaluate(ScoreOptions):
             "processes": processes.world_size if processes else 1,
             "graphs": self.cuda_graphs,
             **scoring.search_replay(step)._asdict(),
-            "compiled": setup.uncompiled is None,
-            "uncompiled_reason": reason,
-            "uncompiled_code": code,
+            "compiled": setup.is_compiled,
             "notes": [
                 *task.notes,
                 *setup.notes,
@@ -539,13 +504,6 @@ class Evaluate(ScoreOptions):
             "versions": package_versions(),
             "device": self.device,
         }
-
-
-def _without(rows: np.ndarray, done: set[int]) -> np.ndarray:
-    """Return the rows of the queries that have no records yet."""
-    import numpy as np
-
-    return rows[~np.isin(rows, list(done))]
 
 
 def search_notes(result: JsonObject) -> list[Note]:
@@ -586,21 +544,24 @@ def _monitored(exporter: Exporter | None) -> Iterator[None]:
         yield
 
 
-def _count_scored(
-    query: Sequence[Record], setup: EvaluationSetup, exporter: Exporter | None
-) -> int:
-    """Count the candidates scored for a query, and record them in the metrics."""
+def _record_metrics(
+    setup: EvaluationSetup, queries: Sequence[Sequence[Record]]
+) -> None:
+    """Record what was ranked in the metrics that are exported, if any are."""
     from funcppo.kg.ranking.scoring import search_captures
 
-    n_scored = sum(record["n_scored"] for record in query)
-    if exporter:
-        n_missed = sum(record["status"] == "missed" for record in query)
-        exporter.telemetry.record_ranked(len(query), n_scored, n_missed)
-        exporter.telemetry.record_search(setup.search_stats)
-        captures = search_captures(setup.search_step)
-        exporter.telemetry.record_search_graphs(captures)
-        exporter.refresh()
-    return n_scored
+    if not (exporter := setup.exporter):
+        return
+    records = [record for query in queries for record in query]
+    exporter.telemetry.record_ranked(
+        len(records),
+        sum(record["n_scored"] for record in records),
+        sum(record["status"] == "missed" for record in records),
+    )
+    exporter.telemetry.record_search(setup.search_stats)
+    captures = search_captures(setup.search_step)
+    exporter.telemetry.record_search_graphs(captures)
+    exporter.refresh()
 
 
 # -- what is prepared
@@ -626,8 +587,20 @@ class EvaluationSetup:
     """The run whose policy gives the scores; None for a score without a policy."""
     peer_peak_bytes: list[int] = field(default_factory=list)
     """Memory peaks that other processes of the evaluation reported."""
-    uncompiled: Uncompiled | None = NO_SEARCH
-    """Why the search is not compiled; None if it is."""
+    is_compiled: bool = False
+    """The search is compiled."""
+    exporter: Exporter | None = None
+    """Exports metrics."""
+
+    def memory_limited(self, device: str) -> AbstractContextManager[None]:
+        """Return a context that limits the memory of a search; without a search it does nothing."""
+        from funcppo.runtime import memory
+
+        has_search = self.search_step is not None
+        return memory.limit_memory(
+            self.memory_limit if has_search else None, device
+        )
+
     search_step: SearchStep | None = None
     """The step of its search; None without a policy."""
 
@@ -687,7 +660,6 @@ def prepare_evaluation(
             f"--memory {max_bytes}: expected at least {used_bytes} bytes, which the data and T_P take by themselves"
         )
     if run is not None and run.questions is None:
-        on_phase("choosing the batch size")
         _prepare_search(options, setup, run)
     return setup
 
@@ -736,23 +708,15 @@ def _log_settings(
 def _prepare_search(
     options: Evaluate, setup: EvaluationSetup, run: Run
 ) -> None:
-    """Choose the fastest batch size of a policy's search, compile the search, and put its score in the setup."""
+    """Compile the search of a policy if asked for, and put its score in the setup."""
     from funcppo.kg.ranking import scoring
-    from funcppo.kg.ranking.ranking import estimate_candidates
+    from funcppo.kg.run import held_out
 
     stats = setup.search_stats
-    evaluator = setup.evaluator
-    split = getattr(evaluator.task.dataset, options.table)
-    n_candidates = estimate_candidates(
-        evaluator.task, split[: options.max_queries], evaluator.protocol
-    )
-    cfg = _choose_batch_size(setup, run, split)
+    cfg = held_out.run_search_config(run, cast("ScoreName", setup.score))
     setup.search_step = run.search_step
-    setup.uncompiled = NO_SEARCH
-    if scoring.needs_search(run.task, cfg):
-        setup.uncompiled = why_not_compile(options, n_candidates)
-    if setup.uncompiled is None:
-        _compile_step(options, setup, run, cfg, split)
+    if options.compile == "on" and scoring.needs_search(run.task, cfg):
+        _compile_step(setup, run, cfg, options.split_of(setup))
 
     def count(
         result: SearchResult | None, active_row_steps: int, row_steps: int
@@ -765,7 +729,7 @@ def _prepare_search(
             )
 
     setup.evaluator = replace(
-        evaluator,
+        setup.evaluator,
         score=scoring.PolicyScore(
             cfg,
             run.task,
@@ -777,112 +741,35 @@ def _prepare_search(
     )
 
 
-def why_not_compile(options: Evaluate, n_candidates: int) -> Uncompiled | None:
-    """Return why the options do not compile a search, as text and code; None if they do.
-
-    Args:
-      n_candidates: that are ranked.
-    """
-    from funcppo.runtime.capture import ReasonCode
-
-    if options.compile == "on":
-        return None
-    if options.compile == "off":
-        return "--compile off", ReasonCode.NOT_REQUESTED
-    if not is_cuda(options.device):
-        reason = "--compile auto compiles on a GPU only"
-        return reason, ReasonCode.NO_GPU
-    if n_candidates < COMPILE_MIN_CANDIDATES:
-        reason = (
-            f"--compile auto: expected at least {COMPILE_MIN_CANDIDATES:,} candidates, which repay it, "
-            f"got {n_candidates:,}"
-        )
-        return reason, ReasonCode.SHORT_RUN
-    return None
-
-
 def _compile_step(
-    options: Evaluate,
-    setup: EvaluationSetup,
-    run: Run,
-    cfg: SearchConfig,
-    split: np.ndarray,
+    setup: EvaluationSetup, run: Run, cfg: SearchConfig, split: np.ndarray
 ) -> None:
-    """Compile the step of a search, or leave it uncompiled and note why.
+    """Compile the step of a search.
 
     Raises:
-      ValueError: compiling was asked for, and it fails.
+      ValueError: it cannot be compiled.
     """
     import torch
 
     from funcppo.kg.ranking import scoring
-    from funcppo.runtime.capture import ReasonCode, failure_code
     from funcppo.runtime.compile import reason_against_compiling
 
     step = scoring.make_search_step(run.run_config.device, compiled=True)
-    sample = torch.from_numpy(split[:TUNING_SAMPLE_SIZE])
+    sample = torch.from_numpy(split[:2048])
     start = time.perf_counter()
-    reason = reason_against_compiling(torch.device(run.run_config.device).type)
-    try:
-        if reason:
-            raise RuntimeError(reason)
+    problem = reason_against_compiling(torch.device(run.run_config.device).type)
+    cause = None
+    if not problem:
         params = run.state.best_params
-        scoring.compile_search_step(cfg, run.task, params, sample, step)
-    except Exception as error:
-        line = next(iter(str(error).splitlines()), type(error).__name__)
-        if options.compile == "on":
-            raise ValueError(
-                f"--compile on: expected a search that can be compiled, got: {line}"
-            ) from error
-        code = ReasonCode.DISABLED if reason else failure_code(error)
-        setup.uncompiled = line, code
-        setup.notes.append(f"the search is not compiled: {line}")
-        return
+        try:
+            scoring.compile_search_step(cfg, run.task, params, sample, step)
+        except Exception as error:
+            problem = next(iter(str(error).splitlines()), type(error).__name__)
+            cause = error
+    if problem:
+        raise ValueError(
+            f"--compile on: expected a search that can be compiled, got: {problem}"
+        ) from cause
+    setup.search_step, setup.is_compiled = step, True
     seconds = time.perf_counter() - start
-    setup.search_step = step
     setup.notes.append(f"the search is compiled, ready in {seconds:.0f} s")
-
-
-def _choose_batch_size(
-    setup: EvaluationSetup, run: Run, split: np.ndarray
-) -> SearchConfig:
-    """Return the search settings with the fastest batch size, which rank 0 measures for all processes."""
-    from funcppo.kg.ranking.scoring import needs_search
-    from funcppo.kg.run import held_out
-
-    cfg = held_out.run_search_config(run, cast("ScoreName", setup.score))
-    if not needs_search(run.task, cfg):
-        return cfg
-    processes = distributed.current_processes()
-    if processes is not None and not processes.is_main:
-        return replace(cfg, **processes.share("batch sizes"))
-    if len(split):
-        cfg, note = _tune_batch_size(cfg, run, split, setup.memory_limit)
-        setup.notes.append(note)
-    if processes is not None:
-        names = ("slots", "rows_per_step", "chunk_size")  # those tuned
-        sizes = {name: getattr(cfg, name) for name in names}
-        processes.share("batch sizes", sizes)
-    return cfg
-
-
-def _tune_batch_size(
-    cfg: SearchConfig, run: Run, split: np.ndarray, max_bytes: int
-) -> tuple[SearchConfig, str]:
-    """Measure which batch size scores fastest within the memory limit; return the settings and a note."""
-    import torch
-
-    from funcppo.kg.ranking import scoring
-    from funcppo.kg.search.beam import evaluate_step
-    from funcppo.runtime.capture import are_trees_demanded
-
-    make_step = partial(scoring.make_search_step, run.run_config.device)
-    if are_trees_demanded():
-        # Each size would be compiled.
-        make_step = lambda: evaluate_step
-    rows = torch.from_numpy(split[:TUNING_SAMPLE_SIZE])
-    sample = torch.unique(rows, dim=0).to(run.task.kb.facts.device)
-    params = run.state.best_params
-    return scoring.tune_slots(
-        cfg, run.task, params, sample, max_bytes, make_step
-    )

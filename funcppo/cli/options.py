@@ -236,10 +236,6 @@ class ScoreOptions(TargetOptions):
     """File of the entities that are answers, one a line. Default: all."""
     choice_seconds: Annotated[PositiveFloat, HIDDEN] = CHOICE_SECONDS
     """Time limit of choosing these settings and the score, in seconds (data sets only). What it leaves out is noted."""
-    cuda_graphs: Annotated[CudaGraphs, HIDDEN] = "auto"
-    """Replay the search of a policy as CUDA graphs on a GPU. auto: where they can be recorded; off: never, to rule them
-    out; manual: always, and it is an error where one cannot be recorded; trees: those that PyTorch records of compiled
-    functions, to compare with."""
 
     def open_subject(self, on_phase: PhaseCallback) -> Subject:
         """Load the run or the data set and choose its score; among several processes, rank 0 chooses.

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import csv
 import hashlib
-import io
 import json as jsonlib
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeAlias
 
@@ -21,7 +20,6 @@ from funcppo.cli.common import (
     WorkDisplay,
     check_outputs,
     defer_interrupt,
-    graphs_allowed,
     lock_output,
     print_notes,
     select_device,
@@ -30,14 +28,14 @@ from funcppo.cli.common import (
     write_output,
 )
 from funcppo.cli.options import HIDDEN, JsonOutput, OptionalFile, ScoreOptions
-from funcppo.core.files import shorten
+from funcppo.core.files import close_log, shorten
 from funcppo.core.settings import PositiveInt, UnitInterval
 from funcppo.kg.graph.text import escape_unprintable, format_name, score_text
 
 # PyTorch takes seconds to import, and --help is not to wait for it
 if TYPE_CHECKING:
     from funcppo.core.files import RecordLog
-    from funcppo.kg.answers import Answer, Answerer, OpenQuery, Predictions
+    from funcppo.kg.answers import Answerer, OpenQuery, Predictions
 
     # A query, and how it was written.
     WrittenQuery: TypeAlias = tuple[OpenQuery, str]
@@ -109,8 +107,8 @@ class Predict(ScoreOptions):
     new: bool = False
     """List all new facts of --relation. Default: off."""
     out: OptionalFile = None
-    """Write the new facts to FILE: CSV or Parquet if it ends so, otherwise lines of JSON. Default: print the first
-    --k."""
+    """Write the new facts to FILE: lines of JSON (.jsonl) or Parquet (.parquet) by its ending, else CSV. Default: print
+    the first --k."""
     resume: bool = False
     """Continue the interrupted work on --out FILE, or on the answers to --queries in --csv or --json FILE. Default:
     off."""
@@ -126,42 +124,33 @@ class Predict(ScoreOptions):
           The exit status.
         """
         self._check_options()
-        with (
-            lock_output(self._part_target()),
-            graphs_allowed(self.cuda_graphs, self.device),
-        ):
+        with lock_output(self._log_target()):
             set_target_threads(self.target, self.threads)
             answerer, notes = self.open_answerer()
             from funcppo.kg.answers import read_pair
 
-            pair = self.query and read_pair(answerer.dataset, self.query)
-            if pair:
+            status, pair = 0, None
+            if self.query is not None:
+                pair = read_pair(answerer.dataset, self.query)
+            if pair is not None:
                 self._answer_pair(answerer, *pair)
-                print_notes(notes)
-                return 0
-            queries, query_notes = self._read_queries(answerer)
-            status = self._answer_queries(answerer, queries)
+            else:
+                queries, query_notes = self._read_queries(answerer)
+                status = self._answer_queries(answerer, queries, notes)
+                notes = [*query_notes, *notes]
             # Answers come first; an error stands alone.
-            replay = _replay_notes(answerer)
-            notes = [*query_notes, *notes, *replay]
             print_notes(notes, most=None if self.verbose else 5)
         return status
 
     def _answer_pair(self, answerer: Answerer, head: str, tail: str) -> None:
         """Print the relations between two entities, the most probable first, or write them as JSON or CSV."""
-        from funcppo.kg.answers import TripleScorer
+        from funcppo.kg.answers import SCORE_COLUMNS, TripleScorer
 
         scorer = TripleScorer(answerer, self.explain)
         found = scorer.relations(head, tail, with_known=self.known)[: self.k]
         write_json(self.json, {"query": self.query, "answers": found})
-        if self.csv is not None:
-            columns = [x for x in found[0] if x != "proof"] if found else []
-            text = _rows_text(columns, found)
-            if self.csv == "-":
-                write_output(text)
-            else:
-                Path(self.csv).write_text(text, encoding="utf-8")
-        if "-" in (self.csv, self.json):
+        self._write_rows(self.csv, found, SCORE_COLUMNS)
+        if self._is_quiet:
             return
         print(
             f"{self.query}: {len(found)} of {len(answerer.dataset.predicates)} relations"
@@ -169,10 +158,9 @@ class Predict(ScoreOptions):
         for place, record in enumerate(found, 1):
             chance = record["probability"]
             shown = "" if chance is None else score_text(chance)
-            known = "known" if record["known"] else "new  "
             name = format_name(record["relation"])
             print(
-                f"  {place:>4}  {shown:<6}  {known}  {record['verdict']:<8}  {name}"
+                f"  {place:>4}  {shown:<6}  {_known_text(record['known'])}  {record['verdict']:<8}  {name}"
             )
 
     def _check_options(self) -> None:
@@ -189,7 +177,7 @@ class Predict(ScoreOptions):
                 "--out: expected --relation R --new --out FILE beside it"
             )
         for name in ("resume", "overwrite"):
-            if getattr(self, name) and self._part_target() is None:
+            if getattr(self, name) and self._log_target() is None:
                 raise ValueError(
                     f"--{name}: expected --relation R --new --out FILE, or --queries FILE with --csv FILE or "
                     "--json FILE, beside it"
@@ -216,28 +204,33 @@ class Predict(ScoreOptions):
         inputs += [Path(self.queries)] if self.queries else []
         outputs = [("--csv", self.csv), ("--out", self.out)]
         outputs.append(("--json", self.json))
-
-        target = self._part_target()
-        if target is None:
-            check_outputs(outputs, inputs, can_be_parquet=True)
-            return
-        part = files.part_path(target)
-        option = next(x for x, path in outputs if path and Path(path) == target)
-        outputs += [(option, str(part))]
-        outputs += [(option, str(files.settings_path(target)))]
+        target, own = self._log_target(), []
+        if target is not None:
+            part = files.part_path(target)
+            option = next(
+                x for x, path in outputs if path and Path(path) == target
+            )
+            for path in (part, files.settings_path(target)):
+                outputs.append((option, str(path)))
+            own = [part, target] if self.new else [part]
         check_outputs(outputs, inputs, can_be_parquet=True)
-        for path in [part, target] if self.new else [part]:
+        for path in own:
             files.check_writable(
                 path, resume=self.resume, overwrite=self.overwrite
             )
 
-    def _part_target(self) -> Path | None:
+    def _log_target(self) -> Path | None:
         """Return the output file beside which answers are collected for --resume; None if no file is written."""
         names = [self.csv, self.json] if self.queries else [self.out]
         paths = [Path(name) for name in names if name and name != "-"]
         # A device or a pipe has nothing beside it.
         files = [x for x in paths if x.is_file() or not x.exists()]
         return files[0] if files else None
+
+    @property
+    def _is_quiet(self) -> bool:
+        """Return whether standard output is for a machine."""
+        return "-" in (self.csv, self.json)
 
     # -- queries
 
@@ -272,36 +265,40 @@ class Predict(ScoreOptions):
         return queries, ()
 
     def _answer_queries(
-        self, answerer: Answerer, queries: Sequence[WrittenQuery]
+        self,
+        answerer: Answerer,
+        queries: Sequence[WrittenQuery],
+        notes: Sequence[str],
     ) -> int:
         """Answer the queries in batches until all are answered or an interrupt; return the exit status."""
         settings = self._settings(answerer, queries)
         if self._is_complete(settings):
-            print(f"{self._part_target()} is complete already")
+            print(f"{self._log_target()} is complete already")
             return 0
 
         log = self._open_log(queries, settings)
         answered = list(log.records) if log else []
-        n_before = len(answered)
-        with defer_interrupt() as interrupt:
-            seconds = self._answer_rest(
-                answerer, queries, answered, log, interrupt
-            )
+        n_before, start = len(answered), time.perf_counter()
+        # A repeated signal ends the queries in progress; those before stay.
+        with defer_interrupt() as interrupt, suppress(KeyboardInterrupt):
+            self._answer_rest(answerer, queries, answered, log, interrupt)
+        seconds = time.perf_counter() - start
+        if log:
+            close_log(log)
 
         is_whole = len(answered) == len(queries)
         if not is_whole and (log or self.new):
             count = f"{len(answered):,} of {len(queries):,} queries"
-            hint = "with --out FILE, --resume could continue"
-            hint = f"--resume continues {log.path}" if log else hint
-            print_notes([f"interrupted after {count}; {hint}"])
+            hint = f"continues {log.path}" if log else "needs --out FILE"
+            print_notes([f"interrupted after {count}; --resume {hint}"])
             return interrupt.exit_status
         if self.new:
             self._write_facts(answerer, answered)
         else:
-            self._write_answers(answerer, answered, seconds)
+            self._write_answers(answerer, answered, seconds, notes)
         if log:
             log.path.unlink()
-        self._print_summary(answered, n_before, len(queries), seconds)
+        print_notes(self._summary(answered, len(answered) - n_before, seconds))
         return 0 if is_whole else interrupt.exit_status
 
     def _answer_rest(
@@ -311,63 +308,42 @@ class Predict(ScoreOptions):
         answered: list[JsonObject],
         log: RecordLog | None,
         interrupt: Interrupt,
-    ) -> float:
-        """Add the answers of the queries without answers, until an interrupt; return the seconds that it took."""
+    ) -> None:
+        """Add the answers of the queries without answers, batch by batch, until an interrupt."""
         from funcppo.core import files
         from funcppo.kg.run.subject import describe_numbers
 
-        is_quiet = self.new or "-" in (self.csv, self.json)
         legend = describe_numbers(answerer.subject) if self.explain else ""
-        n_before = len(answered)
-        start = time.perf_counter()
-        # A repeated signal ends the queries in progress; those before stay.
-        with suppress(KeyboardInterrupt), WorkDisplay("answering") as bar:
-            for batch in self._iter_batches(answerer, queries[n_before:]):
+        size = FIRST_BATCH_QUERIES
+        with WorkDisplay("answering") as bar:
+            while len(answered) < len(queries) and not interrupt.requested:
+                start = time.perf_counter()
+                batch = queries[len(answered) :][:size]
+                found = answerer.answer(
+                    [query for query, _ in batch],
+                    k=None if self.new else self.k,
+                    with_known=self.known,
+                    with_self=self.with_self,
+                    min_score=self.min_score,
+                    with_explanations=self.explain,
+                    with_unproved=self.unproved,
+                )
                 # In files a query stands as it was written, so that they join with the queries.
-                texts = queries[len(answered) : len(answered) + len(batch)]
                 records = [
-                    replace(found, query=text).to_record()
-                    for found, (_, text) in zip(batch, texts)
+                    replace(answers, query=text).to_record()
+                    for answers, (_, text) in zip(found, batch)
                 ]
                 if log:
                     files.append_records(log, records)
                 answered += records
-                if not is_quiet:
-                    lines = (
-                        _answers_text(x, self.known, legend) for x in batch
-                    )
-                    write_output("".join(lines))
-
-                n_new = len(answered) - n_before
-                note = _speed_text(n_new, time.perf_counter() - start)
+                if not (self.new or self._is_quiet):
+                    for answers in found:
+                        write_output(_answers_text(answers, self.known, legend))
+                seconds = max(time.perf_counter() - start, 1e-3)
+                speed = len(batch) / seconds
+                note = f"{speed:,.1f} queries/s"
                 bar.update("answering", len(answered), len(queries), note=note)
-                if interrupt.requested:
-                    break
-        if log:
-            files.close_log(log)
-        return time.perf_counter() - start
-
-    def _iter_batches(
-        self, answerer: Answerer, queries: Sequence[WrittenQuery]
-    ) -> Iterator[list[Predictions]]:
-        """Yield the answers of consecutive batches of queries, each about a second's work."""
-        first, size = 0, FIRST_BATCH_QUERIES
-        while first < len(queries):
-            start = time.perf_counter()
-            batch = queries[first : first + size]
-            yield answerer.answer(
-                [query for query, _ in batch],
-                k=None if self.new else self.k,
-                with_known=self.known,
-                with_self=self.with_self,
-                min_score=self.min_score,
-                with_explanations=self.explain,
-                with_unproved=self.unproved,
-            )
-            first += len(batch)
-            seconds = time.perf_counter() - start
-            fitting = len(batch) * BATCH_SECONDS / max(seconds, 1e-3)
-            size = max(1, int(min(4 * size, fitting, 4096)))
+                size = max(1, int(min(4 * size, speed * BATCH_SECONDS, 4096)))
 
     # -- work that is resumed
 
@@ -381,16 +357,11 @@ class Predict(ScoreOptions):
         others = answerer.subject.others
         facts = others and others.facts
         weights = others and (others.weights.params, facts and facts.embedding)
+        names = ("relation", "min_score", "with_self", "k", "known", "explain")
         return {
             "format": JSON_FORMAT,
             **score_settings(answerer.subject),
-            "relation": self.relation,
-            "min_score": self.min_score,
-            "with_self": self.with_self,
-            "k": self.k,
-            "known": self.known,
-            "explain": self.explain,
-            "unproved": self.unproved,
+            **{name: getattr(self, name) for name in (*names, "unproved")},
             "others_digest": weights and digest(weights),
             "queries_digest": hashlib.sha256(texts.encode()).hexdigest()[:16],
         }
@@ -403,13 +374,12 @@ class Predict(ScoreOptions):
         """
         from funcppo.core import files
 
-        path = self._part_target()
+        path = self._log_target()
         if not self.resume or path is None:
             return False
         if not path.exists() or files.part_path(path).exists():
             return False
-        beside = files.settings_path(path)
-        files.check_settings(beside, settings, path)
+        files.check_settings(files.settings_path(path), settings, path)
         outputs = [name for name in (self.csv, self.json, self.out) if name]
         return all(Path(name).is_file() for name in outputs)
 
@@ -419,21 +389,19 @@ class Predict(ScoreOptions):
         """Open the log of answers beside --csv, --json or --out FILE; None without such a file."""
         from funcppo.core import files
 
-        path = self._part_target()
+        path = self._log_target()
         if path is None:
             return None
         part = files.part_path(path)
 
         def check(records: list[JsonObject]) -> list[JsonObject]:
             """Check that the records answer the first queries in order; return them."""
-            for number, record in enumerate(records, 1):
-                expected = "no line"
-                if number <= len(queries):
-                    expected = queries[number - 1][1]
+            for i, record in enumerate(records):
+                expected = queries[i][1] if i < len(queries) else "no line"
                 got = str(record.get("query"))
                 if got != expected or not {"answers", "n_self"} <= set(record):
                     raise ValueError(
-                        f"{part}:{number}: expected answers of {shorten(expected)}, got {shorten(got)}"
+                        f"{part}:{i + 1}: expected answers of {shorten(expected)}, got {shorten(got)}"
                     )
             return records
 
@@ -454,101 +422,99 @@ class Predict(ScoreOptions):
         answerer: Answerer,
         answered: Sequence[JsonObject],
         seconds: float,
+        notes: Sequence[str],
     ) -> None:
         """Write the answers to --json and to --csv."""
-        from funcppo.core.files import write_atomically
-        from funcppo.kg.ranking import scoring
-
         subject = answerer.subject
-        replay = scoring.search_replay(subject.search_step)
         result: JsonObject = {
             "dataset": answerer.dataset.name,
             "score": subject.score.name,
             "trained": subject.policy_run is not None,
             "height": subject.task.max_height,
-            "notes": [
-                *answerer.dataset.notes,
-                *subject.notes,
-                *_replay_notes(answerer),
-            ],
-            "graphs": self.cuda_graphs,
-            **replay._asdict(),
+            "notes": list(notes),
             "queries": answered,
             "seconds": seconds,
         }
         write_json(self.json, result)
-        if self.csv is None:
+        # A query without a listed answer has one row with its text alone.
+        rows = [
+            {**answer, "query": query["query"]}
+            for query in answered
+            for answer in query["answers"] or [{}]
+        ]
+        self._write_rows(self.csv, rows, CSV_COLUMNS)
+
+    def _write_rows(
+        self,
+        path: str | None,
+        rows: Sequence[JsonObject],
+        columns: Sequence[str],
+    ) -> None:
+        """Write rows to a file by its ending, or to standard output as CSV; None writes nothing."""
+        from funcppo.core.files import write_atomically
+        from funcppo.kg.answers import records_content
+
+        if path is None:
             return
-        rows: list[JsonObject] = []
-        for query in answered:
-            # One without a listed answer has one row with its text alone.
-            for answer in query["answers"] or [{}]:
-                rows.append({**answer, "query": query["query"]})
-        text = _csv_text(rows)
-        if self.csv == "-":
+        content = records_content(rows, columns, Path(path))
+        if path != "-":
+            write_atomically(Path(path), lambda file: file.write(content))
+            return
+        lines = content.decode().split("\n")
+        if sys.stdout.isatty():
             # Control characters of names are data in a file and commands to a terminal.
-            is_terminal = sys.stdout.isatty()
-            lines = map(escape_unprintable, text.split("\n"))
-            write_output("\n".join(lines) if is_terminal else text)
-            return
-        content = _table_content(Path(self.csv), text)
-        write_atomically(Path(self.csv), lambda file: file.write(content))
+            lines = map(escape_unprintable, lines)
+        write_output("\n".join(lines))
 
     def _write_facts(
         self, answerer: Answerer, answered: Sequence[JsonObject]
     ) -> None:
         """Write the relation's new facts, best first, or print the first ones."""
         facts = _sort_facts(answered)
-        relation = format_name(str(self.relation))
-        headline = f"{len(facts):,} new facts of {relation}, score {answerer.subject.score.name}"
-        if self.out is not None:
-            _write_fact_file(Path(self.out), facts)
-            write_json(self.json, {"n_facts": len(facts), "out": self.out})
-            if self.json != "-":
-                print(f"{headline}: {self.out}")
-            return
-
         shown = facts[: self.k]
-        write_json(self.json, {"n_facts": len(facts), "facts": shown})
-        if self.json == "-":
+        relation = format_name(str(self.relation))
+        line = f"{len(facts):,} new facts of {relation}, score {answerer.subject.score.name}"
+        result: JsonObject = {"n_facts": len(facts)}
+        if self.out is not None:
+            self._write_rows(self.out, facts, CSV_COLUMNS)
+            line, shown = f"{line}: {self.out}", []
+            result["out"] = self.out
+        else:
+            result["facts"] = shown
+        write_json(self.json, result)
+        if self._is_quiet:
             return
-        print(headline)
+        print(line)
         for fact in shown:
             names = [format_name(fact[name]) for name in ("head", "tail")]
             atom = f"{relation}({', '.join(names)})"
             print(f"  {fact['rank']:>4}  {score_text(fact['score'])}  {atom}")
-        if len(facts) > len(shown):
+        if len(facts) > len(shown) and self.out is None:
             print(f"  ... and {len(facts) - len(shown):,} more (--out FILE)")
 
-    def _print_summary(
-        self,
-        answered: Sequence[JsonObject],
-        n_before: int,
-        n_queries: int,
-        seconds: float,
-    ) -> None:
-        """Print what was left out; for a query file also the number of answered queries and the speed.
+    def _summary(
+        self, answered: Sequence[JsonObject], n_new: int, seconds: float
+    ) -> list[str]:
+        """Format notes on what was left out and, for a query file, on the number of queries and the speed.
 
         Args:
-          n_before: queries that were answered before an interruption.
+          n_new: queries that were answered after an interruption.
         """
         notes: list[str] = []
         n_self = sum(query["n_self"] for query in answered)
         if n_self:
-            answers = "answers that are" if n_self > 1 else "answer that is"
             notes.append(
-                f"left out {n_self:,} derivable {answers} the entity of the query itself: no triple of the relation "
-                f"links an entity to itself (--set with_self=on keeps {'them' if n_self > 1 else 'it'})"
+                f"{n_self:,} derivable answers are left out, the entity of the query itself: no triple of the relation "
+                "links an entity to itself (--set with_self=on keeps them)"
             )
         if self.queries is not None:
-            n_new = len(answered) - n_before
+            n_before = len(answered) - n_new
             n_empty = sum(not query["answers"] for query in answered)
             before = f", after {n_before:,} before" if n_before else ""
             notes.append(
-                f"{n_new:,} of {n_queries:,} queries in {seconds:.1f} s, {_speed_text(n_new, seconds)}{before}; "
-                f"{n_empty:,} have no answer to list"
+                f"{n_new:,} of {len(answered):,} queries in {seconds:.1f} s{before}; {n_empty:,} have no answer to list"
             )
-        print_notes(notes)
+        return notes
 
 
 def _relation_queries(answerer: Answerer, name: str) -> list[WrittenQuery]:
@@ -588,103 +554,43 @@ def _sort_facts(answered: Sequence[JsonObject]) -> list[JsonObject]:
         return sys.maxsize if score is None else -score
 
     facts.sort(key=minus_score)
-    rank, last = 0, None
-    for number, fact in enumerate(facts, 1):
-        if fact["quantised_score"] != last or not rank:
-            rank, last = number, fact["quantised_score"]
-        fact["rank"] = rank
+    for _, equal in groupby(enumerate(facts, 1), lambda x: minus_score(x[1])):
+        members = list(equal)
+        for _, fact in members:
+            fact["rank"] = members[0][0]
     return facts
 
 
-def _write_fact_file(path: Path, facts: Sequence[JsonObject]) -> None:
-    """Write facts as CSV or Parquet if the file ends so, else as lines of JSON."""
-    from funcppo.core.files import write_atomically
-
-    if path.suffix in (".csv", ".parquet"):
-        text = _csv_text(facts)
-    else:
-        lines = [jsonlib.dumps(fact, ensure_ascii=False) for fact in facts]
-        text = "".join(f"{escape_unprintable(line)}\n" for line in lines)
-    content = _table_content(path, text)
-    write_atomically(path, lambda file: file.write(content))
-
-
-def _table_content(path: Path, text: str) -> bytes:
-    """Return CSV, or other text, as the content of a file; Parquet if its name ends so."""
-    if path.suffix != ".parquet":
-        return text.encode()
-    from funcppo.kg.graph.loaders import format_parquet
-
-    kinds = {"rank": "BIGINT", "score": "DOUBLE", "known": "BOOLEAN"}
-    types = {name: kinds.get(name, "VARCHAR") for name in CSV_COLUMNS}
-    return format_parquet(text, types)
-
-
-def _csv_text(rows: Sequence[JsonObject]) -> str:
-    """Format answers with their queries as CSV; booleans are written as in JSON, missing fields empty."""
-    return _rows_text(CSV_COLUMNS, rows)
-
-
-def _rows_text(columns: Sequence[str], rows: Sequence[JsonObject]) -> str:
-    """Format some columns of rows as CSV; booleans are written as in JSON, missing fields empty."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(columns)
-    for row in rows:
-        known = {True: "true", False: "false", None: ""}[row.get("known")]
-        values = {**row, "known": known}
-        writer.writerow([values.get(name, "") for name in columns])
-    return text.getvalue()
-
-
-def _replay_notes(answerer: Answerer) -> list[str]:
-    """Format notes on why steps of a search were not replayed as a CUDA graph."""
-    from funcppo.kg.ranking.scoring import graph_fallback_notes
-
-    return graph_fallback_notes(answerer.subject.search_step)
-
-
-def _speed_text(n_queries: int, seconds: float) -> str:
-    """Format the number of queries answered per second."""
-    return f"{n_queries / max(seconds, 1e-9):,.1f} queries/s"
+def _known_text(is_known: bool) -> str:
+    """Return the word of a table for a known or a new answer."""
+    return "known" if is_known else "new  "
 
 
 def _answers_text(answers: Predictions, with_known: bool, legend: str) -> str:
     """Format the answers of a query as lines; a legend of the numbers precedes answers with proofs."""
-    n_shown = sum(
-        not answer.known and answer.prior is None for answer in answers.answers
-    )
+    listed = [x for x in answers.answers if x.prior is None]
+    n_shown = sum(not answer.known for answer in listed)
     n_listable = answers.n_new + answers.n_known + answers.n_self
-    n_others = answers.n_entities - n_listable
-    known = "ranked too" if with_known else "left out"
     lines = [
         f"{answers.query}: {n_shown:,} of {answers.n_new:,} new answers, score {answers.score}; "
-        f"{answers.n_known:,} known {known}; {n_others:,} other entities have no proof"
+        f"{answers.n_known:,} known {'ranked too' if with_known else 'left out'}; "
+        f"{answers.n_entities - n_listable:,} other entities have no proof"
     ]
     if answers.n_unproved is not None:
-        n_listed = sum(answer.prior is not None for answer in answers.answers)
         lines.append(
-            f"  {n_listed:,} of {answers.n_unproved:,} answers without a proof are listed: no rule derives them"
+            f"  {len(answers) - len(listed):,} of {answers.n_unproved:,} answers without a proof are listed: no rule "
+            "derives them"
         )
-
     width = max([6, *(len(format_name(a.entity)) for a in answers.answers)])
-    if answers.answers and legend:
-        lines.append(f"  {legend}")
-    if answers.answers:
+    if len(answers):
+        lines += [f"  {legend}"] * bool(legend)
         lines.append(f"  rank  {'entity':<{width}}  score   known  verdict")
     for answer in answers.answers:
-        lines += _answer_lines(answer, width)
+        prior = "" if answer.prior is None else f", prior {answer.prior:+.2f}"
+        lines.append(
+            f"  {answer.rank:>4}  {format_name(answer.entity):<{width}}  {score_text(answer.score):<6}  "
+            f"{_known_text(answer.known)}  {answer.verdict}{prior}"
+        )
+        if answer.explanation is not None:
+            lines += ["        " + x for x in answer.explanation.to_lines()]
     return "\n".join(lines) + "\n"
-
-
-def _answer_lines(answer: Answer, width: int) -> list[str]:
-    """Format an answer as lines, with its proof if it has one."""
-    status = "known" if answer.known else "new  "
-    prior = "" if answer.prior is None else f", prior {answer.prior:+.2f}"
-    lines = [
-        f"  {answer.rank:>4}  {format_name(answer.entity):<{width}}  {score_text(answer.score):<6}  {status}  "
-        f"{answer.verdict}{prior}"
-    ]
-    if answer.explanation is not None:
-        lines += ["        " + x for x in answer.explanation.to_lines()]
-    return lines

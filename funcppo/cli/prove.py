@@ -45,11 +45,8 @@ from funcppo.kg.graph.text import escape_unprintable
 
 # PyTorch takes seconds to import, and --help is not to wait for it
 if TYPE_CHECKING:
-    from torch import Tensor
-
-    from funcppo.kg.logic.fixpoint import StepCallback
     from funcppo.kg.logic.proof import Proof
-    from funcppo.kg.logic.prove import Answers, Limits, QueryResult
+    from funcppo.kg.logic.prove import Answers, QueryResult
     from funcppo.kg.run.run import Run
 
 RAISE_LIMITS = (
@@ -114,9 +111,14 @@ class Prove(TargetOptions):
             raise ValueError(
                 f"query {self.query!r}: expected no variables for --dot, which draws one proof"
             )
+        from funcppo.kg.logic.prove import Answers
+
         options = self._with_settings_of_run()
-        answer = options._answer_open if query.variables else options._prove
-        result, text = answer(query)
+        found = options._evaluate(query)
+        if isinstance(found, Answers):
+            result, text = options._list_answers(query, found)
+        else:
+            result, text = options._prove(query, found)
         write_json(self.json, result)
         if self.json != "-":
             write_output(text)
@@ -166,30 +168,33 @@ class Prove(TargetOptions):
             "fixpoint_seconds": round(found.seconds, 3),
         }
 
-    def _limits(self, progress: StepCallback) -> Limits:
-        """Return the limits of a search for proofs that begins now."""
+    def _evaluate(self, query: Query) -> Answers | QueryResult:
+        """Solve a query with variables, or prove one without."""
+        from funcppo.kg.logic import kb, prove
         from funcppo.kg.logic.joins import RowBudget
-        from funcppo.kg.logic.prove import Limits
 
-        deadline = Deadline(at=time.monotonic() + self.seconds)
-        return Limits(
-            max_height=self.height,
-            max_atoms=self.max_atoms,
-            object_identity=self.object_identity,
-            budget=RowBudget(self.max_rows, deadline=deadline),
-            progress=progress,
-        )
+        solve = prove.solve if query.variables else prove.prove_ground
+        with fixpoint_progress() as progress:
+            clauses = prove.Clauses(*kb.from_dataset(query.dataset))
+            deadline = Deadline(at=time.monotonic() + self.seconds)
+            limits = prove.Limits(
+                max_height=self.height,
+                max_atoms=self.max_atoms,
+                object_identity=self.object_identity,
+                budget=RowBudget(self.max_rows, deadline=deadline),
+                progress=progress,
+            )
+            return solve(clauses, tuple(query.atom.tolist()), limits)
 
     # -- a query without variables
 
-    def _prove(self, query: Query) -> tuple[JsonObject, str]:
+    def _prove(
+        self, query: Query, found: QueryResult
+    ) -> tuple[JsonObject, str]:
         """Return the JSON and the text of a proof, or of why there is none."""
-        from funcppo.kg.logic import kb, proof, prove
+        from funcppo.kg.logic import proof, prove
 
         dataset, atom = query.dataset, tuple(query.atom.tolist())
-        with fixpoint_progress() as progress:
-            clauses = prove.Clauses(*kb.from_dataset(dataset))
-            found = prove.prove_ground(clauses, atom, self._limits(progress))
         result = _describe_verdict(dataset, atom, found)
         names = proof_names(dataset)
         run = self._open_run() if found.proof else None
@@ -202,7 +207,16 @@ class Prove(TargetOptions):
             failed, n_matching = prove.failed_rules(
                 found.answers, atom, n_rules=0 if self.height == 0 else 5
             )
-            result["failed_rules"] = _name_failed(dataset, failed)
+            result["failed_rules"] = [
+                {
+                    "rule": rule,
+                    "rule_text": format_rule(dataset, dataset.rules[rule]),
+                    "unsatisfied_goals": [
+                        format_atom(dataset, np.array(goal)) for goal in goals
+                    ],
+                }
+                for rule, goals in failed
+            ]
         result |= self._extent(found.answers)
 
         formats = names.format_atom, names.format_rule
@@ -217,31 +231,33 @@ class Prove(TargetOptions):
 
     # -- a query with variables
 
-    def _answer_open(self, query: Query) -> tuple[JsonObject, str]:
+    def _list_answers(
+        self, query: Query, found: Answers
+    ) -> tuple[JsonObject, str]:
         """Return the JSON and the text of the answers, sorted by a run's score, or by height without one."""
-        import torch
-
-        from funcppo.kg.logic import kb, prove
-
         dataset, atom = query.dataset, tuple(query.atom.tolist())
-        with fixpoint_progress() as progress:
-            clauses = prove.Clauses(*kb.from_dataset(dataset))
-            found = prove.solve(clauses, atom, self._limits(progress))
-
         heights = found.heights
-        atoms = torch.tensor(sorted(heights)).view(-1, len(atom))
-        score, values = self._score_answers(dataset, atom, atoms)
-        # An answer whose height is not known comes last.
-        rows = zip(sorted(heights), values)
-        ordered = sorted(
-            rows, key=lambda row: (-row[1], _sort_height(heights[row[0]]))
-        )
-        places = _named_places(dataset, atom, query.variables)
+        score, values = self._score_answers(dataset, atom, sorted(heights))
+
+        def order(row: Atom) -> tuple[float, float]:
+            # An answer whose height is not known comes last.
+            height = heights[row]
+            return -values.get(row, 0.0), math.inf if height is None else height
+
+        # The ids of variables follow those of constants, by first occurrence; a variable `_...` has no name.
+        places = [
+            (atom.index(variable, 1), name)
+            for variable, name in enumerate(
+                query.variables, dataset.n_constants + 1
+            )
+            if not name.startswith("_")
+        ]
         answers: list[JsonObject] = []
-        limit = None if self.all else 10
-        for row, value in ordered[:limit]:
+        for row in sorted(sorted(heights), key=order)[
+            : None if self.all else 10
+        ]:
             answer = _answer(dataset, row, heights[row], places)
-            answers.append(answer | ({"score": value} if score else {}))
+            answers.append(answer | ({"score": values[row]} if score else {}))
 
         # One answer proves the query, unless all are asked for and a limit was reached.
         verdict = "refuted" if found.complete else "unknown"
@@ -258,29 +274,27 @@ class Prove(TargetOptions):
         return result, _answers_text(result)
 
     def _score_answers(
-        self, dataset: Dataset, query: Atom, atoms: Tensor
-    ) -> tuple[str | None, list[float]]:
-        """Return the name of a trained run's score and its value for each answer; None and zeros without a run.
+        self, dataset: Dataset, query: Atom, atoms: list[Atom]
+    ) -> tuple[str | None, dict[Atom, float]]:
+        """Return the name of a trained run's score and its value for each answer.
 
-        None and zeros without a run, for other than one variable of two arguments, or if the run was trained for other
-        proofs.
+        None and no values without a run, for other than one variable of two arguments, or if the run was trained for
+        other proofs.
         """
         variables = [term > dataset.n_constants for term in query[1:]]
         is_ranked = dataset.arities[query[0] - 1] == 2 and sum(variables) == 1
         run = self._open_run() if is_ranked else None
         if run is None:
-            return None, [0.0] * len(atoms)
+            return None, {}
+        import torch
+
         from funcppo.kg.answers import Answerer
         from funcppo.kg.run.subject import run_subject
 
         answerer = Answerer(run_subject(run))
-        values = answerer.score(atoms, 1 + variables.index(True))
-        return answerer.subject.score.name, values
-
-
-def _sort_height(height: int | None) -> float:
-    """Return a height by which answers are sorted: those without one come last."""
-    return math.inf if height is None else height
+        table = torch.tensor(atoms).view(-1, len(query))
+        values = answerer.score(table, 1 + variables.index(True))
+        return answerer.subject.score.name, dict(zip(atoms, values))
 
 
 def _describe_verdict(
@@ -344,22 +358,6 @@ def _best_proof(
     return best, lines
 
 
-def _name_failed(
-    dataset: Dataset, failed: Sequence[tuple[int, Sequence[Atom]]]
-) -> list[JsonObject]:
-    """Describe as JSON each rule whose head matches an unproved atom, with its unsatisfied goals."""
-    return [
-        {
-            "rule": rule,
-            "rule_text": format_rule(dataset, dataset.rules[rule]),
-            "unsatisfied_goals": [
-                format_atom(dataset, np.array(goal)) for goal in goals
-            ],
-        }
-        for rule, goals in failed
-    ]
-
-
 def _limits_text(height: int | None, object_identity: bool) -> str:
     """Format the bounds of proofs as a part of a sentence."""
     within = "" if height is None else f" within height {height}"
@@ -410,18 +408,6 @@ def _explain_refutation(
         )
         lines.append(f"... and {n_more} more {heads} it")
     return lines
-
-
-def _named_places(
-    dataset: Dataset, atom: Atom, variables: Sequence[str]
-) -> list[tuple[int, str]]:
-    """List the argument position of each variable's first occurrence in the atom, with its name; `_...` is omitted."""
-    # The ids of variables follow those of constants, by first occurrence.
-    return [
-        (atom.index(variable, 1), name)
-        for variable, name in enumerate(variables, dataset.n_constants + 1)
-        if not name.startswith("_")
-    ]
 
 
 def _answers_text(result: JsonObject) -> str:

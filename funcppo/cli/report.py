@@ -12,12 +12,11 @@ from funcppo.cli.common import (
     WorkDisplay,
     check_outputs,
     data_files,
-    graphs_allowed,
     select_device,
     set_target_threads,
     write_json,
 )
-from funcppo.cli.options import HIDDEN, CudaGraphs, JsonOutput, Opt
+from funcppo.cli.options import HIDDEN, JsonOutput, Opt
 from funcppo.core.settings import (
     CONFIG_FILE,
     METRICS_FILE,
@@ -72,8 +71,6 @@ class Report:
     """Rank at most N test queries, spread over relations. Default: those that the end of the training ranks."""
     device: DeviceName = "cpu"
     """Device to score on: cpu, cuda, or cuda:N for GPU number N."""
-    cuda_graphs: Annotated[CudaGraphs, HIDDEN] = "auto"
-    """Replay the search of a policy as CUDA graphs on a GPU, as --cuda-graphs of `funcppo evaluate`."""
     threads: Annotated[PositiveInt | None, HIDDEN] = None
     """Number of CPU threads of an operation. Default: as many as the first run was trained with."""
     json: JsonOutput = None
@@ -103,8 +100,6 @@ class Report:
         else:
             check_runs(self.runs, self.out, self.json)
             runs = self._measure()
-            found["graphs"] = self.cuda_graphs
-            found["replays"] = [run.search_replay._asdict() for run in runs]
             if self.plot is None:
                 figure, tables = report.render(runs)
             else:
@@ -149,7 +144,7 @@ class Report:
         folders = [Path(run) for run in self.runs]
         runs: list[RunMeasurements] = []
         status = WorkDisplay("reading data")
-        with graphs_allowed(self.cuda_graphs, self.device), status as shown:
+        with status as shown:
             measure.check_same_data(folders)
             for folder in folders:
                 run = measure.measure(

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import csv
-import json as jsonlib
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,7 +23,6 @@ from funcppo.cli.common import (
     write_json,
 )
 from funcppo.cli.options import HIDDEN, Opt, OptionalFile, ScoreOptions
-from funcppo.core.files import escape_unprintable
 from funcppo.core.settings import DeviceName, Size
 from funcppo.kg.graph.triples import DEFAULT_CONFIG, DataConfig, iter_rows
 
@@ -63,7 +61,7 @@ class Score(ScoreOptions):
     """Write to FILE: CSV, lines of JSON (.jsonl) or Parquet (.parquet) by its ending; - writes CSV to standard
     output."""
     explain: bool = False
-    """Add the rule that says most for each triple and its proof, of a run in lines of JSON. Default: off."""
+    """Add the rule that says most for each triple, and its proof to lines of JSON. Default: off."""
     rules: Annotated[OptionalFile, HIDDEN] = None
     """Rule file to use instead of the data set's own rules (data sets only). Default: the data set's rules."""
     data: Annotated[DataConfig, HIDDEN] = DEFAULT_CONFIG
@@ -141,29 +139,27 @@ class Score(ScoreOptions):
         has_labels: bool,
     ) -> JsonObject:
         """Score the rows chunk by chunk, and write them; return the summary."""
-        from funcppo.kg.answers import CHUNK_TRIPLES, summarise_labels
+        from funcppo.kg.answers import (
+            CHUNK_TRIPLES,
+            SCORE_COLUMNS,
+            summarise_labels,
+        )
 
         start, probabilities = time.perf_counter(), []
         labels = [LABELS[row[3].lower()] for row in rows if has_labels]
-        counts: dict[str, int] = {}
-        with _writer(self.out) as write, WorkDisplay("scoring") as status:
+        counts: Counter[str] = Counter()
+        columns = SCORE_COLUMNS if self.explain else SCORE_COLUMNS[:-1]
+        columns = (*columns, *["label"] * has_labels)
+        with _writer(self.out, columns) as write, WorkDisplay("scoring") as bar:
             for first in range(0, len(rows), CHUNK_TRIPLES):
                 chunk = rows[first : first + CHUNK_TRIPLES]
-                found = scorer.score(
-                    [
-                        (head, relation, tail)
-                        for head, relation, tail, *_ in chunk
-                    ]
-                )
-                for i, record in enumerate(found):
-                    if has_labels:
-                        record["label"] = labels[first + i]
-                    verdict = record["verdict"]
-                    counts[verdict] = counts.get(verdict, 0) + 1
-                    probabilities.append(record["probability"])
+                found = scorer.score([(x[0], x[1], x[2]) for x in chunk])
+                for record, label in zip(found, labels[first:]):
+                    record["label"] = label
+                counts.update(record["verdict"] for record in found)
+                probabilities += [record["probability"] for record in found]
                 write(found, first == 0)
-                status.update("scoring", first + len(chunk), len(rows))
-        seconds = time.perf_counter() - start
+                bar.update("scoring", first + len(chunk), len(rows))
         fitted = scorer.calibration
         summary: JsonObject = {
             "dataset": answerer.dataset.name,
@@ -171,7 +167,7 @@ class Score(ScoreOptions):
             "n_triples": len(rows),
             "verdicts": counts,
             "calibration": fitted and fitted.to_json(),
-            "seconds": seconds,
+            "seconds": time.perf_counter() - start,
         }
         if has_labels and fitted is not None:
             summary |= summarise_labels(probabilities, labels, fitted.threshold)
@@ -179,59 +175,28 @@ class Score(ScoreOptions):
 
 
 @contextmanager
-def _writer(out: str) -> Iterator[WriteFn]:
+def _writer(out: str, columns: Sequence[str]) -> Iterator[WriteFn]:
     """Yield what writes records: CSV or lines of JSON as they come, Parquet at the end."""
-    if out.endswith(".parquet"):
-        with _parquet_writer(out) as write:
-            yield write
-        return
+    from funcppo.kg.answers import JSON_ENDINGS, records_text, to_parquet
+
+    as_json = Path(out).suffix in JSON_ENDINGS
+
+    def write(file: IO[str], records: list[JsonObject], is_first: bool) -> None:
+        text = records_text(
+            records, columns, as_json=as_json, with_header=is_first
+        )
+        file.write(text)
+
     if out == "-":
-        yield partial(_write_records, sys.stdout, False)
+        yield partial(write, sys.stdout)
         return
-    part, is_json = Path(f"{out}.part"), out.endswith((".jsonl", ".ndjson"))
+    part = Path(f"{out}.part")
     with part.open("w", encoding="utf-8", newline="") as file:
-        yield partial(_write_records, file, is_json)
+        yield partial(write, file)
+    if out.endswith(".parquet"):
+        text = part.read_text(encoding="utf-8")
+        part.write_bytes(to_parquet(text, columns))
     part.replace(out)
-
-
-def _write_records(
-    file: IO[str], is_json: bool, records: Sequence[JsonObject], is_first: bool
-) -> None:
-    """Write records to a file, as lines of JSON or as CSV, whose header is before the first ones."""
-    if is_json:
-        lines = (jsonlib.dumps(x, ensure_ascii=False) for x in records)
-        file.writelines(f"{escape_unprintable(line)}\n" for line in lines)
-        return
-    columns = [name for name in records[0] if name != "proof"]
-    writer = csv.DictWriter(
-        file, columns, lineterminator="\n", extrasaction="ignore"
-    )
-    if is_first:
-        writer.writeheader()
-    writer.writerows(records)
-
-
-@contextmanager
-def _parquet_writer(out: str) -> Iterator[WriteFn]:
-    """Yield what collects records as lines of JSON, which DuckDB writes as Parquet at the end.
-
-    Raises:
-      ValueError: DuckDB is not installed.
-    """
-    try:
-        import duckdb
-    except ModuleNotFoundError:
-        raise ValueError(
-            f"--out {out}: Parquet needs the extra `big` (pip install 'funcppo[big]'): No module named 'duckdb'"
-        ) from None
-    lines, part = f"{out}.part.jsonl", f"{out}.part"
-    try:
-        with _writer(lines) as write:
-            yield write
-        duckdb.read_json(lines, format="newline_delimited").write_parquet(part)
-        Path(part).replace(out)
-    finally:
-        Path(lines).unlink(missing_ok=True)
 
 
 def _summary_notes(summary: JsonObject) -> list[str]:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated
 
 from funcppo.cli.common import (
     check_outputs,
-    graphs_allowed,
     print_notes,
     select_device,
     set_target_threads,
@@ -71,7 +70,7 @@ class Serve(ScoreOptions):
         inputs = self.inputs()
         check_outputs([("--json", self.json)], inputs)
         listener = server.open_socket(self.host, self.port)
-        with listener, graphs_allowed(self.cuda_graphs, self.device):
+        with listener:
             self._warn()
             set_target_threads(self.target, self.threads)
             answerer, notes = self.open_answerer()
@@ -95,7 +94,7 @@ class Serve(ScoreOptions):
             worker.submit(partial(select_device, self.device))
 
         address = server.url(listener, self.host)
-        write_json(self.json, {"url": address, "graphs": self.cuda_graphs})
+        write_json(self.json, {"url": address})
         if self.json != "-":
             print(f"{address}  (Ctrl-C ends it)")
         sys.stdout.flush()

@@ -9,15 +9,18 @@ links an entity to itself. Where T_P is not held, each query derives its own ans
 
 from __future__ import annotations
 
+import csv
 import hashlib
 import html
+import io
 import json
 import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from operator import attrgetter
+from itertools import takewhile
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, overload
 
 import numpy as np
@@ -25,19 +28,19 @@ import torch
 from torch import Tensor
 
 from funcppo.core import tree
-from funcppo.core.files import Json, shorten
-from funcppo.core.types import F64, I64, Bool
+from funcppo.core.files import Json, escape_unprintable, shorten
+from funcppo.core.types import F64, I32, I64, Bool
 from funcppo.kg.graph.dataset import Dataset, index_entities
+from funcppo.kg.graph.loaders import format_parquet
 from funcppo.kg.graph.rules import (
     Query,
     format_atom,
     format_rule,
     free_variable,
-    proof_names,
     read_query,
 )
 from funcppo.kg.graph.text import format_name
-from funcppo.kg.logic import derive, proof
+from funcppo.kg.logic import derive
 from funcppo.kg.logic import kb as kbase
 from funcppo.kg.logic.kb import HEAD, SIDE_NAMES, TAIL, TripleIndex
 from funcppo.kg.logic.proof import Proof
@@ -56,7 +59,6 @@ from funcppo.kg.run.run import Run
 from funcppo.kg.run.subject import Subject
 from funcppo.kg.scores import learned
 from funcppo.kg.scores.learned import LearnedScore, Weights
-from funcppo.kg.scores.score import Term
 from funcppo.kg.search.task import is_unproved_fact, known_triples
 
 if TYPE_CHECKING:
@@ -141,29 +143,23 @@ class AnswerProof(NamedTuple):
     proof: Proof | None  # None if the search found none
     # what a run weighs that learnt from questions, as an answer to the query
     evidence: Explanation | None
-    # what the score of rules adds up beside them, as an answer about a side: what other facts of the relation say
-    atom: tuple[int, ...] = ()
-    side: int = TAIL
-    terms: Sequence[Term] = ()
+    # what other facts of the relation add to the score; empty by another score
+    other_facts: Json | None = None
 
     def __repr__(self) -> str:
         """Format the proof and the evidence as lines of text."""
         return "\n".join(self.to_lines())
 
     def to_lines(self) -> list[str]:
-        """Format the proof as an indented tree, followed by the evidence and by the terms of other facts."""
-        score_lines = [
-            explain.other_facts_line(self.dataset, self.atom, self.side, term)
-            for term in self.terms
-        ]
-        if self.proof is None:
-            return ["no proof was found", *score_lines]
-        names = proof_names(self.dataset)
-        text = proof.to_text(self.proof, names.format_atom, names.format_rule)
-        lines = text.rstrip("\n").split("\n")
-        if self.evidence is not None:
-            lines += explain.explanation_lines(self.dataset, self.evidence)
-        return lines + score_lines
+        """Format the proof as an indented tree, followed by the evidence and by the term of other facts."""
+        lines = ["no proof was found"]
+        if self.proof is not None:
+            lines = explain.proof_text(self.dataset, self.proof).splitlines()
+            if self.evidence is not None:
+                lines += explain.explanation_lines(self.dataset, self.evidence)
+        if self.other_facts:
+            lines.append(explain.other_facts_line(self.other_facts))
+        return lines
 
     @property
     def rule_text(self) -> str | None:
@@ -174,19 +170,15 @@ class AnswerProof(NamedTuple):
         return format_rule(self.dataset, self.dataset.rules[rule])
 
     def to_json(self) -> Json:
-        """Return the proof, null without one, with the evidence and the terms of other facts as JSON values."""
-        fields: Json = {"proof": None}
-        if self.proof is not None:
-            names = proof_names(self.dataset)
-            fields["proof"] = json.loads(proof.to_json(self.proof, *names))
+        """Return the proof, null without one, with the evidence and the term of other facts as JSON values."""
+        found = self.proof and explain.proof_json(self.dataset, self.proof)
+        fields: Json = {"proof": found}
         if self.evidence is not None:
             fields["evidence"] = explain.explanation_json(
                 self.dataset, self.evidence
             )
-        for term in self.terms:
-            fields["other_facts"] = explain.other_facts_json(
-                self.dataset, self.atom, self.side, term
-            )
+        if self.other_facts:
+            fields["other_facts"] = self.other_facts
         return fields
 
 
@@ -307,9 +299,10 @@ class RankedAnswers(NamedTuple):
     rank: I64[Tensor, "n"]  # 1 + the number of answers that score more
     is_known: Bool[Tensor, "n"]  # in some split or in facts.txt
     is_derivable: Bool[Tensor, "n"]  # by the rules, from other facts
-    n_new: int  # answers that are derivable and not known
     n_known: int  # known answers, listed or not
     n_self: int  # 1 if the entity of the query is derivable and left out
+    # log-odds by all other evidence of those that no rule derives, NaN for others; None where these are not listed
+    prior: F64[Tensor, "n"] | None = None
 
 
 class Answerer:
@@ -393,21 +386,21 @@ class Answerer:
         for ranked in self.rank(
             queries, with_known=with_known, with_self=with_self
         ):
-            answers = self._name_answers(
-                ranked, k, min_score, with_explanations
-            )
-            n_unproved = None
+            n_new, n_unproved = int((~ranked.is_known).sum()), None
             if with_unproved:
-                answers, n_unproved = self._add_unproved(
-                    ranked, answers, k, with_self
-                )
+                n_unproved = -len(ranked.entity)
+                ranked = self._add_unproved(ranked, with_self)
+                n_unproved += len(ranked.entity)
+            answers = self._iter_answers(ranked, k, with_explanations)
             found.append(
                 Predictions(
                     query=format_query(self.dataset, ranked.query),
                     side=SIDE_NAMES[ranked.query.side],
-                    answers=tuple(answers),
+                    answers=tuple(
+                        takewhile(lambda x: x.score >= min_score, answers)
+                    ),
                     score=self.subject.score.name,
-                    n_new=ranked.n_new,
+                    n_new=n_new,
                     n_known=ranked.n_known,
                     n_self=ranked.n_self,
                     n_entities=self.dataset.n_constants,
@@ -466,45 +459,47 @@ class Answerer:
             found = explain.prove_from_other_facts(
                 task, atom, explain.MAX_FACT_PROOF_ROWS
             ).proof
-        terms: list[Term] = []
+        terms: Json = {}
         if self.subject.score.facts is None:
-            (terms,) = explain.explain_atoms(
+            (terms,) = explain.other_facts(
                 task, self.subject.score, atom[None], side
             )
-        ids = tuple(atom.tolist())
-        return AnswerProof(self.dataset, found, weighed, ids, side, terms)
+        return AnswerProof(self.dataset, found, weighed, terms)
 
     # -- names
 
-    def _name_answers(
-        self,
-        ranked: RankedAnswers,
-        k: int | None,
-        min_score: float,
-        with_explanations: bool,
-    ) -> list[Answer]:
-        """Return the first answers of a query by names: at most `k`, and none below `min_score`."""
-        query, *columns = ranked[:6]
-        listed: list[Answer] = []
-        for entity, score, rank, is_known, is_derivable in zip(
-            *(column[:k].tolist() for column in columns)
-        ):
-            if probability(score) < min_score:
-                break
+    def _iter_answers(
+        self, ranked: RankedAnswers, k: int | None, with_explanations: bool
+    ) -> Iterator[Answer]:
+        """Yield the first answers of a query by names."""
+        names, query = self.dataset.entities, ranked.query
+        (atom,) = self._query_atoms([query], query.side).cpu()
+        prior = ranked.prior
+        if prior is None:
+            prior = torch.full_like(
+                ranked.score, torch.nan, dtype=torch.float64
+            )
+        columns = (x[:k].tolist() for x in (*ranked[1:6], prior))
+        for entity, score, rank, is_known, is_derivable, value in zip(*columns):
+            atom = atom.index_fill(0, torch.tensor(query.side), entity)
             explanation = None
             if with_explanations and is_derivable:
-                atom = self._query_atoms([query], query.side)[0].cpu()
-                atom[query.side] = entity
                 explanation = self.explain(atom, query.side)
-            answer = self._name(query, entity, score, rank)
-            listed.append(
-                answer._replace(
-                    known=is_known,
-                    verdict=self.verdict(is_derivable),
-                    explanation=explanation,
-                )
+            is_zero = score <= rank_metrics.ZERO_SCORE
+            yield Answer(
+                rank=rank,
+                entity=names[int(entity) - 1],
+                score=probability(score),
+                known=is_known,
+                verdict=self.verdict(is_derivable),
+                head=names[int(atom[HEAD]) - 1],
+                relation=self.dataset.predicates[query.predicate - 1],
+                tail=names[int(atom[TAIL]) - 1],
+                log_score=None if is_zero else rank_metrics.log_score(score),
+                quantised_score=None if is_zero else score,
+                prior=None if math.isnan(value) else value,
+                explanation=explanation,
             )
-        return listed
 
     def verdict(self, is_derivable: bool) -> str:
         """Return the word for what rules derive, or not."""
@@ -512,66 +507,32 @@ class Answerer:
             return NO_PROOF
         return PROVED if self.dataset.is_program else DERIVED
 
-    def _name(
-        self, query: OpenQuery, entity: int, score: int, rank: int
-    ) -> Answer:
-        """Return an answer with its names and its score."""
-        names = self.dataset.entities
-        arguments = [names[entity - 1], names[query.given - 1]]
-        head, tail = arguments if query.side == HEAD else arguments[::-1]
-        is_zero = score <= rank_metrics.ZERO_SCORE
-        return Answer(
-            rank=rank,
-            entity=names[entity - 1],
-            score=probability(score),
-            known=False,
-            verdict=self.verdict(True),
-            head=head,
-            relation=self.dataset.predicates[query.predicate - 1],
-            tail=tail,
-            log_score=None if is_zero else rank_metrics.log_score(score),
-            quantised_score=None if is_zero else score,
-        )
-
     def _add_unproved(
-        self,
-        ranked: RankedAnswers,
-        answers: list[Answer],
-        k: int | None,
-        with_self: bool,
-    ) -> tuple[list[Answer], int]:
-        """Add the entities that no rule derives and no split holds to the answers of a query; return the first `k`.
-
-        Also return how many such entities there are.
-
-        Args:
-          ranked: the answers of the query, all that are listed before.
-          answers: the first of them by name.
-        """
-        score = self.subject.score
+        self, ranked: RankedAnswers, with_self: bool
+    ) -> RankedAnswers:
+        """Add the entities that no rule derives and no split holds: by their score if it ranks all, else at the end."""
         entity, prior = self._score_unproved(ranked, with_self)
-        line = rank_metrics.quantise(prior)
-        rank = 1 + torch.searchsorted(-line, -line[:k])
-        if score.ranks_all:
-            ascending = ranked.score.flip(0)
-            n_below = torch.searchsorted(ascending, line[:k], right=True)
-            rank = rank + len(ascending) - n_below
-            answers = [
-                answer._replace(rank=answer.rank + int((line > own).sum()))
-                for answer, own in zip(answers, ranked.score.tolist())
-            ]
+        line, n = rank_metrics.quantise(prior), len(ranked.entity)
+        if self.subject.score.ranks_all:
+            score = torch.cat([ranked.score, line])
+            ascending, order = torch.sort(-score, stable=True)
+            rank = 1 + torch.searchsorted(ascending, ascending)
         else:
-            rank = rank + len(ranked.entity)
-            line = torch.full_like(line, rank_metrics.ZERO_SCORE)
-        columns = (x[:k].tolist() for x in (entity, line, rank, prior))
-        answers = answers + [
-            self._name(ranked.query, *others)._replace(
-                verdict=NO_PROOF, prior=value
-            )
-            for *others, value in zip(*columns)
-        ]
-        answers.sort(key=attrgetter("rank"))
-        return answers[:k], len(entity)
+            zero = torch.full_like(line, rank_metrics.ZERO_SCORE)
+            score = torch.cat([ranked.score, zero])
+            order = torch.arange(len(score), device=score.device)
+            last = 1 + n + torch.searchsorted(-line, -line)
+            rank = torch.cat([ranked.rank, last])
+        no = torch.zeros_like(entity, dtype=torch.bool)
+        nan = torch.full_like(ranked.score, torch.nan, dtype=torch.float64)
+        return ranked._replace(
+            entity=torch.cat([ranked.entity, entity])[order],
+            score=score[order],
+            rank=rank,
+            is_known=torch.cat([ranked.is_known, no])[order],
+            is_derivable=torch.cat([ranked.is_derivable, no])[order],
+            prior=torch.cat([nan, prior])[order],
+        )
 
     def _score_unproved(
         self, ranked: RankedAnswers, with_self: bool
@@ -619,23 +580,16 @@ class Answerer:
         # By query, then the best score first, then by entity.
         order = torch.argsort(score, descending=True, stable=True)
         order = order[torch.argsort(query[order], stable=True)]
-        rows = torch.arange(len(queries) + 1, device=query.device)
-        bounds = torch.searchsorted(query, rows).tolist()
+        n_listed = torch.bincount(query, minlength=len(queries)).tolist()
+        columns = (atom[:, side], score, is_known, is_derivable)
+        parts = (column[order].split(n_listed) for column in columns)
         found: dict[OpenQuery, RankedAnswers] = {}
-        for row, asked in enumerate(queries):
-            span = order[bounds[row] : bounds[row + 1]]
+        for asked, *own, n, n_left in zip(queries, *parts, n_known, n_self):
+            entity, score, known, derivable = own
             # A score that is repeated has the rank of its first answer.
-            ascending = -score[span]
+            rank = 1 + torch.searchsorted(-score, -score)
             found[asked] = RankedAnswers(
-                query=asked,
-                entity=atom[span, side],
-                score=score[span],
-                rank=1 + torch.searchsorted(ascending, ascending),
-                is_known=is_known[span],
-                is_derivable=is_derivable[span],
-                n_new=int((~is_known[span]).sum()),
-                n_known=n_known[row],
-                n_self=n_self[row],
+                asked, entity, score, rank, known, derivable, n, n_left
             )
         return found
 
@@ -700,46 +654,32 @@ class Answerer:
         self, atoms: I64[Tensor, "n W"], side: int
     ) -> F64[Tensor, "n"]:
         """Compute the log-odds of ground atoms as answers on a side; a known fact is scored without itself."""
-        task, score = self.subject.task, self.subject.score
-        atoms = atoms.long().to(task.entity_pool.device)
-        is_fact = kbase.contains(
-            task.kb, task.sizes, atoms.to(task.kb.facts.device)
-        ).to(atoms.device)
-        log_odds = torch.full(
-            (len(atoms),), -torch.inf, dtype=torch.float64, device=atoms.device
+        task = self.subject.task
+        return ranking.score_distinct_atoms(
+            partial(scoring.score_atoms, task, self.subject.score),
+            atoms.long().to(task.entity_pool.device),
+            task.sizes,
+            side,
         )
-        for rows, score_rows in (
-            (~is_fact, scoring.score_atoms),
-            (is_fact, scoring.score_facts),
-        ):
-            if rows.any():
-                values = ranking.score_distinct_atoms(
-                    partial(score_rows, task, score),
-                    atoms[rows],
-                    task.sizes,
-                    side,
-                )
-                log_odds = log_odds.masked_scatter(rows, values)
-        return log_odds
 
     def is_derivable(self, atoms: Tensor, side: int) -> Bool[Tensor, "n"]:
         """Return whether the rules derive each atom; a known fact must be derived from other facts."""
         task = self.subject.task
 
         def is_derived(distinct: Tensor, side: int) -> Tensor:
-            on_device = distinct.to(task.kb.facts.device)
-            found = scoring.TaskCandidates(task, on_device, side)
-            rows = [part.atom_row for part in found.derivations()]
+            found = scoring.TaskCandidates(
+                task, distinct.to(task.kb.facts.device), side
+            )
             derived = torch.zeros(len(distinct), dtype=torch.float64)
-            for row in rows:
-                derived = derived.index_fill(0, row.cpu(), 1.0)
+            for part in found.derivations():
+                derived = derived.index_fill(0, part.atom_row.cpu(), 1.0)
             is_proved = ~is_unproved_fact(task, distinct.long())
             return derived.to(distinct.device) * is_proved
 
-        found = ranking.score_distinct_atoms(
-            is_derived, atoms, task.sizes, side
+        return (
+            ranking.score_distinct_atoms(is_derived, atoms, task.sizes, side)
+            > 0
         )
-        return found > 0
 
 
 # -- scores of given triples
@@ -800,66 +740,37 @@ def score_triples(
     answerer: Answerer, atoms: I64[np.ndarray, "n W"]
 ) -> ScoredTriples:
     """Score and rank ground binary triples on both sides; a known fact is scored without itself among the facts."""
-    subject = answerer.subject
+    task, score = answerer.subject.task, answerer.subject.score
     protocol = ranking.RankingProtocol(sides=(HEAD, TAIL))
-    found = ranking.rank_split(subject.task, atoms, subject.score, protocol)
-    n = len(atoms)
-
-    listed = found.listed_score.double() * rank_metrics.SCORE_GRID_STEP
+    found = ranking.rank_split(task, atoms, score, protocol)
     is_other = ~found.is_answer & (found.listed_score > rank_metrics.ZERO_SCORE)
-    table = torch.from_numpy(np.ascontiguousarray(atoms)).long()
-    table = table.to(found.answer_score.device)
-    score, is_derived, better, equal = _without_own_facts(
-        answerer, table, found
+    listed = found.listed_score.double() * rank_metrics.SCORE_GRID_STEP
+    log_share = _log_shares(
+        found.answer_score, listed[is_other], found.listed_row[is_other]
     )
-    log_share = _log_shares(score, listed[is_other], found.listed_row[is_other])
+    rank = rank_metrics.ranks(found.counts)[:, -1]
 
-    def by_side(column: Tensor) -> np.ndarray:
-        return column.view(2, n).T.numpy(force=True)
-
+    # T_P holds known facts, whatever proves them.
+    table = found.queries.long()
+    facts = kbase.contains(task.kb, task.sizes, table.to(task.kb.facts.device))
+    is_fact = facts.to(table.device)
+    is_derived = found.answer_provable.view(2, -1).any(0)
+    if is_fact.any():
+        proved = answerer.is_derivable(table[is_fact], TAIL)
+        is_derived = is_derived.masked_scatter(is_fact, proved)
+    score, log_share, rank = (
+        column.view(2, -1).T.numpy(force=True)
+        for column in (found.answer_score, log_share, rank)
+    )
     known = kbase.contains_triple(answerer.known, table, TAIL)
     return ScoredTriples(
-        atoms=atoms,
-        score=by_side(score),
-        log_share=by_side(log_share),
-        rank=by_side(1.0 + better.double() + equal.double() / 2),
-        is_derived=is_derived.view(2, n).any(0).numpy(force=True),
-        is_known=known.numpy(force=True),
+        atoms,
+        score,
+        log_share,
+        rank,
+        is_derived.numpy(force=True),
+        known.numpy(force=True),
     )
-
-
-def _without_own_facts(
-    answerer: Answerer, atoms: I64[Tensor, "n W"], found: ranking.Ranking
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return scores, derivability and numbers of better and equal candidates of ranked triples, heads first.
-
-    A known fact is scored without itself; only candidates that rules derive are compared with it.
-    """
-    score, is_derived = found.answer_score, found.answer_provable
-    better, equal = found.counts.n_better, found.counts.n_equal
-    task, n = answerer.subject.task, len(atoms)
-    is_fact = kbase.contains(
-        task.kb, task.sizes, atoms.to(task.kb.facts.device)
-    ).to(atoms.device)
-    if not is_fact.any():
-        return score, is_derived, better, equal
-    facts, rows = atoms[is_fact], is_fact.nonzero().squeeze(1)
-    for i, side in enumerate((HEAD, TAIL)):
-        own = rank_metrics.quantise(answerer.log_odds(facts, side))
-        score = score.index_put((rows + i * n,), own)
-        proved = answerer.is_derivable(facts, side)
-        is_derived = is_derived.index_put((rows + i * n,), proved)
-    is_fact = is_fact.repeat(2)
-    other = ~found.is_answer & is_fact[found.listed_row]
-    row, value = found.listed_row[other], found.listed_score[other]
-    better, equal = (
-        torch.where(is_fact, torch.bincount(row[which], minlength=2 * n), old)
-        for which, old in (
-            (value > score[row], better),
-            (value == score[row], equal),
-        )
-    )
-    return score, is_derived, better, equal
 
 
 def _log_shares(
@@ -944,23 +855,27 @@ class TripleScorer:
 
     def score(self, triples: Sequence[tuple[str, str, str]]) -> list[Json]:
         """Return for each (head, relation, tail) its probability, scores, ranks and verdict as JSON values."""
-        verdicts = [self._unknown_name(triple) for triple in triples]
-        width = self._answerer.subject.task.sizes.atom_width
-        ids = [
-            (self._relations[r], self._entities[h], self._entities[t])
-            for (h, r, t), verdict in zip(triples, verdicts)
-            if not verdict
-        ]
-        atoms = np.zeros((len(ids), width), np.int32)
-        atoms[:, : TAIL + 1] = np.array(ids).reshape(-1, TAIL + 1)
-        records = iter(self._describe(atoms) if len(ids) else ())
-        more = ("rule", "proof") if self._with_proofs else ()
-        empty = dict.fromkeys((*_SCORE_FIELDS, *more))
         found: list[Json] = []
-        for (head, relation, tail), verdict in zip(triples, verdicts):
-            fields = dict(head=head, relation=relation, tail=tail)
-            values = empty | {"verdict": verdict} if verdict else next(records)
-            found.append(fields | values)
+        places: list[int] = []
+        width = self._answerer.subject.task.sizes.atom_width
+        atoms = np.zeros((len(triples), width), np.int32)
+        for place, (head, relation, tail) in enumerate(triples):
+            fields = {"head": head, "relation": relation, "tail": tail}
+            found.append(fields | dict.fromkeys(_SCORE_VALUES))
+            if self._with_proofs:
+                found[-1] |= {"rule": None, "proof": None}
+            if relation not in self._relations:
+                found[-1]["verdict"] = "unknown relation"
+            elif head not in self._entities or tail not in self._entities:
+                found[-1]["verdict"] = "unknown entity"
+            else:
+                entities = self._entities[head], self._entities[tail]
+                atoms[place, : TAIL + 1] = self._relations[relation], *entities
+                places.append(place)
+        if places:
+            values = self._describe(atoms[places])
+            for place, fields in zip(places, values):
+                found[place] |= fields
         return found
 
     def relations(
@@ -983,42 +898,28 @@ class TripleScorer:
         kept = [x for x in found if with_known or not x["known"]]
         return sorted(kept, key=order)
 
-    def _unknown_name(self, triple: tuple[str, str, str]) -> str:
-        """Return which name of a triple is unknown; empty if none is."""
-        head, relation, tail = triple
-        if relation not in self._relations:
-            return "unknown relation"
-        is_known = head in self._entities and tail in self._entities
-        return "" if is_known else "unknown entity"
-
-    def _describe(self, atoms: np.ndarray) -> Iterator[Json]:
+    def _describe(self, atoms: I32[np.ndarray, "n W"]) -> Iterator[Json]:
         """Yield the numbers and the verdict of each triple, with its rule and proof if asked for."""
         found = score_triples(self._answerer, atoms)
         p: list[float | None] = [None] * len(atoms)
         if self.calibration is not None:
             p = self.calibration.probability(found).tolist()
-        columns = (found.score, found.rank, found.is_derived, found.is_known)
-        rows = zip(p, *(column.tolist() for column in columns))
-        for atom, (chance, scores, ranks, derived, known) in zip(atoms, rows):
-            values = (
-                chance,
-                *map(probability, scores),
-                *ranks,
-                known,
-                self._answerer.verdict(derived),
-            )
-            record: Json = dict(zip(_SCORE_FIELDS, values))
-            if self._with_proofs:
-                record |= {"rule": None, "proof": None}
-                if derived:
-                    ids = torch.from_numpy(atom).long()
-                    why = self._answerer.explain(ids, TAIL)
-                    record["proof"] = why.to_json()["proof"]
-                    record["rule"] = why.rule_text
+        columns = (found.score, found.rank, found.is_known, found.is_derived)
+        rows = zip(atoms, p, *(column.tolist() for column in columns))
+        for atom, chance, scores, ranks, known, derived in rows:
+            chances = map(probability, scores)
+            verdict = self._answerer.verdict(derived)
+            values = (chance, *chances, *ranks, known, verdict)
+            record: Json = dict(zip(_SCORE_VALUES, values))
+            if self._with_proofs and derived:
+                ids = torch.from_numpy(atom).long()
+                why = self._answerer.explain(ids, TAIL)
+                record["rule"] = why.rule_text
+                record["proof"] = why.to_json()["proof"]
             yield record
 
 
-_SCORE_FIELDS = (
+_SCORE_VALUES = (
     "probability",
     "score_head",
     "score_tail",
@@ -1027,6 +928,7 @@ _SCORE_FIELDS = (
     "known",
     "verdict",
 )
+SCORE_COLUMNS = ("head", "relation", "tail", *_SCORE_VALUES, "rule")
 
 
 def summarise_labels(
@@ -1160,6 +1062,73 @@ def probability(score: int) -> float:
     log_odds = score * rank_metrics.SCORE_GRID_STEP
     smaller = 1.0 / (1.0 + math.exp(min(abs(log_odds), 700.0)))
     return smaller if log_odds < 0 else 1.0 - smaller
+
+
+# -- records in files
+
+JSON_ENDINGS = (".json", ".jsonl", ".ndjson")
+# types of DuckDB; other columns hold text
+_COLUMN_TYPES = {
+    "rank": "BIGINT",
+    **dict.fromkeys(("known", "label"), "BOOLEAN"),
+    **dict.fromkeys(
+        (
+            "score",
+            "probability",
+            "score_head",
+            "score_tail",
+            "rank_head",
+            "rank_tail",
+        ),
+        "DOUBLE",
+    ),
+}
+
+
+def records_text(
+    records: Iterable[Json],
+    columns: Sequence[str],
+    *,
+    as_json: bool = False,
+    with_header: bool = True,
+) -> str:
+    """Format columns of records as CSV, booleans as in JSON and missing values empty, or all as lines of JSON."""
+    if as_json:
+        lines = (json.dumps(x, ensure_ascii=False) for x in records)
+        return "".join(f"{escape_unprintable(line)}\n" for line in lines)
+    text = io.StringIO()
+    writer = csv.DictWriter(
+        text, columns, lineterminator="\n", extrasaction="ignore"
+    )
+    if with_header:
+        writer.writeheader()
+    words = {True: "true", False: "false"}
+    for record in records:
+        booleans = {
+            k: words[x] for k, x in record.items() if isinstance(x, bool)
+        }
+        writer.writerow(record | booleans)
+    return text.getvalue()
+
+
+def records_content(
+    records: Iterable[Json], columns: Sequence[str], path: Path
+) -> bytes:
+    """Return records as the content of a file: lines of JSON or Parquet by its ending, else CSV.
+
+    Raises:
+      ValueError: DuckDB, which writes Parquet, is not installed.
+    """
+    text = records_text(records, columns, as_json=path.suffix in JSON_ENDINGS)
+    if path.suffix != ".parquet":
+        return text.encode()
+    return to_parquet(text, columns)
+
+
+def to_parquet(text: str, columns: Sequence[str]) -> bytes:
+    """Convert CSV of `records_text` to Parquet; raises as `records_content` does."""
+    types = {name: _COLUMN_TYPES.get(name, "VARCHAR") for name in columns}
+    return format_parquet(text, types)
 
 
 # -- what a run finds

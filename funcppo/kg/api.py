@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import dataclasses
 import html
-import json
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -39,7 +38,6 @@ from funcppo.core.settings import (
 from funcppo.kg.answers import (
     Answerer,
     AnswerProof,
-    OpenQuery,
     Predictions,
     Table,
     TripleScorer,
@@ -61,11 +59,7 @@ from funcppo.kg.graph.rules import (
     proof_names,
     read_query,
 )
-from funcppo.kg.graph.text import (
-    read_text,
-    similar_names_hint,
-    unknown_name_message,
-)
+from funcppo.kg.graph.text import quote, read_text, similar_names_hint
 from funcppo.kg.graph.triples import DEFAULT_CONFIG, DataConfig
 from funcppo.kg.logic import proof as proofs
 from funcppo.kg.logic.fixpoint import Verdict
@@ -73,7 +67,11 @@ from funcppo.kg.logic.kb import HEAD, TAIL
 from funcppo.kg.logic.proof import Proof
 from funcppo.kg.mining import MiningConfig
 from funcppo.kg.ranking import ranking
-from funcppo.kg.ranking.explain import prove_from_other_facts
+from funcppo.kg.ranking.explain import (
+    proof_json,
+    proof_text,
+    prove_from_other_facts,
+)
 from funcppo.kg.ranking.rank_metrics import Metrics
 from funcppo.kg.ranking.ranking import HEADLINE_METRICS
 from funcppo.kg.run import budget, rule_files, train
@@ -223,23 +221,15 @@ class ProofResult:
         """Return the proof as an indented tree; empty without a proof."""
         if self.proof is None:
             return ""
-        names = proof_names(self.dataset)
-        return proofs.to_text(self.proof, names.format_atom, names.format_rule)
+        return proof_text(self.dataset, self.proof)
 
     def to_json(self) -> Json:
         """Return the verdict and the proof as JSON values."""
-        nodes = (
-            None
-            if self.proof is None
-            else json.loads(
-                proofs.to_json(self.proof, *proof_names(self.dataset))
-            )
-        )
         return {
             "query": self.query,
             "verdict": self.verdict,
             "known": self.known,
-            "proof": nodes,
+            "proof": self.proof and proof_json(self.dataset, self.proof),
         }
 
     def to_dot(self) -> str:
@@ -388,14 +378,17 @@ class Knowledge:
             raise ValueError(
                 "predict: expected unproved or min_score, got both: answers without a proof may score 0"
             )
-        notes: tuple[str, ...] = ()
-        is_relation = relation in self.dataset.predicates or "(" not in relation
-        if head is None and tail is None and not is_relation:
-            query, read = read_open_query(self.dataset, relation)
-            notes = read.notes
-        else:
-            query = self._open_query(relation, head, tail)
-
+        text = relation
+        is_query = "(" in relation and relation not in self.dataset.predicates
+        if not (head is tail is None and is_query):
+            if (head is None) == (tail is None):
+                raise ValueError(
+                    f"predict: expected head or tail, got {'neither' if head is None else 'both'}"
+                )
+            # A name in quotes is no variable.
+            names = ("?x" if x is None else quote(str(x)) for x in (head, tail))
+            text = f"{quote(relation)}({', '.join(names)})"
+        query, read = read_open_query(self.dataset, text)
         (found,) = self._answerer.answer(
             [query],
             k=k,
@@ -405,33 +398,9 @@ class Knowledge:
             with_explanations=explain,
             with_unproved=unproved,
         )
-        return dataclasses.replace(found, notes=notes)
-
-    def _open_query(
-        self, relation: str, head: str | None, tail: str | None
-    ) -> OpenQuery:
-        """Build the open query with a relation and its known head or tail.
-
-        Raises:
-          ValueError: a name is unknown, or not exactly one of head and tail is given.
-        """
-        if (head is None) == (tail is None):
-            raise ValueError(
-                f"predict: expected head or tail, got {'neither' if head is None else 'both'}"
-            )
-        side = TAIL if tail is None else HEAD
-        given = head if tail is None else tail
-        query = OpenQuery(
-            _id_of("relation", relation, self.dataset.predicates),
-            side,
-            _id_of("entity", str(given), self.dataset.entities),
+        return dataclasses.replace(
+            found, notes=read.notes if text == relation else ()
         )
-        arity = self.dataset.arities[query.predicate - 1]
-        if arity != TAIL:
-            raise ValueError(
-                f"predict: expected a relation of two arguments, {relation} has {arity}"
-            )
-        return query
 
     @checks_arguments
     def prove(self, query: str) -> ProofResult:
@@ -816,14 +785,3 @@ def _check_options(
             raise TypeError(
                 f"{function}: unknown setting {name}: expected a field of {config.__name__} ({hint})"
             )
-
-
-def _id_of(kind: str, name: str, names: Sequence[str]) -> int:
-    """Return the id of a name.
-
-    Raises:
-      ValueError: it is unknown; the message has the nearest spellings.
-    """
-    if name not in names:
-        raise ValueError(unknown_name_message(kind, name, names))
-    return names.index(name) + 1

@@ -60,7 +60,7 @@ class QuestionConfig:
     it."""
     odds_power: PositiveFloat | Literal["auto"] = "auto"
     """Weight of the log-odds of a rule's confidence that training starts with. With 1 the odds of the rules that derive
-    a candidate are added; the larger it is, the less other rules add to the best one. auto: 1, or the next of 2 and 3
+    a candidate are added; the larger it is, the less other rules add to the best one. auto: 2, or the next of 1 and 3
     that ranks the valid split better by more than two standard errors."""
     no_proof: FiniteFloat | Literal["auto"] | None = "auto"
     """Log-odds in place of the rules of an entity that none derives: all other evidence then ranks it, without a proof.

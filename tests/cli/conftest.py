@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from funcppo.kg.ranking import scoring
 from tests.cli.runner import TINY, TRAINED, funcppo, settings
 
 RULES = """p(X, Y) :- q(X, Y).
@@ -20,12 +19,6 @@ OF_LEARNER = {
     " bellman_ford.n_steps=2 bellman_ford.width=4",
     "proofs": "score=success prover.max_height=2 prover.object_identity=False",
 }
-
-
-@pytest.fixture(autouse=True)
-def few_batch_sizes(monkeypatch):
-    """Of the batch sizes of a search only two are tried."""
-    monkeypatch.setattr(scoring, "TRIAL_ROWS", (16, 256))
 
 
 @pytest.fixture(scope="session")

@@ -16,7 +16,6 @@ import pytest
 import torch
 import torch._dynamo.config  # it reads the environment once
 from rich.console import Console
-from starlette.testclient import TestClient
 
 from funcppo import cli
 from funcppo.cli import common
@@ -26,7 +25,6 @@ from funcppo.kg.config import RESULTS_FILE, RUN_FILES, RunConfig
 from funcppo.kg.graph.loaders import load
 from funcppo.kg.ranking import scoring
 from funcppo.kg.search.beam import evaluate_step
-from funcppo.kg.show import server
 from funcppo.runtime import memory
 from funcppo.runtime.capture import GraphedStep, are_trees_demanded, capture
 from funcppo.runtime.compile import reason_against_compiling
@@ -392,87 +390,37 @@ def captured_search(monkeypatch):
     )
 
 
-@pytest.fixture
-def served(monkeypatch):
-    """The responses of a program `serve`, which ends after them."""
-    got = {}
-
-    class Asked:
-        """A server that is asked once."""
-
-        def __init__(self, app, workers):
-            self.client = TestClient(app, base_url="http://127.0.0.1:8080")
-
-        def run(self, sockets):
-            query = "answers?relation=p&head=e1"
-            for path in (f"api/{query}", query, "api/graph"):
-                got[path.partition("?")[0]] = self.client.get(path)
-
-    monkeypatch.setattr(server, "Server", Asked)
-    return got
-
-
-def command_of(program, runs, folder):
-    """A command line that asks the runs, and writes JSON to `out.json` in the folder."""
-    words = {
-        "predict": ["p(e1, X)", "--score", "success"],
-        "serve": ["--port", "0", "--score", "success"],
-        "report": ["--max-queries", "2", "--out", folder / "page.html"],
-    }
-    return [
-        program,
-        runs / "proofs",
-        *words[program],
-        "--json",
-        folder / "out.json",
-    ]
+def evaluated(monkeypatch, runs, folder, *words):
+    """The JSON of an evaluation of a run that searches proofs."""
+    out = folder / "out.json"
+    run = (runs / "proofs", "--score", "success", "--max-queries", "2")
+    words = ("evaluate", *run, "--json", out, *words)
+    assert funcppo(monkeypatch, *words) == 0
+    return json.loads(out.read_text())
 
 
 @pytest.mark.parametrize("graphs", REASONS)
-@pytest.mark.parametrize("program", ["predict", "report", "serve"])
 def test_what_the_switch_says_reaches_the_search_and_is_recorded(
-    runs,
-    captured_search,
-    served,
-    monkeypatch,
-    capsys,
-    tmp_path,
-    program,
-    graphs,
+    runs, captured_search, monkeypatch, tmp_path, graphs
 ):
     code, sentence = REASONS[graphs]
-    command = command_of(program, runs, tmp_path)
-    assert funcppo(monkeypatch, *command, "--set", f"cuda_graphs={graphs}") == 0
-    result = json.loads((tmp_path / "out.json").read_text())
+    words = ("--cuda-graphs", graphs)
+    result = evaluated(monkeypatch, runs, tmp_path, *words)
     assert result["graphs"] == graphs
-
-    if program == "serve":
-        assert served["api/answers"].json()["answers"]
-        assert NOTE + sentence in served["api/graph"].json()["notes"]
-        return
-    (replay,) = result.get("replays", [result])
-    assert replay["replay_mode"] == "none"
-    assert set(replay["fallback_codes"]) == {code}
-    if program == "predict":
-        assert NOTE + sentence in result["notes"]
-        assert NOTE + sentence in capsys.readouterr().err
-    if program == "report":
-        assert NOTE + sentence in (tmp_path / "page.html").read_text()
+    assert result["replay_mode"] == "none"
+    assert set(result["fallback_codes"]) == {code}
+    assert NOTE + sentence in result["notes"]
 
 
 @on_gpu
-@pytest.mark.parametrize("program", ["predict", "report"])
 def test_searches_of_a_gpu_are_recorded_unless_the_switch_forbids_it(
-    runs, monkeypatch, tmp_path, program
+    runs, monkeypatch, tmp_path
 ):
     modes = {}
     for graphs in ("auto", "off", "trees", "manual"):
-        command = command_of(program, runs, tmp_path)
-        words = ["--device", "cuda", "--set", f"cuda_graphs={graphs}"]
-        assert funcppo(monkeypatch, *command, *words) == 0
-        result = json.loads((tmp_path / "out.json").read_text())
-        (replay,) = result.get("replays", [result])
-        modes[graphs] = replay["replay_mode"]
+        words = ("--device", "cuda", "--cuda-graphs", graphs)
+        result = evaluated(monkeypatch, runs, tmp_path, *words)
+        modes[graphs] = result["replay_mode"]
     assert modes == {
         "auto": "cuda-graph",
         "off": "none",

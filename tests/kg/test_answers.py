@@ -138,7 +138,7 @@ def test_the_entity_of_a_query_is_left_out_where_nothing_says_that_it_may_be(
     found = answerer.rank(queries, with_self=False)
     assert [answers.n_self for answers in with_self] == [0, 0, 0]
     assert [answers.n_self for answers in found] == [1, 0, 0]
-    assert [answers.n_new for answers in found] == [1, 2, 1]
+    assert [len(answers.entity) for answers in found] == [1, 2, 1]
 
     # The scores of the others do not change, and their ranks are among those listed.
     for kept, left in zip(with_self, found):

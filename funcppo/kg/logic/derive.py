@@ -11,9 +11,7 @@ Path rules. The body is a chain of binary atoms from one argument of the head to
 nowhere else: `h(x, y) :- a(x, z), b(w, z), c(w, y)`. Read from the argument that a query gives, it is a sequence of
 steps, each along a predicate in one direction. The sequences of all rules form a trie, so that bodies with a common
 beginning are walked once, and walks that meet are merged: they carry the number of ways to get there. Under object
-identity a walk has to remember its way, and walks are merged where no body goes on. Most are in their last step, and
-are merged before it: `h(x, y) :- a(x, z), b(z, w), c(w, y)` has as many ways to y as walks to w have merged, less those
-whose z is y, which one look at c(w, z) for each of them tells.
+identity a walk has to remember its way, and walks are merged where a body ends.
 
 Walks may carry a probability: that of a random walk, which at each atom takes one of the matching facts that the
 query does not leave out, all with the same chance. It ends early where there is none and, under object identity,
@@ -87,7 +85,6 @@ from funcppo.kg.logic.resolve import Goals, Successors
 from funcppo.kg.logic.row_index import (
     expand_ranges,
     int_list,
-    runs,
     sort_keys,
     unique_rows,
     unique_values,
@@ -225,8 +222,6 @@ class Neighbours(NamedTuple):
     # by step * (C + 1) + entity: where postings start; without entries where the table would be large
     offsets: I64[Tensor, "K1"]
     entities: I64[Tensor, "2N"]  # of the postings that offsets are of
-    # (step * (C + 1) + entity) * (C + 1) + neighbour, ascending; as offsets
-    keys: I64[Tensor, "2N"]
 
     def find(
         self, step: I64[Tensor, "n"], here: I64[Tensor, "n"]
@@ -246,25 +241,6 @@ class Neighbours(NamedTuple):
             return self.entities[position]
         fact = self.kb.argument_postings[position].long()
         return self.kb.facts[fact, TAIL - (step & 1)].long()
-
-    def is_neighbour(
-        self,
-        step: I64[Tensor, "n"],
-        here: I64[Tensor, "n"],
-        there: I64[Tensor, "n"],
-    ) -> Bool[Tensor, "n"]:
-        """Check, per row, whether `step` leads from entity `here` to entity `there`."""
-        if len(self.offsets):
-            base = self.sizes.n_constants + 1
-            key = (step * base + here) * base + there
-            return row_index.binary_search(self.keys, key).found
-        is_backward = step & 1 == BACKWARD
-        head = torch.where(is_backward, there, here)
-        tail = torch.where(is_backward, here, there)
-        atoms = torch.stack([step >> 1, head, tail], dim=1)
-        padding = (0, self.sizes.atom_width - atoms.shape[1])
-        atoms = torch.nn.functional.pad(atoms, padding)
-        return contains(self.kb, self.sizes, atoms)
 
 
 class StepTrie(NamedTuple):
@@ -354,19 +330,17 @@ def _index_neighbours(kb: KnowledgeBase, sizes: KBSizes) -> Neighbours:
     none = kb.rule_offsets[:0]
     # A table of more than 128 MB is not worth its memory: the index of the facts is read.
     if n_codes > 1 << 24 or sizes.atom_width <= TAIL:
-        return Neighbours(kb, sizes, none, none, none)
+        return Neighbours(kb, sizes, none, none)
 
     facts = kb.facts[kb.facts[:, TAIL] > 0].long()
     step = torch.cat([2 * facts[:, 0] + FORWARD, 2 * facts[:, 0] + BACKWARD])
     start = torch.cat([facts[:, HEAD], facts[:, TAIL]])
     end = torch.cat([facts[:, TAIL], facts[:, HEAD]])
     # The facts are in lexicographic order, so that neighbours are ascending.
-    base = sizes.n_constants + 1
-    code, order = sort_keys(step * base + start)
+    code, order = sort_keys(step * (sizes.n_constants + 1) + start)
     codes = torch.arange(n_codes + 1, device=code.device)
     offsets = torch.searchsorted(code, codes)
-    entities = end[order]
-    return Neighbours(kb, sizes, offsets, entities, code * base + entities)
+    return Neighbours(kb, sizes, offsets, end[order])
 
 
 def _build_trie(
@@ -455,65 +429,18 @@ class _Walker:
 
     def _walk_on(self, walks: Walks) -> tuple[Walks, Walks]:
         """Extend all walks by one step; return the longer walks, and, merged, those at nodes where a body ends."""
-        if not self.object_identity:
-            longer = self._merge_steps(walks, self._iter_edges(walks))
-            return longer, self._select_ended(longer)
-
-        # Probabilities are rounded down at each step, those of each walk alone: such walks are not merged before.
-        is_apart = len(walks.probability) > 0
-        edges = self._iter_edges(walks, goes_on=None if is_apart else True)
         pieces = [
-            piece for part in edges for piece in self._iter_next(walks, part)
-        ]
-        longer = _concatenate(pieces or [_none(walks, len(walks.path) + 1)])
-        ended = [self._merge(self._select_ended(longer))]
-        if not is_apart:
-            ended.append(self._last_steps(walks))
-        return longer, _concatenate(ended)
-
-    def _merge_steps(self, walks: Walks, chunks: Iterable[_Edges]) -> Walks:
-        """Extend walks along the given edges and return the new walks, merged."""
-        pieces = [
-            self._merge(piece)
-            for edges in chunks
+            piece
+            for edges in self._iter_edges(walks)
             for piece in self._iter_next(walks, edges)
         ]
-        if len(pieces) == 1:
-            return pieces[0]
-        return self._merge(_concatenate(pieces or [_none(walks, 1)]))
-
-    def _last_steps(self, walks: Walks) -> Walks:
-        """Extend walks to nodes of the trie without children, where every body ends; return them merged.
-
-        The given walks are not merged yet: ways that come back to an entity are subtracted (see the module docstring).
-        """
-        merged = self._merge(walks)
-        given = self.questions.entity[merged.question]
-        merged = merged._replace(path=(given, *merged.path))
-        last = self._iter_edges(merged, goes_on=False)
-        parts = [self._merge_steps(merged, last)]
-        for edges in self._iter_edges(walks, goes_on=False):
-            parts += self._iter_returns(walks, edges)
-        ended = self._merge(_concatenate(parts))
-        return ended.select((ended.n_ways > 0).nonzero().squeeze(1))
-
-    def _iter_returns(self, walks: Walks, edges: _Edges) -> Iterator[Walks]:
-        """Yield the walks that return along an edge to an inner entity of their path, with negated numbers of ways.
-
-        No such walk uses a fact that is left out, since that fact contains the first entity.
-        """
-        here = walks.path[-1][edges.row]
-        for entity in walks.path[1:-1]:
-            there = entity[edges.row]
-            self._spend(len(there))
-            is_back = self.neighbours.is_neighbour(edges.step, here, there)
-            back = is_back.nonzero().squeeze(1)
-            returning = walks.select(edges.row[back])
-            yield returning._replace(
-                node=edges.child[back],
-                n_ways=-returning.n_ways,
-                path=(there[back],),
-            )
+        if not self.object_identity:
+            pieces = [self._merge(piece) for piece in pieces]
+        longer = _concatenate(pieces or [_none(walks, len(walks.path) + 1)])
+        if self.object_identity:
+            return longer, self._merge(self._select_ended(longer))
+        longer = longer if len(pieces) == 1 else self._merge(longer)
+        return longer, self._select_ended(longer)
 
     def _select_ended(self, walks: Walks) -> Walks:
         """Return the walks at nodes of the trie where the body of a rule ends."""
@@ -521,14 +448,8 @@ class _Walker:
         has_rules = offsets[walks.node + 1] > offsets[walks.node]
         return walks.select(has_rules.nonzero().squeeze(1))
 
-    def _iter_edges(
-        self, walks: Walks, goes_on: bool | None = None
-    ) -> Iterator[_Edges]:
-        """Yield, in chunks, the trie edges of each walk whose step leads from the walk's entity to a neighbour.
-
-        Args:
-          goes_on: only edges to nodes from which some body goes on, or only the others; None for all.
-        """
+    def _iter_edges(self, walks: Walks) -> Iterator[_Edges]:
+        """Yield, in chunks, the trie edges of each walk whose step leads from the walk's entity to a neighbour."""
         offsets = self.trie.child_offsets
         start = offsets[walks.node]
         for row, position in ragged_arange(
@@ -536,10 +457,6 @@ class _Walker:
         ):
             self._spend(len(row))
             child = self.trie.child[position]
-            if goes_on is not None:
-                is_inner = offsets[child + 1] > offsets[child]
-                kept = (is_inner == goes_on).nonzero().squeeze(1)
-                row, position, child = row[kept], position[kept], child[kept]
             step = self.trie.child_step[position]
             first, count = self.neighbours.find(step, walks.path[-1][row])
             found = count > 0
@@ -1218,24 +1135,48 @@ def iter_derivations(
     sizes = plan.sizes
     index = index_sorted_atoms(atoms, sizes.n_predicates, sizes.n_constants)
     is_fact = contains(kb, sizes, atoms)
-
-    # A fact is left out of the facts for a question of its own.
     others = open_questions(atoms[~is_fact], side)
-    own = own_questions(atoms[is_fact], side)
-    for questions in (others, own):
+    for derived, rule in _iter_answers(
+        plan, atoms[is_fact], [others], side, object_identity, budget
+    ):
+        row = find_atoms(index, sizes, derived)
+        yield Derivations(row[row >= 0], rule[row >= 0])
+
+
+def _iter_answers(
+    plan: RulePlan,
+    facts: I64[Tensor, "F W"],
+    asked: Sequence[Questions],
+    side: int,
+    object_identity: bool,
+    budget: RowBudget | None,
+    progress: CountCallback = ignore_progress,
+) -> Iterator[tuple[I32[Tensor, "n W"], I64[Tensor, "n"]]]:
+    """Yield, chunk by chunk of questions, the atoms derived in answer and the ids of their rules.
+
+    Args:
+      facts: distinct, in lexicographic order; each is derived from other facts only, by a question of its own.
+      asked: the questions for all other answers.
+      side: the argument that the facts' own questions ask for.
+    """
+    sizes = plan.sizes
+    index = index_sorted_atoms(facts, sizes.n_predicates, sizes.n_constants)
+    asked = [*asked, own_questions(facts, side)]
+    n_questions = sum(len(questions.entity) for questions in asked)
+    n_answered = 0
+    for questions in asked:
         for chunk, found in iter_groundings(
             plan, questions, object_identity=object_identity, budget=budget
         ):
+            n_answered += len(chunk.entity)
+            progress(n_answered, n_questions)
+            derived = derived_atoms(chunk, found, sizes)
             left_out = chunk.left_out[found.question]
-            derived = derived_atoms(chunk, found, sizes).long()
-            row = find_atoms(index, sizes, derived)
-            is_asked = torch.where(
-                left_out > 0,
-                found.candidate == left_out,
-                ~is_fact[row.clamp_min(0)],
+            is_own = find_atoms(index, sizes, derived) >= 0
+            kept = torch.where(
+                left_out > 0, found.candidate == left_out, ~is_own
             )
-            kept = is_asked & (row >= 0)
-            yield Derivations(row[kept], found.rule[kept])
+            yield derived[kept], found.rule[kept]
 
 
 def derive_answers(
@@ -1307,6 +1248,7 @@ def is_answering(
     """
     base = sizes.n_constants + 1
     is_answer = torch.zeros_like(atoms[:, 0], dtype=torch.bool)
+
     for side in sides:
         given = HEAD + TAIL - side
         asked = unique_values(queries[:, 0] * base + queries[:, given])
@@ -1452,8 +1394,10 @@ def answered_step(
             kb, sizes, queries, sides, object_identity, budget, progress
         )
     else:
-        pairs = _iter_answers_by_question(
-            plan, kb, queries, sides, object_identity, budget, progress
+        facts = unique_rows(queries[contains(kb, sizes, queries)])
+        asked = [open_questions(queries, side) for side in sides]
+        pairs = _iter_answers(
+            plan, facts, asked, sides[0], object_identity, budget, progress
         )
     atoms = [kb.facts[:0]]
     rules = [kb.rule_ids_by_predicate[:0]]
@@ -1501,76 +1445,25 @@ def _iter_answers_by_rules(
         yield part.atoms[is_answer], part.rule[is_answer]
 
 
-def _iter_answers_by_question(
-    plan: RulePlan,
-    kb: KnowledgeBase,
-    queries: I64[Tensor, "Q W"],
-    sides: Sequence[int],
-    object_identity: bool,
-    budget: RowBudget | None,
-    progress: CountCallback,
-) -> Iterator[tuple[I32[Tensor, "n W"], I64[Tensor, "n"]]]:
-    """Yield, chunk by chunk of queries, the atoms derived in answer and the ids of their rules.
-
-    A fact among the queries is derived from other facts only.
-    """
-    sizes = plan.sizes
-    facts = unique_rows(queries[contains(kb, sizes, queries)])
-    index = index_sorted_atoms(facts, sizes.n_predicates, sizes.n_constants)
-    asked = [open_questions(queries, side) for side in sides]
-    asked.append(own_questions(facts, sides[0]))
-    n_questions = sum(len(of_side.entity) for of_side in asked)
-    n_answered = 0
-    for of_side in asked:
-        for chunk, found in iter_groundings(
-            plan, of_side, object_identity=object_identity, budget=budget
-        ):
-            n_answered += len(chunk.entity)
-            progress(n_answered, n_questions)
-            derived = derived_atoms(chunk, found, sizes)
-
-            # A fact among the queries is the answer of a question of its own.
-            left_out = chunk.left_out[found.question]
-            is_own = find_atoms(index, sizes, derived.long()) >= 0
-            kept = torch.where(
-                left_out > 0, found.candidate == left_out, ~is_own
-            )
-            yield derived[kept], found.rule[kept]
-
-
 def iter_indexed_derivations(
     derivability_index: DerivabilityIndex,
     sizes: KBSizes,
     atoms: I32[Tensor, "L W"],
-    max_chunk_derivations: int,
 ) -> Iterator[Derivations]:
     """Yield (atom, rule) pairs from the index, in order of the atoms, in chunks.
 
     Args:
       atoms: in any order; an atom that is not in the index has no derivation.
-      max_chunk_derivations: about how many derivations to yield at once: never more than these and those of one atom.
     """
     # The derivations of an atom are a span of the sorted keys.
     keys = derivability_index.derivation_keys
-    row = find_atoms(
-        derivability_index.atom_index, sizes, atoms.to(torch.int64)
-    )
+    row = find_atoms(derivability_index.atom_index, sizes, atoms)
     row_after_last = len(derivability_index.height)
     row = torch.where(row >= 0, row, row_after_last)  # whose span is empty
     start = torch.searchsorted(keys, row * sizes.n_rules)
     stop = torch.searchsorted(keys, row * sizes.n_rules + sizes.n_rules)
-    count = stop - start
-
-    # A chunk holds the atoms whose cumulative count lies in the same multiple of the limit.
-    chunk_of_atom = count.cumsum(0) // max_chunk_derivations
-    _, chunk_lengths = runs(chunk_of_atom)
-    first_atom = 0
-    for n_atoms in int_list(chunk_lengths):
-        chunk = slice(first_atom, first_atom + n_atoms)
-        for atom, position in ragged_arange(start[chunk], count[chunk]):
-            rule = keys[position] % sizes.n_rules
-            yield Derivations(first_atom + atom, rule)
-        first_atom += n_atoms
+    for atom, position in ragged_arange(start, stop - start):
+        yield Derivations(atom, keys[position] % sizes.n_rules)
 
 
 def rule_derives(

@@ -23,9 +23,10 @@ from __future__ import annotations
 
 import enum
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -185,16 +186,18 @@ def least_model(
     """
     start = time.perf_counter()
     rules = rules_from_kb(kb)
-    known = relations_by_predicate(kb.facts)
+    atoms, height = kb.facts, torch.zeros_like(kb.facts[:, 0])
+    atom_index = _index_atoms(atoms, sizes)
+
     previous: Relations = {}
-    deltas = [known]  # what each step added; the facts first
-    counts = [sum(relation.size for relation in known.values())]
+    known = delta = relations_by_predicate(atoms)
+    counts = [len(atoms)]
     stop: RowBudgetExceeded | None = None
-    reached_fixpoint = False
-    while not reached_fixpoint and len(counts) - 1 != max_height:
-        heads = _iter_step_heads(
+    new: Tensor | None = None
+    while (new is None or len(new)) and len(counts) - 1 != max_height:
+        parts = _iter_step_atoms(
             rules,
-            (previous, deltas[-1], known),
+            (previous, delta, known),
             kb,
             sizes,
             object_identity,
@@ -202,26 +205,34 @@ def least_model(
             partial(progress, len(counts) - 1, counts[-1]),
         )
         try:
-            new = _distinct_heads(heads, sizes, max_atoms - counts[-1])
+            new = _distinct_atoms(
+                map(partial(_select_missing, atom_index, sizes), parts),
+                atoms[:0],
+                sizes,
+                max_atoms - counts[-1],
+            )
         except RowBudgetExceeded as error:
             stop = error
             break
-        n_new = sum(relation.size for relation in new.values())
-        reached_fixpoint = not n_new
-        if n_new:
-            previous = known
-            known = {**known, **_unite(known, new, sizes)}
-            deltas.append(new)
-            counts.append(counts[-1] + n_new)
+        if len(new):
+            atoms = torch.cat([atoms, new])
+            order, atom_index = sort_and_index_atoms(
+                atoms, sizes.n_predicates, sizes.n_constants
+            )
+            steps = torch.full_like(new[:, 0], len(counts))
+            atoms, height = atoms[order], torch.cat([height, steps])[order]
+            previous, delta = known, relations_by_predicate(new)
+            known = relations_by_predicate(atoms)
+            counts.append(len(atoms))
 
-    atoms, height, atom_index = _assemble_atoms(deltas, kb, sizes)
     code, reason = describe_stop(stop, counts, max_atoms)
+
     return LeastModel(
         atoms=atoms,
         height=height,
         atom_index=atom_index,
         n_atoms_after_step=tuple(counts),
-        reached_fixpoint=reached_fixpoint,
+        reached_fixpoint=new is not None and not len(new),
         stop_reason=reason,
         stop_code=code,
         seconds=time.perf_counter() - start,
@@ -240,6 +251,7 @@ def describe_stop(
     """Return why the evaluation stopped before the next step, as a code and a line; (None, "") if it did not."""
     if stop is None:
         return None, ""
+
     code, obstacle = StopCode.MAX_ROWS, f"takes {stop}"
     if isinstance(stop, TimeBudgetExceeded):
         code = StopCode.TIME_LIMIT
@@ -251,7 +263,7 @@ def describe_stop(
     )
 
 
-def _iter_step_heads(
+def _iter_step_atoms(
     rules: Sequence[Rule],
     steps: tuple[Relations, Relations, Relations],
     kb: KnowledgeBase,
@@ -259,8 +271,8 @@ def _iter_step_heads(
     object_identity: bool,
     budget: RowBudget | None,
     report: CountCallback,
-) -> Iterator[tuple[int, Columns]]:
-    """Yield (predicate, new heads) of the rule bodies that hold an atom of the last step of T_P.
+) -> Iterator[I32[Tensor, "n W"]]:
+    """Yield the heads of the rule bodies that hold an atom of the last step of T_P.
 
     A body is found once: by the query for its first atom of the last step. Atoms left of it are older, atoms right
     of it are of any step.
@@ -290,15 +302,8 @@ def _iter_step_heads(
             heads = derive_heads(
                 rule, relations, kb, sizes, inequalities, budget
             )
-            if heads is None:
-                continue
-            of_predicate = known.get(rule.head[0])
-            if of_predicate is not None:
-                is_new = ~find_rows(
-                    heads, of_predicate, sizes.n_constants
-                ).found
-                heads = tuple(column[is_new] for column in heads)
-            yield rule.head[0], heads
+            if heads is not None:
+                yield _atoms_of(rule.head[0], heads)
         report(n_done, len(active))
 
 
@@ -335,35 +340,39 @@ def derive_heads(
     )
 
 
-def _distinct_heads(
-    heads: Iterator[tuple[int, Columns]], sizes: KBSizes, max_new: int
-) -> Relations:
-    """Collect the distinct heads as relations, by ascending predicate.
+def _select_missing(
+    index: AtomIndex, sizes: KBSizes, atoms: I32[Tensor, "n W"]
+) -> I32[Tensor, "m W"]:
+    """Return the atoms that an index does not hold."""
+    return atoms[find_atoms(index, sizes, atoms) < 0]
+
+
+def _distinct_atoms(
+    parts: Iterable[Tensor], none: Tensor, sizes: KBSizes, max_atoms: int
+) -> I32[Tensor, "n W"]:
+    """Return the distinct atoms of several tables, in lexicographic order.
 
     Raises:
-      RowBudgetExceeded: there are more than `max_new`, or the joins make too many rows.
+      RowBudgetExceeded: there are more than `max_atoms`, or the joins make too many rows.
     """
-    # Of each predicate a table of distinct rows, then those not yet made distinct.
-    tables: dict[int, list[Columns]] = {}
-    for predicate, columns in heads:
-        parts = tables.setdefault(predicate, [])
-        parts.append(columns)
+    held, n_pending = none, 0
+    pending: list[Tensor] = []
+    for part in chain(parts, [None]):
+        if part is not None:
+            pending.append(part)
+            n_pending += len(part)
 
-        # Merge when the pending rows outgrow the distinct ones: memory stays bounded, sorting stays rare.
-        n_rows = [len(part[0]) for part in parts]
-        if sum(n_rows) > max(joins.MAX_CHUNK_ROWS, 2 * n_rows[0]):
-            parts[:] = [_distinct_rows(parts, sizes)]
-            if len(parts[0][0]) > max_new:
-                raise MaxAtomsExceeded
-
-    new: Relations = {}
-    for predicate, parts in sorted(tables.items()):
-        columns = _distinct_rows(parts, sizes)
-        if len(columns[0]):
-            new[predicate] = Relation(columns, len(columns[0]))
-    if sum(relation.size for relation in new.values()) > max_new:
-        raise MaxAtomsExceeded
-    return new
+            # Merge when the pending rows outgrow the distinct ones: memory stays bounded, sorting stays rare.
+            if n_pending <= max(joins.MAX_CHUNK_ROWS, len(held)):
+                continue
+        held = torch.cat([held, *pending])
+        order, _ = sort_and_index_atoms(
+            held, sizes.n_predicates, sizes.n_constants
+        )
+        held, pending, n_pending = held[order], [], 0
+        if len(held) > max_atoms:
+            raise MaxAtomsExceeded
+    return held
 
 
 def _distinct_rows(parts: Sequence[Columns], sizes: KBSizes) -> Columns:
@@ -371,37 +380,6 @@ def _distinct_rows(parts: Sequence[Columns], sizes: KBSizes) -> Columns:
     columns = tuple(torch.cat(pieces) for pieces in zip(*parts))
     bits = sizes.n_constants.bit_length()
     return row_index.unique_columns(columns, [bits] * len(columns))
-
-
-def _unite(known: Relations, new: Relations, sizes: KBSizes) -> Relations:
-    """Return the relations that get new atoms, each with its new and its known atoms."""
-    united: Relations = {}
-    for predicate, relation in new.items():
-        tables = [relation.columns]
-        if predicate in known:
-            tables.append(known[predicate].columns)
-        columns = _distinct_rows(tables, sizes)
-        united[predicate] = Relation(columns, len(columns[0]))
-    return united
-
-
-def _assemble_atoms(
-    deltas: Sequence[Relations], kb: KnowledgeBase, sizes: KBSizes
-) -> tuple[Tensor, Tensor, AtomIndex]:
-    """Return all atoms in lexicographic order, the step that added each, and their index."""
-    tables = [kb.facts[:0]]
-    heights = [kb.facts[:0, 0]]
-    for step, delta in enumerate(deltas):
-        for predicate, relation in delta.items():
-            tables.append(_atoms_of(predicate, relation.columns))
-            heights.append(torch.full_like(tables[-1][:, 0], step))
-    atoms, height = torch.cat(tables), torch.cat(heights)
-    if len(deltas) > 1:
-        order, atom_index = sort_and_index_atoms(
-            atoms, sizes.n_predicates, sizes.n_constants
-        )
-        return atoms[order], height[order], atom_index
-    return atoms, height, _index_atoms(atoms, sizes)
 
 
 def _index_atoms(atoms: I32[Tensor, "n W"], sizes: KBSizes) -> AtomIndex:

@@ -112,6 +112,7 @@ def find_rows(columns: Columns, relation: Relation, n_constants: int) -> Lookup:
     """Return the position of each row in a relation, and whether the relation holds the row."""
     # View the relation over distinct variables, indexed by all columns.
     variables = tuple(range(n_constants + 1, n_constants + 1 + len(columns)))
+
     view = indexed_view(
         make_literal(relation, variables, n_constants),
         variables,
@@ -144,6 +145,7 @@ def distinct(table: Table, bits: int) -> Table:
       bits: how many bits hold any value.
     """
     variables, columns, counts = table.variables, table.columns, table.counts
+
     if not columns:
         size = min(table.size, 1)
         if counts is not None:
@@ -435,6 +437,7 @@ def collect_answers(query: ConjunctiveQuery) -> Table | None:
     """
     tables: list[Table] = []
     n_pending, n_distinct = 0, 0
+
     for table in iter_answers(query):
         # Without variables, one answer is all.
         if not query.output_variables and not query.is_counted:
@@ -676,8 +679,9 @@ def ragged_arange(start: Tensor, count: Tensor) -> Iterator[RowPairs]:
     """Yield all pairs (row, start[row] + i) with i < count[row], at most MAX_CHUNK_ROWS at a time."""
     end = torch.cumsum(count, 0)
     begin = end - count
-    total = int(end[-1])
+    total = int(count.sum())
     shift = start - end + count  # from the number of a pair to its position
+
     for first in range(0, total, MAX_CHUNK_ROWS):
         last = min(first + MAX_CHUNK_ROWS, total)
         in_chunk = (

@@ -34,6 +34,7 @@ from funcppo.kg.logic.row_index import (
     Lookup,
     from_numpy,
     int_list,
+    rule_tuples,
     value_counts,
 )
 
@@ -45,10 +46,7 @@ SIDE_NAMES = {HEAD: "head", TAIL: "tail"}
 # Keys that a CPU looks up in one call, in half a second: a signal waits for its end.
 MAX_SEARCHED_AT_ONCE = 1 << 22
 _NO_LIMIT = 1 << row_index.ROW_COUNT_BITS  # more facts than there can be
-# names of what `index_facts` gives
-_FACT_TENSORS = ("facts", "argument_postings", "fact_offsets")
-_HASH_TABLES = ("fact_index", "argument_index")
-_KEY_PREFIX = "key_prefix_"
+_KEY_PREFIX = "key_prefix_"  # names of prefix tables in `index_facts`
 # a predicate, and which of its arguments are bound
 BindingPattern = tuple[int, tuple[bool, ...]]
 
@@ -89,6 +87,17 @@ class KnowledgeBase(NamedTuple):
     body_pairs: F32[Tensor, "R"]  # number of atoms that the rule derives
 
 
+class _FactTables(NamedTuple):
+    """The first fields of a `KnowledgeBase`, which follow from its facts alone."""
+
+    facts: Tensor
+    key_prefixes: tuple[Tensor, ...]
+    fact_index: HashTable
+    argument_index: HashTable
+    argument_postings: Tensor
+    fact_offsets: Tensor
+
+
 class AtomIndex(NamedTuple):
     """Sorted keys of distinct atoms: the row of an atom is the position of its key."""
 
@@ -124,27 +133,25 @@ def build(
     facts = np.asarray(facts)
     rules = np.asarray(rules)
     _validate_rules(rules, facts.shape, n_constants, n_predicates)
-
-    # Facts, sorted and distinct, with their indices.
     if tables is None:
-        kb = _sort_and_index_facts(facts, n_constants, n_predicates, device)
+        indexed = _sort_and_index_facts(
+            facts, n_constants, n_predicates, device
+        )
     else:
-        kb = _from_arrays(tables, device)
+        indexed = _from_arrays(tables, device)
 
     # Rules, grouped by head predicate.
-    heads = from_numpy(np.ascontiguousarray(rules[:, 0, 0], dtype=np.int64)).to(
-        device
-    )
+    rule_table = from_numpy(np.ascontiguousarray(rules, dtype=np.int32))
+    rule_table = rule_table.to(device)
+    heads = rule_table[:, 0, 0].long()
     rule_order = torch.argsort(heads, stable=True)
     rule_offsets = torch.searchsorted(
         heads[rule_order], torch.arange(n_predicates + 2, device=device)
     )
     zeros = torch.zeros(len(rules), device=device)
-
-    kb = kb._replace(
-        rules=from_numpy(np.ascontiguousarray(rules, dtype=np.int32)).to(
-            device
-        ),
+    kb = KnowledgeBase(
+        *indexed,
+        rules=rule_table,
         rule_offsets=rule_offsets,
         rule_ids_by_predicate=rule_order,
         support=zeros,
@@ -157,11 +164,7 @@ def build(
         n_facts=kb.facts.shape[0],
         n_rules=len(rules),
         max_rule_atoms=rules.shape[1],
-        max_rules_per_predicate=int(
-            (rule_offsets[1:] - rule_offsets[:-1]).max()
-        )
-        if len(rules)
-        else 0,
+        max_rules_per_predicate=int(torch.diff(rule_offsets).max()),
     )
     return kb, sizes
 
@@ -184,16 +187,19 @@ def index_facts(
 
     Arguments and errors are those of `build`.
     """
-    kb = _sort_and_index_facts(
+    tables = _sort_and_index_facts(
         np.asarray(facts), n_constants, n_predicates, "cpu"
     )
-    # Tuples have a name for each of their parts.
-    tensors = {name: getattr(kb, name) for name in _FACT_TENSORS}
-    for i, prefix in enumerate(kb.key_prefixes):
+
+    tensors: dict[str, Tensor] = {}
+    for name, part in tables._asdict().items():
+        if isinstance(part, HashTable):
+            parts = part._asdict().items()
+            tensors |= {f"{name}.{field}": tensor for field, tensor in parts}
+        elif isinstance(part, Tensor):
+            tensors |= {name: part}
+    for i, prefix in enumerate(tables.key_prefixes):
         tensors |= {f"{_KEY_PREFIX}{i}": prefix}
-    for name in _HASH_TABLES:
-        for part, tensor in getattr(kb, name)._asdict().items():
-            tensors |= {f"{name}.{part}": tensor}
     return {name: tensor.numpy() for name, tensor in tensors.items()}
 
 
@@ -208,12 +214,12 @@ def fact_id(
     kb: KnowledgeBase, sizes: KBSizes, atom: I64[Tensor, "... W"]
 ) -> I64[Tensor, "..."]:
     """Return the row of each atom in `facts`; -1 for an atom that is no fact (one with a variable never is)."""
-    key, is_valid = encode_atoms(kb.key_prefixes, sizes, atom)
+    key, is_valid = _encode_atoms(kb.key_prefixes, sizes, atom)
     row, found = row_index.hash_lookup(kb.fact_index, key)
     return torch.where(is_valid & found, row, -1)
 
 
-def encode_atoms(
+def _encode_atoms(
     key_prefixes: tuple[Tensor, ...], sizes: KBSizes, atom: Tensor
 ) -> Lookup:
     """Compute the key of each atom.
@@ -223,11 +229,9 @@ def encode_atoms(
       found: whether the atom has one: it is ground, its ids are in range, and the prefix tables hold it.
     """
     is_valid = atom[..., 0] > 0
-    largest_ids = [sizes.n_predicates] + [sizes.n_constants] * (
-        sizes.atom_width - 1
-    )
     columns: list[Tensor] = []
-    for column, largest in zip(atom.unbind(-1), largest_ids):
+    for place, column in enumerate(atom.unbind(-1)):
+        largest = sizes.n_constants if place else sizes.n_predicates
         is_valid = is_valid & (column <= largest)
         columns.append(torch.where(is_valid, column, 0).to(torch.int64))
 
@@ -240,7 +244,7 @@ def find_atoms(
     atom_index: AtomIndex, sizes: KBSizes, atom: I64[Tensor, "... W"]
 ) -> I64[Tensor, "..."]:
     """Return the row of each atom in the indexed table; -1 for an atom that is not in the table."""
-    key, is_valid = encode_atoms(atom_index.key_prefixes, sizes, atom)
+    key, is_valid = _encode_atoms(atom_index.key_prefixes, sizes, atom)
     row, found = row_index.binary_search(atom_index.keys, key)
     return torch.where(is_valid & found, row, -1)
 
@@ -334,9 +338,9 @@ def find_postings(
     The argument position counts from 0. Facts of a span are in the order of `facts`; without such facts the span is
     empty.
     """
-    key = (position * (sizes.n_predicates + 1) + predicate) * (
-        sizes.n_constants + 1
-    ) + argument
+    key = _argument_key(
+        position, predicate, argument, sizes.n_predicates, sizes.n_constants
+    )
     span, _ = row_index.hash_lookup(kb.argument_index, key)
     return row_index.decode_span(span)
 
@@ -381,31 +385,20 @@ def compute_max_fanout(
     arguments of its head are. The binding patterns reached in `max_height` rule applications are few, and each has a
     widest lookup.
     """
-    rules_by_predicate: dict[int, list[np.ndarray]] = {}
-    for rule in kb.rules.cpu().numpy():
-        rules_by_predicate.setdefault(int(rule[0, 0]), []).append(rule)
-
+    rules = rule_tuples(kb.rules)
     all_bound = (True,) * (sizes.atom_width - 1)
-    frontier: set[BindingPattern] = {
-        (predicate, all_bound) for predicate in rules_by_predicate
-    }
+    frontier = {(rule[0][0], all_bound) for rule in rules}
     reached: set[BindingPattern] = set()
+
     for _ in range(max_height):
         patterns: set[BindingPattern] = set()
-        for predicate, is_bound in frontier:
-            for rule in rules_by_predicate.get(predicate, []):
-                patterns.update(
-                    _body_patterns(rule, is_bound, sizes.n_constants)
-                )
+        for rule in rules:
+            for predicate, is_bound in frontier:
+                if predicate == rule[0][0]:
+                    patterns |= _body_patterns(rule, is_bound, sizes)
         frontier = patterns - reached
         reached |= frontier
-    return max(
-        (
-            _max_lookup(kb, predicate, is_bound)
-            for predicate, is_bound in reached
-        ),
-        default=1,
-    )
+    return max((_max_lookup(kb, *pattern) for pattern in reached), default=1)
 
 
 def n_bytes(kb: KnowledgeBase) -> int:
@@ -415,43 +408,21 @@ def n_bytes(kb: KnowledgeBase) -> int:
 
 def _from_arrays(
     arrays: Mapping[str, np.ndarray], device: torch.device | str
-) -> KnowledgeBase:
-    """Build a knowledge base without rules from the arrays of `index_facts`; on a CPU it shares their memory."""
+) -> _FactTables:
+    """Return the tables that `index_facts` gave as arrays; on a CPU they share their memory."""
     tensors = {name: from_numpy(a).to(device) for name, a in arrays.items()}
-    n_prefixes = sum(name.startswith(_KEY_PREFIX) for name in tensors)
+    prefixes = sorted(name for name in tensors if name.startswith(_KEY_PREFIX))
     fact_index, argument_index = (
         HashTable(*(tensors[f"{name}.{part}"] for part in HashTable._fields))
-        for name in _HASH_TABLES
+        for name in ("fact_index", "argument_index")
     )
-    prefixes = [tensors[f"{_KEY_PREFIX}{i}"] for i in range(n_prefixes)]
-    facts, postings, fact_offsets = (tensors[name] for name in _FACT_TENSORS)
-    return _without_rules(
-        facts, prefixes, fact_index, argument_index, postings, fact_offsets
-    )
-
-
-def _without_rules(
-    facts: Tensor,
-    key_prefixes: Sequence[Tensor],
-    fact_index: HashTable,
-    argument_index: HashTable,
-    argument_postings: Tensor,
-    fact_offsets: Tensor,
-) -> KnowledgeBase:
-    """Return the knowledge base of facts and their indices, without rules."""
-    none = torch.zeros(0, device=facts.device)
-    return KnowledgeBase(
-        facts=facts,
-        key_prefixes=tuple(key_prefixes),
-        fact_index=fact_index,
-        argument_index=argument_index,
-        argument_postings=argument_postings,
-        fact_offsets=fact_offsets,
-        rules=none,
-        rule_offsets=none,
-        rule_ids_by_predicate=none,
-        support=none,
-        body_pairs=none,
+    return _FactTables(
+        tensors["facts"],
+        tuple(tensors[name] for name in prefixes),
+        fact_index,
+        argument_index,
+        tensors["argument_postings"],
+        tensors["fact_offsets"],
     )
 
 
@@ -460,8 +431,8 @@ def _sort_and_index_facts(
     n_constants: int,
     n_predicates: int,
     device: torch.device | str,
-) -> KnowledgeBase:
-    """Build a knowledge base without rules from facts in any order; duplicates are merged."""
+) -> _FactTables:
+    """Index facts that come in any order; duplicates are merged."""
     _validate_facts(facts, n_constants, n_predicates)
     table = from_numpy(np.ascontiguousarray(facts, dtype=np.int32)).to(device)
     rows, _ = sort_and_index_atoms(table, n_predicates, n_constants)
@@ -471,8 +442,8 @@ def _sort_and_index_facts(
 
 def _index_sorted_facts(
     facts: I32[Tensor, "N W"], n_predicates: int, n_constants: int
-) -> KnowledgeBase:
-    """Build a knowledge base without rules from distinct facts in lexicographic order."""
+) -> _FactTables:
+    """Index distinct facts in lexicographic order."""
     prefixes, keys = index_sorted_atoms(facts, n_predicates, n_constants)
     ids = torch.arange(len(facts), device=facts.device, dtype=torch.int32)
     entries = torch.stack([keys, ids], dim=1)
@@ -489,7 +460,7 @@ def _index_sorted_facts(
     argument_index, postings = _index_arguments(
         facts, n_predicates, n_constants
     )
-    return _without_rules(
+    return _FactTables(
         facts, prefixes, fact_index, argument_index, postings, fact_offsets
     )
 
@@ -560,24 +531,16 @@ def _validate_facts(
             f"expected fewer than {_NO_LIMIT:,} facts, got {len(facts):,}"
         )
 
-    predicates = facts[:, 0]
-    arguments = facts[:, 1:]
-    bad_argument = np.flatnonzero(
-        ((arguments < 0) | (arguments > n_constants)).any(1)
-    )
-    if len(bad_argument):
-        row = bad_argument[0]
-        raise ValueError(
-            f"fact {row}: expected constants from 1 to {n_constants}, got {facts[row].tolist()}"
-        )
-    bad_predicate = np.flatnonzero(
-        (predicates < 1) | (predicates > n_predicates)
-    )
-    if len(bad_predicate):
-        row = bad_predicate[0]
-        raise ValueError(
-            f"fact {row}: expected a predicate from 1 to {n_predicates}, got {facts[row].tolist()}"
-        )
+    for column, least, most, name in (
+        (facts[:, 1:], 0, n_constants, "constants"),
+        (facts[:, :1], 1, n_predicates, "a predicate"),
+    ):
+        bad = np.flatnonzero(((column < least) | (column > most)).any(1))
+        if len(bad):
+            row = bad[0]
+            raise ValueError(
+                f"fact {row}: expected {name} from 1 to {most}, got {facts[row].tolist()}"
+            )
 
 
 def _validate_rules(
@@ -608,29 +571,22 @@ def _validate_rules(
 
 
 def _body_patterns(
-    rule: np.ndarray, is_bound: tuple[bool, ...], n_constants: int
-) -> list[BindingPattern]:
+    rule: Sequence[tuple[int, ...]],
+    is_bound: tuple[bool, ...],
+    sizes: KBSizes,
+) -> set[BindingPattern]:
     """Return the binding pattern of each body atom of a rule, given which head arguments are bound.
 
     Body atoms are solved left to right.
     """
-    bound_terms = {
-        int(term) for term, bound in zip(rule[0, 1:], is_bound) if bound
-    }
-    patterns: list[BindingPattern] = []
-    for atom in rule[1:]:
-        if atom[0]:
-            terms = [int(term) for term in atom[1:]]
-            patterns.append(
-                (
-                    int(atom[0]),
-                    tuple(
-                        term <= n_constants or term in bound_terms
-                        for term in terms
-                    ),
-                )
-            )
-            bound_terms.update(terms)
+    (_, *head), *body = rule
+    bound = {term for term, is_known in zip(head, is_bound) if is_known}
+    patterns: set[BindingPattern] = set()
+    for predicate, *terms in body:
+        if predicate:
+            known = (t <= sizes.n_constants or t in bound for t in terms)
+            patterns.add((predicate, tuple(known)))
+            bound.update(terms)
     return patterns
 
 
@@ -730,19 +686,9 @@ def contains_key(
 ) -> Bool[Tensor, "..."]:
     """Check, per triple key, whether the index of a side holds it."""
     keys = _side_keys(index, side)
-    if triple_key.is_cuda or triple_key.numel() <= MAX_SEARCHED_AT_ONCE:
-        return _is_among(keys, triple_key)
     parts = torch.split(triple_key.flatten(), MAX_SEARCHED_AT_ONCE)
-    found = [_is_among(keys, part) for part in parts]
+    found = [row_index.binary_search(keys, part).found for part in parts]
     return torch.cat(found).view(triple_key.shape)
-
-
-def _is_among(
-    keys: I64[Tensor, "N"], wanted: I64[Tensor, "..."]
-) -> Bool[Tensor, "..."]:
-    """Check, per value of `wanted`, whether ascending `keys` hold it."""
-    first = torch.searchsorted(keys, wanted)
-    return first < torch.searchsorted(keys, wanted, right=True)
 
 
 def answer_range(

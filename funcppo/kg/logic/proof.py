@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 Atom = tuple[int, ...]
@@ -84,30 +84,24 @@ def check_proof(
 
     excluded_fact = proof.nodes[0].goal if leave_one_out else None
     for position, node in enumerate(proof.nodes):
-        node_errors: list[str] = []
         if node.rule is None:
-            node_errors += _fact_errors(node, facts, excluded_fact)
+            found = _fact_errors(node, facts, excluded_fact)
         else:
-            height = heights[position]
-            node_errors += _rule_errors(
-                proof, node, node.rule, rules, n_constants
+            found = _rule_errors(
+                proof, node, node.rule, rules, n_constants, object_identity
             )
+            height = heights[position]
             if max_height is not None and height >= max_height:
-                node_errors.append(
+                found.append(
                     f"expected only facts from height {max_height}, got a rule at height {height}"
                 )
-            if object_identity and not node_errors:
-                node_errors += _identity_errors(
-                    node, rules[node.rule], n_constants
-                )
         if node.probability is not None and not 0 <= node.probability <= 1:
-            node_errors.append(
+            found.append(
                 f"expected a probability from 0 to 1, got {node.probability}"
             )
 
         # a path is as long as the node is deep: format it for an error only
-        for error in node_errors:
-            errors.append(f"{_format_path(position, users)}: {error}")
+        errors += [f"{_format_path(position, users)}: {e}" for e in found]
     return errors
 
 
@@ -116,14 +110,11 @@ def _position_errors(proof: Proof) -> list[str]:
     n_nodes = len(proof.nodes)
     if not n_nodes:
         return ["expected at least one node, got no nodes"]
-    errors: list[str] = []
-    for i, node in enumerate(proof.nodes):
-        children = list(node.children)
-        if not all(0 < child < n_nodes for child in children):
-            errors.append(
-                f"node {i}: expected children at positions 1 to {n_nodes - 1}, got {children}"
-            )
-    return errors
+    return [
+        f"node {i}: expected children at positions 1 to {n_nodes - 1}, got {list(node.children)}"
+        for i, node in enumerate(proof.nodes)
+        if not all(0 < child < n_nodes for child in node.children)
+    ]
 
 
 def _order_nodes(
@@ -153,8 +144,7 @@ def _order_nodes(
             if not n_open_parents[child]:
                 order.append(child)
 
-    positions = set(range(len(nodes)))
-    unsupported = sorted(positions - set(order))
+    unsupported = sorted(set(range(len(nodes))).difference(order))
     return heights, users, unsupported
 
 
@@ -195,71 +185,48 @@ def _rule_errors(
     rule_id: int,
     rules: Sequence[Sequence[Sequence[int]]],
     n_constants: int,
+    object_identity: bool,
 ) -> list[str]:
     """Return the errors of a node that applies a rule: its rule id, substitution and children."""
     if not 0 <= rule_id < len(rules):
         return [f"there is no rule {rule_id}"]
     atoms = [atom for atom in rules[rule_id] if atom[0]]
+    terms = {term for atom in atoms for term in atom[1:] if term}
+    variables = sorted(term for term in terms if term > n_constants)
 
     # The substitution binds exactly the variables of the rule, each to a constant.
-    binding = dict(node.substitution)
-    variables: set[int] = set()
-    for atom in atoms:
-        variables.update(term for term in atom[1:] if term > n_constants)
-    bound_variables = [variable for variable, _ in node.substitution]
-    if bound_variables != sorted(variables):
-        return [
-            f"rule {rule_id} has the variables {sorted(variables)}, got {list(node.substitution)}"
-        ]
+    pairs = list(node.substitution)
+    binding = dict(pairs)
+    if [variable for variable, _ in pairs] != variables:
+        return [f"rule {rule_id} has the variables {variables}, got {pairs}"]
     if not all(1 <= constant <= n_constants for constant in binding.values()):
         return [
-            f"expected constants from 1 to {n_constants} for variables, got {list(node.substitution)}"
+            f"expected constants from 1 to {n_constants} for variables, got {pairs}"
         ]
 
     # Under the substitution, the head is the node's goal and the body atoms are the goals of its children.
-    instance = [_substitute(atom, binding) for atom in atoms]
-    goals = [node.goal]
-    goals += [proof.nodes[child].goal for child in node.children]
-    n_body = len(instance) - 1
-    n_children = len(node.children)
-    if n_body != n_children:
+    goals = [node.goal, *(proof.nodes[i].goal for i in node.children)]
+    if len(goals) != len(atoms):
         return [
-            f"rule {rule_id} has {n_body} atoms in its body, got {n_children} children"
+            f"rule {rule_id} has {len(atoms) - 1} atoms in its body, got {len(goals) - 1} children"
         ]
     errors: list[str] = []
-    for i, (expected, goal) in enumerate(zip(instance, goals)):
+    for i, ((predicate, *arguments), goal) in enumerate(zip(atoms, goals)):
+        expected = (predicate, *(binding.get(t, t) for t in arguments))
         if expected != goal:
-            part = "head" if i == 0 else f"body atom {i - 1}"
+            part = f"body atom {i - 1}" if i else "head"
             errors.append(
                 f"{part} of rule {rule_id}: expected {list(expected)}, got {list(goal)}"
             )
+
+    # Object identity: no two variables have one constant, and none has a constant that the rule names.
+    named = terms.difference(variables)
+    n_distinct = len(named.union(binding.values()))
+    if object_identity and n_distinct < len(named) + len(pairs):
+        errors.append(
+            f"expected another constant for each variable, none of the rule's {sorted(named)}, got {pairs}"
+        )
     return errors
-
-
-def _substitute(atom: Sequence[int], binding: dict[int, int]) -> Atom:
-    """Return the atom with its variables replaced by constants."""
-    predicate, *terms = atom
-    return (predicate, *(binding.get(term, term) for term in terms))
-
-
-def _identity_errors(
-    node: Node, rule: Sequence[Sequence[int]], n_constants: int
-) -> list[str]:
-    """Return an error if the substitution breaks object identity.
-
-    It does if two variables have one constant, or a variable has a constant that the rule names.
-    """
-    named: set[int] = set()
-    for atom in rule:
-        named.update(term for term in atom[1:] if 1 <= term <= n_constants)
-
-    binding = list(node.substitution)
-    bound = {constant for _, constant in binding}
-    if len(named | bound) == len(named) + len(binding):
-        return []
-    return [
-        f"expected another constant for each variable, none of the rule's {sorted(named)}, got {binding}"
-    ]
 
 
 # -- text, JSON and DOT
@@ -295,10 +262,7 @@ def to_text(
             else _format_choice(node, format_rule, by="by ")
         )
         goal = format_atom(node.goal)
-        line = f"{prefix}{goal}      {choice}"
-        if node.probability is not None:
-            line += f"   p={node.probability:.3g}"
-        lines.append(line)
+        lines.append("   ".join([f"{prefix}{goal}   ", choice, *_p(node)]))
         if is_repeated:
             continue
 
@@ -332,26 +296,15 @@ def to_json(
       [predicate, constant...] padded with 0, and the substitutions, [variable, constant] pairs.
     """
     predicates = {node.goal[0] for node in proof.nodes}
-    constants: set[int] = set()
+    constants = {t for node in proof.nodes for t in node.goal[1:] if t}
     variables: set[int] = set()
-    nodes: list[dict[str, object]] = []
-
+    nodes: list[object] = []
     for node in proof.nodes:
-        constants.update(term for term in node.goal[1:] if term)
         constants.update(constant for _, constant in node.substitution)
         variables.update(variable for variable, _ in node.substitution)
         rule_text = None if node.rule is None else format_rule(node.rule)
-        nodes.append(
-            {
-                "goal": node.goal,
-                "goal_text": format_atom(node.goal),
-                "rule": node.rule,
-                "rule_text": rule_text,
-                "substitution": node.substitution,
-                "probability": node.probability,
-                "children": node.children,
-            }
-        )
+        texts = {"goal_text": format_atom(node.goal), "rule_text": rule_text}
+        nodes.append(asdict(node) | texts)
     document = {
         "format": JSON_FORMAT,
         "nodes": nodes,
@@ -402,16 +355,20 @@ def to_dot(
     """
     lines = ["digraph proof {", "  node [shape=box];"]
     for position, node in enumerate(proof.nodes):
-        label_lines = [format_atom(node.goal)]
-        label_lines.append(_format_choice(node, format_rule))
-        if node.probability is not None:
-            label_lines.append(f"p={node.probability:.3g}")
-        label = _quote_dot("\n".join(label_lines))
+        choice = _format_choice(node, format_rule)
+        label = _quote_dot(
+            "\n".join([format_atom(node.goal), choice, *_p(node)])
+        )
         lines.append(f"  n{position} [label={label}];")
         for child in node.children:
             lines.append(f"  n{position} -> n{child};")
     lines.append("}")
     return "\n".join(lines) + "\n"
+
+
+def _p(node: Node) -> list[str]:
+    """Format the probability of a node's choice, if it has one."""
+    return [] if node.probability is None else [f"p={node.probability:.3g}"]
 
 
 def _format_choice(node: Node, format_rule: RuleFormatter, by: str = "") -> str:
@@ -423,7 +380,5 @@ def _format_choice(node: Node, format_rule: RuleFormatter, by: str = "") -> str:
 
 def _quote_dot(label: str) -> str:
     """Quote and escape a label as a DOT string."""
-    escaped = label.replace("\\", "\\\\")
-    escaped = escaped.replace('"', '\\"')
-    escaped = escaped.replace("\n", "\\n")
-    return f'"{escaped}"'
+    escapes = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n"})
+    return f'"{label.translate(escapes)}"'

@@ -259,6 +259,7 @@ def build_hash_table(entries: I64[Tensor, "D 2"]) -> HashTable:
     if not len(entries):
         # An entry that matches no key.
         entries = torch.full((1, 2), -1, device=entries.device)
+
     offsets, order = _group_by_bucket(entries[:, 0])
     interleaved = entries.index_select(0, order).view(-1)
 

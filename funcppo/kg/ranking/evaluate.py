@@ -1,7 +1,7 @@
 """Evaluation of a split query by query, with a record for each query and side, in a file that can be resumed.
 
-`evaluate_queries` ranks a second's work at a time and yields the records of each query as they are made, so that a long
-evaluation can show its progress, be interrupted and be resumed. `open_log` starts or resumes a file of
+`plan_windows` cuts a split into windows, and `rank_window` gives the records of one, so that a long evaluation can show
+its progress, be shared, interrupted and resumed. `open_log` starts or resumes a file of
 `core.files`, which holds a record for each query and side, and `summarise_records` computes all metrics from them.
 Every rank follows from the integers `n_better`, `n_equal` and `n_candidates`:
 
@@ -20,10 +20,8 @@ Source: Guo et al. 2017, arXiv:1706.04599.
 
 from __future__ import annotations
 
-import json
-import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -37,8 +35,7 @@ from funcppo.core import files
 from funcppo.core.files import Json, Record, RecordLog, Settings
 from funcppo.core.settings import INT32_MAX
 from funcppo.core.types import F64, I64, Bool
-from funcppo.kg.graph.rules import format_atom, proof_names
-from funcppo.kg.logic import proof
+from funcppo.kg.graph.rules import format_atom
 from funcppo.kg.logic.kb import SIDE_NAMES
 from funcppo.kg.logic.proof import Proof
 from funcppo.kg.ranking import explain, rank_metrics, ranking, scoring
@@ -51,7 +48,7 @@ from funcppo.kg.search.task import ProverTask
 FORMAT = 3
 # status of an answer that no rule derives
 NO_PROOF = "no proof"
-# queries whose answers are proved together, before the first of their records is yielded
+# most queries of a window whose answers are proved
 PROOF_QUERIES = 256
 COUNT_KEYS = ("query_row", "n_better", "n_equal", "n_candidates", "n_scored")
 REQUIRED_KEYS = (
@@ -78,57 +75,23 @@ class Evaluator:
     # records hold the scores of all candidates that were scored
     all_scores: bool
 
-    @property
-    def min_chunk_queries(self) -> int:
-        """Return the fewest queries to rank together: collecting their evidence has a cost of its own."""
-        return scoring.MIN_CHUNK_QUERIES if self.score.facts else 1
-
 
 # -- ranking
 
 
-def evaluate_queries(
-    evaluator: Evaluator, split: np.ndarray, rows: np.ndarray
-) -> Iterator[list[Record]]:
-    """Rank queries of a split; yield the records of one query at a time, one record for each side.
-
-    Records do not depend on what is ranked together: corruptions are sampled by the query's row, scores depend on the
-    atom and the side alone.
-
-    Args:
-      split: atoms [n, W].
-      rows: rows of the split to rank.
-
-    Raises:
-      ValueError: before the first query is ranked, if a query cannot be ranked (see `ranking.check_split`).
-    """
-    ranking.check_split(evaluator.task, split[rows], evaluator.protocol)
-    start, size = 0, evaluator.min_chunk_queries
-    while start < len(rows):
-        start_time = time.perf_counter()
-        chunk = rows[start : start + size]
-        ranked = _rank(evaluator, split, chunk)
-        seconds = time.perf_counter() - start_time
-        yield from _iter_records(evaluator, ranked, chunk)
-
-        # The next chunk takes about a second: scoring many candidates at once is fast, and what is ranked together is
-        # lost together when the process is killed. Its candidates bound its memory.
-        start += len(chunk)
-        n_listed = max(len(ranked.listed_score), 1)
-        factor = min(4, 1.0 / max(seconds, 1e-3), (1 << 20) / n_listed)
-        size = max(1, int(size * factor), evaluator.min_chunk_queries)
-
-
 def plan_windows(
-    evaluator: Evaluator, split: np.ndarray, rows: np.ndarray
+    evaluator: Evaluator,
+    split: np.ndarray,
+    rows: np.ndarray,
+    *,
+    is_shared: bool = False,
 ) -> list[np.ndarray]:
-    """Cut queries of a split into windows to be ranked together; the cut is the same for any number of processes.
-
-    The windows depend on the queries and their candidates alone, not on the number of processes or their speed.
+    """Cut queries of a split into windows to be ranked together, by the queries and their candidates alone.
 
     Args:
       split: atoms [n, W].
       rows: rows of the split to rank.
+      is_shared: processes share the windows, which are smaller then; their number does not matter.
 
     Raises:
       ValueError: a query cannot be ranked (see `ranking.check_split`).
@@ -140,110 +103,97 @@ def plan_windows(
     per_query = max(n_candidates // max(len(rows), 1), 1)
     # Where queries derive their own answers, a window makes as many joins whether it has few queries or many.
     is_held = evaluator.task.answers_plan is None
-    most = 1 << 15 if is_held else 1 << 19
-    for_sharing = -(-len(rows) // 64)
-    size = max(1, min(most // per_query, for_sharing))
-    size = max(size, evaluator.min_chunk_queries)
+    size = (1 << 15 if is_held else 1 << 19) // per_query
+    if is_shared:
+        size = min(size, -(-len(rows) // 64))
+    if evaluator.prove is not None:
+        size = min(size, PROOF_QUERIES)
+    # Each collection of evidence solves every rule's body.
+    size = max(size, scoring.MIN_CHUNK_QUERIES if evaluator.score.facts else 1)
     return [rows[i : i + size] for i in range(0, len(rows), size)]
 
 
 def rank_window(
     evaluator: Evaluator, split: np.ndarray, rows: np.ndarray
 ) -> list[list[Record]]:
-    """Rank the queries of a window together; return the records of each query, as `evaluate_queries` yields them.
+    """Rank queries together; return the records of each query, one for each side.
+
+    Records do not depend on what is ranked together: corruptions are sampled by the query's row, scores depend on the
+    atom and the side alone.
 
     Args:
       split: atoms [n, W].
-      rows: rows of the split, one of the windows of `plan_windows`.
+      rows: rows of the split, such as one of the windows of `plan_windows`.
     """
-    ranked = _rank(evaluator, split, rows)
-    return list(_iter_records(evaluator, ranked, rows))
-
-
-def _rank(evaluator: Evaluator, split: np.ndarray, rows: np.ndarray) -> Ranking:
-    """Rank queries of a split together in one batch."""
-    queries, protocol = split[rows], evaluator.protocol
-    return ranking.rank_split(
-        evaluator.task, queries, evaluator.score, protocol, rows
+    ranked = ranking.rank_split(
+        evaluator.task, split[rows], evaluator.score, evaluator.protocol, rows
     )
+    records = _records(evaluator, ranked, rows)
+    by_side = [
+        records[start : start + len(rows)]
+        for start in range(0, len(records), len(rows))
+    ]
+    if "other-facts" in evaluator.score.needs and evaluator.prove:
+        for side, of_side in zip(evaluator.protocol.sides, by_side):
+            _add_other_facts(evaluator, of_side, ranked.queries, side)
+    by_query = [list(sides) for sides in zip(*by_side)]
+    _add_proofs(evaluator, by_query, ranked.queries)
+    return by_query
 
 
 # -- records
 
 
-def _iter_records(
-    evaluator: Evaluator, ranked: Ranking, rows: np.ndarray
-) -> Iterator[list[Record]]:
-    """Yield the records of each query in the order of `rows`, one for each side."""
-    by_query = _records(evaluator, ranked, rows)
-    order = np.argsort(rows, kind="stable").tolist()
-    for start in range(0, len(order), PROOF_QUERIES):
-        queries = order[start : start + PROOF_QUERIES]
-        records = [by_query[query] for query in queries]
-        answers = ranked.queries[queries]
-        if "other-facts" in evaluator.score.needs and evaluator.prove:
-            _add_other_facts(evaluator, records, answers)
-        _add_proofs(evaluator, records, answers)
-        yield from records
-
-
 def _records(
     evaluator: Evaluator, ranked: Ranking, rows: np.ndarray
-) -> list[list[Record]]:
-    """Build the records of each query, one for each side, without proofs."""
+) -> list[Record]:
+    """Build the records of all queries on one side after the other, without proofs."""
     dataset = evaluator.task.dataset
-    with_scores = evaluator.all_scores or evaluator.task.is_countries
     queries = ranked.queries.tolist()
+    provable = ranked.answer_provable.tolist()
+    scores = list(map(_none_if_zero, ranked.answer_score.tolist()))
+    logs = [x if x is None else rank_metrics.log_score(x) for x in scores]
     near_boundary = set(ranked.listed_row[ranked.near_boundary].tolist())
-    other_scores: list[list[int]] = [[] for _ in range(len(ranked.side))]
+    other_scores: list[list[int]] = [[] for _ in scores]
     is_other = ~ranked.is_answer
     listed = ranked.listed_row[is_other], ranked.listed_score[is_other]
     for row, score in zip(*(column.tolist() for column in listed)):
         other_scores[row].append(score)
 
-    records: list[list[Record]] = [[] for _ in rows]
-    columns = (
-        ranked.query_row,
-        ranked.side,
-        ranked.answer_provable,
-        ranked.answer_score,
-        *ranked.counts,
-        rank_metrics.ranks(ranked.counts),
-        rank_metrics.expected_reciprocal_ranks(ranked.counts),
-    )
-    for i, (
-        query,
-        side,
-        is_provable,
-        score,
-        *counts,
-        ranks,
-        reciprocal,
-    ) in enumerate(zip(*(column.tolist() for column in columns))):
-        score = _none_if_zero(score)
-        log_score = None if score is None else rank_metrics.log_score(score)
-        record: Record = {
-            "query_row": int(rows[query]),
-            "side": SIDE_NAMES[side],
-            "relation": dataset.predicates[queries[query][0] - 1],
-            "atom": format_atom(dataset, queries[query]),
-            **dict(zip(RankCounts._fields, counts)),
-            "answer_provable": is_provable,
-            "status": _answer_status(
-                is_provable, log_score, evaluator.score.proof_threshold
-            ),
-            "log_score": log_score,
-            "quantised_score": score,
-            "rank": dict(zip(rank_metrics.TIE_POLICIES[:3], ranks)),
-            "reciprocal_rank": reciprocal,
-            "n_scored": len(other_scores[i]) + (score is not None),
-            "near_boundary": i in near_boundary,
-        }
-        if with_scores:
-            ordered = sorted(other_scores[i], reverse=True)
-            record["other_quantised_scores"] = list(map(_none_if_zero, ordered))
-        records[query].append(record)
-    return records
+    threshold = evaluator.score.proof_threshold
+    n_sides = len(evaluator.protocol.sides)
+    ranks = rank_metrics.ranks(ranked.counts)[:, :3].tolist()
+    reciprocal = rank_metrics.expected_reciprocal_ranks(ranked.counts)
+    columns: dict[str, Iterable[object]] = {
+        "query_row": rows.tolist() * n_sides,
+        "side": [SIDE_NAMES[side] for side in ranked.side.tolist()],
+        "relation": [
+            dataset.predicates[relation - 1]
+            for relation in ranked.relation.tolist()
+        ],
+        "atom": [format_atom(dataset, atom) for atom in queries] * n_sides,
+        **{k: column.tolist() for k, column in ranked.counts._asdict().items()},
+        "answer_provable": provable,
+        "status": [
+            _answer_status(is_provable, score, threshold)
+            for is_provable, score in zip(provable, logs)
+        ],
+        "log_score": logs,
+        "quantised_score": scores,
+        "rank": [dict(zip(rank_metrics.TIE_POLICIES, row)) for row in ranks],
+        "reciprocal_rank": reciprocal.tolist(),
+        "n_scored": [
+            len(others) + (score is not None)
+            for others, score in zip(other_scores, scores)
+        ],
+        "near_boundary": [i in near_boundary for i in range(len(scores))],
+    }
+    if evaluator.all_scores or evaluator.task.is_countries:
+        columns["other_quantised_scores"] = [
+            list(map(_none_if_zero, sorted(others, reverse=True)))
+            for others in other_scores
+        ]
+    return [dict(zip(columns, row)) for row in zip(*columns.values())]
 
 
 def _none_if_zero(score: int) -> int | None:
@@ -263,31 +213,23 @@ def _answer_status(
 
 
 def _add_other_facts(
-    evaluator: Evaluator, records: Sequence[list[Record]], answers: Tensor
+    evaluator: Evaluator, records: Sequence[Record], answers: Tensor, side: int
 ) -> None:
     """Add to each record the log-odds that other facts add to the answer's score; None where it is not proved."""
-    dataset = evaluator.task.dataset
-    for place, side in enumerate(evaluator.protocol.sides):
-        of_side = [sides[place] for sides in records]
-        is_proved = [record["status"] == "proved" for record in of_side]
-        proved = answers[is_proved]
-        terms = iter(
-            explain.explain_atoms(evaluator.task, evaluator.score, proved, side)
+    is_proved = [record["status"] == "proved" for record in records]
+    found = iter(
+        explain.other_facts(
+            evaluator.task, evaluator.score, answers[is_proved], side
         )
-        for record, atom, p in zip(of_side, answers.tolist(), is_proved):
-            record["other_facts"] = None
-            if p:
-                (term,) = next(terms)
-                record["other_facts"] = explain.other_facts_json(
-                    dataset, atom, side, term
-                )
+    )
+    for record, proved in zip(records, is_proved):
+        record["other_facts"] = next(found) if proved else None
 
 
 def _add_proofs(
     evaluator: Evaluator, records: Sequence[list[Record]], answers: Tensor
 ) -> None:
     """Add to each record a proof of its answer, found once for all sides; None where the answer is not proved."""
-    names = proof_names(evaluator.task.dataset)
     is_proved = [
         any(record["status"] == "proved" for record in sides)
         for sides in records
@@ -297,7 +239,7 @@ def _add_proofs(
         proofs = iter(evaluator.prove(answers[is_proved]))
     for sides, proved in zip(records, is_proved):
         found = next(proofs, None) if proved else None
-        fields = found and json.loads(proof.to_json(found, *names))
+        fields = found and explain.proof_json(evaluator.task.dataset, found)
         for side in sides:
             side["proof"] = fields if side["status"] == "proved" else None
 
@@ -368,16 +310,16 @@ def summarise_records(
             for name in RankCounts._fields
         )
     )
-    metrics = ranking.summarise_counts(
+    rows = ranking.RankedRows(
         counts,
         _integers(side_id[record["side"]] for record in records),
         _integers(predicate_id[record["relation"]] for record in records),
         torch.tensor([record["answer_provable"] for record in records]),
-        list(predicates),
+        sum(record["n_scored"] for record in records),
     )
+    metrics = ranking.summarise_rows([rows], list(predicates))
 
     # Counts that the rank counts do not hold.
-    metrics["n_scored"] = sum(record["n_scored"] for record in records)
     metrics["n_missed"] = sum(
         record["status"] == "missed" for record in records
     )

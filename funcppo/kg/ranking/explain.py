@@ -5,17 +5,18 @@
 `build_program` makes once for many atoms, and check them before they return.
 
 `explain_answer` gives the place of an answer among the candidates of its question with the terms of its score, counts
-over known facts which `funcppo check` recounts; `explain_atoms` gives those of scores by rules.
+over known facts which `funcppo check` recounts; `other_facts` gives that of scores by rules.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
+import json
 import math
 import sys
 from collections.abc import Sequence
-from operator import attrgetter
+from operator import itemgetter
 from typing import NamedTuple
 
 import torch
@@ -23,7 +24,7 @@ from torch import Tensor
 
 from funcppo.config import Config
 from funcppo.core.files import Json
-from funcppo.core.types import F32, I64
+from funcppo.core.types import I64
 from funcppo.kg.graph.dataset import Dataset
 from funcppo.kg.graph.rules import (
     format_atom,
@@ -49,8 +50,8 @@ from funcppo.kg.logic.row_index import unique_rows_with_inverse
 from funcppo.kg.ranking import scoring
 from funcppo.kg.scores import evidence
 from funcppo.kg.scores.evidence import EvidenceConfig
-from funcppo.kg.scores.learned import CountedFacts, WeighedRule
-from funcppo.kg.scores.score import OtherFactsDetail, Score, Term
+from funcppo.kg.scores.learned import WeighedRule
+from funcppo.kg.scores.score import Score, Term
 from funcppo.kg.search import env as prover_env
 from funcppo.kg.search.beam import score_candidates
 from funcppo.kg.search.env import EnvState, World
@@ -86,22 +87,6 @@ def most_probable_proof(
     if built is not None:
         _check_proof(task, built, program)
     return built
-
-
-def rule_choices(
-    task: ProverTask, cfg: Config, params: Params, atoms: I64[Tensor, "B W"]
-) -> tuple[I64[Tensor, "n"], F32[Tensor, "n"]]:
-    """Return the rules that a policy may choose first in proofs of the atoms, with their probabilities.
-
-    Args:
-      atoms: ground.
-    """
-    world = inference_world(task)
-    with torch.no_grad():
-        state = _initial_state(cfg, world, atoms.to(task.kb.facts.device))
-        policy = _choice_probabilities(cfg, world, params, state)
-    is_rule = state.successors.mask & (state.successors.rule >= 0)
-    return state.successors.rule[is_rule].long(), policy[is_rule]
 
 
 def build_program(task: ProverTask) -> Program:
@@ -315,10 +300,6 @@ class Explanation(NamedTuple):
         """Return the terms of a kind."""
         return [term for term in self.terms if term.kind == kind]
 
-    def log_odds(self, kind: str) -> float:
-        """Return the sum of the log-odds of all terms of a kind."""
-        return sum(term.log_odds for term in self.of_kind(kind))
-
     @property
     def rules(self) -> tuple[WeighedRule, ...]:
         """Return the rules that derive the candidate, the largest share first."""
@@ -374,86 +355,94 @@ def explain_answer(
     )
 
 
-def explain_atoms(
-    task: ProverTask, score: Score, atoms: I64[Tensor, "n W"], side: int
-) -> list[list[Term]]:
-    """Return, for each atom as an answer on a side, the terms of its score besides those of the rules.
-
-    Args:
-      task: with the counts that the score reads.
-      atoms: ground and of two arguments, in any order.
-    """
-    distinct, place = unique_rows_with_inverse(atoms.long())
-    found = scoring.TaskCandidates(task, distinct.int(), side)
-    return [score.explain(found, row) for row in place.tolist()]
+def explanation_json(dataset: Dataset, explanation: Explanation) -> Json:
+    """Return the rules and the terms of a score as JSON values, with the data set's names; a term has a text."""
+    e = explanation
+    return {
+        "question": _atom_text(
+            dataset, e.predicate, e.side, free_variable(dataset), e.given
+        ),
+        "candidate": proof_names(dataset).format_term(e.candidate),
+        "is_fact": e.is_fact,
+        "score": e.score,
+        "probability": e.probability,
+        "place": e.place,
+        "n_candidates": e.n_candidates,
+        "rules": [
+            rule._asdict()
+            | {"rule_text": format_rule(dataset, dataset.rules[rule.rule])}
+            for rule in e.rules
+        ],
+        "terms": [
+            {
+                "kind": term.kind,
+                "log_odds": term.log_odds,
+                "text": _term_text(dataset, e, term),
+            }
+            for term in e.terms
+            if term.log_odds or term.kind not in ("embedding", "bellman-ford")
+        ],
+    }
 
 
 def explanation_lines(dataset: Dataset, explanation: Explanation) -> list[str]:
-    """Format the terms of a score as lines of text."""
-    e = explanation
+    """Format the rules and the terms of a score as lines of text, of each kind the first ones."""
+    found = explanation_json(dataset, explanation)
+    score = torch.tensor(explanation.score, dtype=torch.float64)
     lines = [
-        f"as an answer to {_question_text(dataset, e)}: place {e.place} of {_count(e.n_candidates, 'candidate')}, "
-        f"probability {e.probability:.3f}, log-odds {e.score:+.2f} (score {_logistic(e.score):.4f}), the sum of:",
-        *_rule_lines(dataset, e),
+        f"as an answer to {found['question']}: place {found['place']} of "
+        f"{_count(found['n_candidates'], 'candidate')}, probability {found['probability']:.3f}, log-odds "
+        f"{found['score']:+.2f} (score {float(torch.sigmoid(score)):.4f}), the sum of:"
     ]
-    for kind, group in itertools.groupby(e.terms, attrgetter("kind")):
-        texts = [
-            f"{term.log_odds:+.2f}  {_term_text(dataset, e, term)}"
-            for term in group
-            if term.log_odds or kind not in ("embedding", "bellman-ford")
-        ]
-        if kind == "degree":
-            lines.append(
-                f"  {e.log_odds(kind):+.2f}  how many other facts it has:"
-            )
-            lines += [f"      {text}" for text in texts[:MAX_PRINTED]]
-            rest = e.of_kind(kind)[MAX_PRINTED:]
-            if rest:
-                weight = sum(term.log_odds for term in rest)
-                n_others = _count(len(rest), "other number")
-                lines.append(f"      {weight:+.2f}  by {n_others} of facts")
-        elif kind != "rules":
-            lines += [f"  {text}" for text in texts]
+    for kind, group in itertools.groupby(found["terms"], itemgetter("kind")):
+        terms = list(group)
+        for term in terms[:MAX_PRINTED]:
+            lines.append(f"  {term['log_odds']:+.2f}  {term['text']}")
+        if rest := terms[MAX_PRINTED:]:
+            weight = sum(term["log_odds"] for term in rest)
+            lines.append(f"  {weight:+.2f}  by {_count(len(rest), 'other')}")
+        if kind == "rules":
+            lines += _rule_lines(found["rules"])
     return lines
 
 
-def _rule_lines(dataset: Dataset, e: Explanation) -> list[str]:
-    """Format the rules with their shares of the rules' weight as lines of text."""
-    rules, log_sum = e.rules, e.log_odds("rules")
-    is_one = len(rules) == 1
-    derive = "rule derives" if is_one else "rules derive"
-    whose, weight = "its" if is_one else "their", math.exp(log_sum)
-    lines = [
-        f"  {log_sum:+.2f}  {len(rules)} {derive} it, the log of {whose} weight {weight:.3g}:"
-    ]
+def _rule_lines(rules: Sequence[Json]) -> list[str]:
+    """Format rules with their shares of the rules' weight as lines of text."""
+    lines: list[str] = []
     for rule in rules[:MAX_PRINTED]:
         walk = ""
-        if rule.walk is not None:
-            walk = f"; a random walk ends here with probability {rule.walk:.3g}"
+        if rule["walk"] is not None:
+            walk = (
+                f"; a random walk ends here with probability {rule['walk']:.3g}"
+            )
         lines += [
-            f"      {rule.share:6.1%} by rule {rule.rule}: {format_rule(dataset, dataset.rules[rule.rule])}",
-            f"             right for {rule.support:,} of {_count(rule.body_pairs, 'pair')} in train; derives this by "
-            f"{_count(rule.n_groundings, 'grounding')}, {_count(rule.fan_out, 'candidate')} by "
-            f"{rule.n_all_groundings:,} in all{walk}",
+            f"      {rule['share']:6.1%} by rule {rule['rule']}: {rule['rule_text']}",
+            f"             right for {rule['support']:,} of {_count(rule['body_pairs'], 'pair')} in train; derives "
+            f"this by {_count(rule['n_groundings'], 'grounding')}, {_count(rule['fan_out'], 'candidate')} by "
+            f"{rule['n_all_groundings']:,} in all{walk}",
         ]
-    rest = rules[MAX_PRINTED:]
-    if rest:
-        others = sum(rule.share for rule in rest)
+    if rest := rules[MAX_PRINTED:]:
+        others = sum(rule["share"] for rule in rest)
         lines.append(f"      {others:6.1%} by {_count(len(rest), 'other')}")
     return lines
 
 
 def _term_text(dataset: Dataset, e: Explanation, term: Term) -> str:
-    """Describe a term other than that of the rules."""
+    """Describe a term."""
     match term.kind:
+        case "rules":
+            n, weight = len(e.rules), math.exp(term.log_odds)
+            text = "rule derives" if n == 1 else "rules derive"
+            return f"{n} {text} it, the log of their weight {weight:.3g}"
         case "fact":
-            word = "against" if term.log_odds < 0 else "for"
-            return f"{word}: {_fact_text(dataset, e, term.detail)} is a fact"
+            predicate, place, _ = term.detail
+            fact = _atom_text(dataset, predicate, place, e.candidate, e.given)
+            return f"{fact} is a fact"
         case "linked":
             given = format_name(proof_names(dataset).format_term(e.given))
             return f"some fact links it to {given}"
         case "own-degree":
-            place, predicate = e.side, e.predicate
+            predicate, place = e.predicate, e.side
             n_facts = _count(term.detail, "other fact")
         case "degree":
             predicate, place, n = term.detail
@@ -466,97 +455,58 @@ def _term_text(dataset: Dataset, e: Explanation, term: Term) -> str:
     return f"it is the {SIDE_NAMES[place]} of {n_facts} of {relation}"
 
 
-def explanation_json(
-    dataset: Dataset, explanation: Explanation
-) -> dict[str, object]:
-    """Return the terms of a score as JSON values, with the data set's names."""
-    e = explanation
-    own_degree = e.of_kind("own-degree")
-    return {
-        "question": _question_text(dataset, e),
-        "candidate": proof_names(dataset).format_term(e.candidate),
-        "is_fact": e.is_fact,
-        "score": e.score,
-        "probability": e.probability,
-        "place": e.place,
-        "n_candidates": e.n_candidates,
-        "rules": [
-            rule._asdict()
-            | {"rule_text": format_rule(dataset, dataset.rules[rule.rule])}
-            for rule in e.rules
-        ],
-        "rule_score": e.log_odds("rules"),
-        "facts": [
-            {
-                "fact": _fact_text(dataset, e, term.detail),
-                "weight": term.log_odds,
+def other_facts(
+    task: ProverTask, score: Score, atoms: I64[Tensor, "n W"], side: int
+) -> list[Json]:
+    """Return what other facts of the relation add to each atom as an answer on a side, as JSON values.
+
+    Empty by a score without other facts.
+
+    Args:
+      task: with the counts that the score reads.
+      atoms: ground and of two arguments, in any order.
+    """
+    distinct, place = unique_rows_with_inverse(atoms.long())
+    candidates = scoring.TaskCandidates(task, distinct.int(), side)
+    found: list[Json] = []
+    for predicate, row in zip(atoms[:, 0].tolist(), place.tolist()):
+        fields: Json = {}
+        for term in score.explain(candidates, row):
+            fields = {
+                "relation": task.dataset.predicates[predicate - 1],
+                "side": SIDE_NAMES[side],
+                **term.detail._asdict(),
+                "log_odds": term.log_odds,
             }
-            for term in e.of_kind("fact")
-        ],
-        "linked_weight": e.log_odds("linked"),
-        "own_degree": own_degree[0].detail,
-        "own_degree_weight": e.log_odds("own-degree"),
-        "degree_weight": e.log_odds("degree"),
-        "degrees": [
-            {
-                "relation": dataset.predicates[term.detail.predicate - 1],
-                "side": SIDE_NAMES[term.detail.place],
-                "n_facts": term.detail.n_facts,
-                "weight": term.log_odds,
-            }
-            for term in e.of_kind("degree")
-        ],
-        "embedding_weight": e.log_odds("embedding"),
-        "bellman_ford_weight": e.log_odds("bellman-ford"),
-    }
+        found.append(fields)
+    return found
 
 
-def other_facts_line(
-    dataset: Dataset, atom: Sequence[int], side: int, term: Term
-) -> str:
-    """Format the log-odds that other facts of the relation add to an answer on a side as a line of text."""
-    detail: OtherFactsDetail = term.detail
-    relation = dataset.predicates[atom[0] - 1]
-    number = f"{detail.n_facts:,}" if detail.n_facts else "no"
-    facts = "other fact" if detail.n_facts == 1 else "other facts"
+def other_facts_line(fields: Json) -> str:
+    """Format what other facts of the relation add to an answer as a line of text."""
+    number = f"{fields['n_facts']:,}" if fields["n_facts"] else "no"
+    facts = "other fact" if fields["n_facts"] == 1 else "other facts"
     return (
-        f"{term.log_odds:+.4f} log-odds by other facts: it is the {SIDE_NAMES[side]} of {number} {facts} of "
-        f"{relation}; {detail.share_of_facts:.4f} of its facts have another one there, "
-        f"{detail.share_of_derived:.4f} of what its rules derive beside them"
+        f"{fields['log_odds']:+.4f} log-odds by other facts: it is the {fields['side']} of {number} {facts} of "
+        f"{fields['relation']}; {fields['share_of_facts']:.4f} of its facts have another one there, "
+        f"{fields['share_of_derived']:.4f} of what its rules derive beside them"
     )
 
 
-def other_facts_json(
-    dataset: Dataset, atom: Sequence[int], side: int, term: Term
-) -> Json:
-    """Return the log-odds that other facts of the relation add to an answer on a side as JSON values."""
-    return {
-        "relation": dataset.predicates[atom[0] - 1],
-        "side": SIDE_NAMES[side],
-        **term.detail._asdict(),
-        "log_odds": term.log_odds,
-    }
+def proof_json(dataset: Dataset, found: Proof) -> Json:
+    """Return a proof as JSON values, with the data set's names."""
+    return json.loads(proof.to_json(found, *proof_names(dataset)))
 
 
-def _logistic(log_odds: float) -> float:
-    """Return the probability of log-odds, as a table of answers shows it."""
-    return float(torch.sigmoid(torch.tensor(log_odds, dtype=torch.float64)))
+def proof_text(dataset: Dataset, found: Proof) -> str:
+    """Format a proof as an indented tree."""
+    names = proof_names(dataset)
+    return proof.to_text(found, names.format_atom, names.format_rule)
 
 
 def _count(n: int, noun: str) -> str:
     """Format a number with its noun, in the plural unless the number is 1."""
     return f"{n:,} {noun}{'' if n == 1 else 's'}"
-
-
-def _question_text(dataset: Dataset, e: Explanation) -> str:
-    """Format the query with a variable, which is no entity's name, for the argument asked for."""
-    variable = free_variable(dataset)
-    return _atom_text(dataset, e.predicate, e.side, variable, e.given)
-
-
-def _fact_text(dataset: Dataset, e: Explanation, fact: CountedFacts) -> str:
-    """Format a fact that links the candidate to the query's entity."""
-    return _atom_text(dataset, fact.predicate, fact.place, e.candidate, e.given)
 
 
 def _atom_text(

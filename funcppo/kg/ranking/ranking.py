@@ -21,7 +21,7 @@ pool, W atom width.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
@@ -32,14 +32,15 @@ from torch import Tensor
 
 from funcppo.core import random
 from funcppo.core.types import F64, I32, I64, Bool
-from funcppo.kg.logic import derive, row_index
+from funcppo.kg.graph.dataset import Dataset
+from funcppo.kg.graph.rules import format_atom
+from funcppo.kg.logic import derive
 from funcppo.kg.logic import kb as kbase
 from funcppo.kg.logic.derive import Questions
 from funcppo.kg.logic.kb import HEAD, TAIL, FilterIndex, KBSizes, TripleIndex
 from funcppo.kg.logic.row_index import unique_rows_with_inverse
 from funcppo.kg.ranking import rank_metrics, scoring
 from funcppo.kg.ranking.rank_metrics import CountOthers, Metrics, RankCounts
-from funcppo.kg.scores.evidence import FactIndex
 from funcppo.kg.scores.score import Score
 from funcppo.kg.search.beam import ProgressCallback, ignore_progress
 from funcppo.kg.search.task import ProverTask, with_answers
@@ -161,32 +162,6 @@ def rank_split(
     return rank_listed(listed, score_atoms, score)
 
 
-def rank_by_questions(
-    task: ProverTask,
-    split: np.ndarray,
-    facts: FactIndex,
-    scores: Sequence[Score],
-    ranking_protocol: RankingProtocol,
-    on_progress: ProgressCallback = ignore_progress,
-) -> Iterator[Ranking]:
-    """Yield the ranking of the queries by each score; the evidence of their questions is collected once.
-
-    Args:
-      facts: what the evidence is collected from.
-    """
-    listed = list_split(task, split, ranking_protocol, by_side=True)
-    values = {
-        side: scoring.score_by_questions(
-            task, facts, scores, atom.int(), side, on_progress
-        )
-        for side, (atom, _) in zip(listed.sides, listed.distinct)
-    }
-    for i, score in enumerate(scores):
-        yield rank_listed(
-            listed, lambda _, side, i=i: values[side][:, i].contiguous(), score
-        )
-
-
 def list_split(
     task: ProverTask,
     split: np.ndarray,
@@ -243,15 +218,29 @@ def estimate_candidates(
 def check_split(
     task: ProverTask, split: np.ndarray, ranking_protocol: RankingProtocol
 ) -> None:
-    """Check that all queries of a split can be ranked.
+    """Check that all queries of a split can be ranked; raises as `check_queries` does."""
+    pool = task.entity_pool.numpy(force=True)
+    check_queries(task.dataset, split, pool, ranking_protocol.sides)
+
+
+def check_queries(
+    dataset: Dataset, split: np.ndarray, pool: np.ndarray, sides: Sequence[int]
+) -> None:
+    """Check that all queries of a split can be ranked on some sides against the entities of a pool.
 
     Raises:
-      ValueError: a query, which the message names, is not binary or not ground, or the pool does not hold its answer.
+      ValueError: a query, which the message names, has other than two arguments, or the pool does not hold its answer.
     """
-    queries = torch.from_numpy(np.ascontiguousarray(split))
-    pool = task.entity_pool.cpu()
-    for side in ranking_protocol.sides:
-        check_queries(queries, side, pool, task.sizes.n_constants)
+    is_binary = (split > 0)[:, : TAIL + 1].all(1) & ~split[:, TAIL + 1 :].any(1)
+    is_in_pool = np.isin(split[:, list(sides)], pool).all(1)
+    for is_valid, expected in (
+        (is_binary, "two arguments"),
+        (is_in_pool, f"an answer among the {len(pool)} candidates"),
+    ):
+        if not is_valid.all():
+            row = int((~is_valid).argmax())
+            atom = format_atom(dataset, split[row])
+            raise ValueError(f"expected {expected}, got query {row}, {atom}")
 
 
 def list_queries(
@@ -267,7 +256,7 @@ def list_queries(
     """List the candidates of every query on every side of the protocol, for `rank_listed`.
 
     Args:
-      queries: binary and ground, with answers in the pool; not checked here, see `check_queries`.
+      queries: binary and ground, with answers in the pool; not checked here, see `check_split`.
       query_id: the number by which the corruptions of a query are sampled, so that they do not depend on the batch.
       pool: the entities to rank against, ascending.
       by_side: an atom has a score for each side.
@@ -468,37 +457,18 @@ def summarise_rows(
       parts: of distinct queries, at least one.
       predicates: names of predicates 1, 2, ... in order.
     """
-    metrics = summarise_counts(
-        _concatenate_counts([part.counts for part in parts]),
-        torch.cat([part.side for part in parts]),
-        torch.cat([part.relation for part in parts]),
-        torch.cat([part.answer_provable for part in parts]),
-        predicates,
-    )
-    metrics["n_scored"] = sum(part.n_scored for part in parts)
-    return metrics
-
-
-def summarise_counts(
-    counts: RankCounts,
-    side: I64[Tensor, "Q"],
-    relation: I64[Tensor, "Q"],
-    answer_provable: Bool[Tensor, "Q"],
-    predicates: list[str],
-) -> Metrics:
-    """Summarise rank counts as `summarise_ranking` does, without the metrics that need scores."""
+    counts = _concatenate_counts([part.counts for part in parts])
+    side, relation, is_provable = map(torch.cat, list(zip(*parts))[1:4])
     by_group = rank_metrics.group_metrics(
-        counts, side, relation, answer_provable, predicates
+        counts, side, relation, is_provable, predicates
     )
     overall = by_group["all"]["both"]
     metrics = {name: overall[name]["expected"] for name in HEADLINE_METRICS}
-    metrics["n_tied"] = overall["n_tied"]
-    metrics["ceiling"] = overall["ceiling"]
-    metrics["proved"] = overall["proved"]
-    metrics["n_queries"] = overall["n_queries"]
+    for name in ("n_tied", "ceiling", "proved", "n_queries"):
+        metrics[name] = overall[name]
     metrics["n_candidates"] = int(counts.n_candidates.sum())
-    metrics["by_group"] = by_group
-    return metrics
+    n_scored = sum(part.n_scored for part in parts)
+    return metrics | {"by_group": by_group, "n_scored": n_scored}
 
 
 def auc_pr(ranked: Ranking) -> float:
@@ -605,39 +575,6 @@ def _concatenate_counts(parts: Sequence[RankCounts]) -> RankCounts:
 
 
 # -- candidates
-
-
-def check_queries(
-    queries: I64[Tensor, "Q W"],
-    side: int,
-    pool: I64[Tensor, "E"],
-    n_constants: int,
-) -> None:
-    """Check that every query can be ranked against the pool.
-
-    Raises:
-      ValueError: a query, which the message names, has other than two arguments, is not ground, or has an answer
-        outside the pool; or the pool is not ascending.
-    """
-    arguments, padding = queries[:, HEAD : TAIL + 1], queries[:, TAIL + 1 :]
-    is_constant = (arguments >= 1) & (arguments <= n_constants)
-    is_binary = (padding == 0).all(1) & (arguments.shape[1] == TAIL)
-    _check_each(
-        is_constant.all(1) & is_binary,
-        queries,
-        f"two arguments, constants from 1 to {n_constants}",
-    )
-
-    is_ascending = pool[1:] > pool[:-1]
-    if not is_ascending.all():
-        raise ValueError(
-            "expected a pool of entities in ascending order, each once, got another order"
-        )
-    _check_each(
-        row_index.binary_search(pool, queries[:, side].long()).found,
-        queries,
-        f"an answer among the {len(pool)} candidates",
-    )
 
 
 def list_candidates(
@@ -795,20 +732,6 @@ def sample_corruptions(
     position = torch.where(mask, allowed + n_skipped, 0)
     entity = torch.where(mask, pool[position], 0)
     return entity, mask
-
-
-def _check_each(is_valid: Tensor, queries: Tensor, expected: str) -> None:
-    """Check that every query is marked valid; the error names the first that is not.
-
-    Raises:
-      ValueError: one is not, which the message names.
-    """
-    if is_valid.all():
-        return
-    row = int((~is_valid).nonzero()[0])
-    raise ValueError(
-        f"expected {expected}, got query {row} {queries[row].tolist()}"
-    )
 
 
 def _corrupt(

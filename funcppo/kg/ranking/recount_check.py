@@ -10,7 +10,6 @@ with other facts, and the scores of a policy, are the engine's.
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
 import time
@@ -38,7 +37,6 @@ from funcppo.kg.ranking.evaluate import Evaluator
 from funcppo.kg.ranking.explain import Explanation
 from funcppo.kg.ranking.ranking import Ranking, random_rows
 from funcppo.kg.ranking.recount import Atom, Atoms, Logic, RecountLimitError
-from funcppo.kg.scores.learned import TermKind
 from funcppo.kg.scores.rules import other_fact_shares
 from funcppo.kg.search.task import ProverTask, known_triples, with_other_facts
 
@@ -75,8 +73,6 @@ Item = TypeVar("Item")
 LineKey = tuple[int, int]  # a query and a side
 # gives the evidence that a run weighs; None if no rule derives the atom
 Explain = Callable[[Tensor, int], Explanation | None]
-# counts of evidence, by what they count
-EvidenceCounts = Counter[tuple[str | int, ...]]
 
 
 class Comparison(NamedTuple):
@@ -307,71 +303,51 @@ class RecountCheck:
         self,
         explain: Explain,
         left_out: LeftOut,
-        kinds: Sequence[TermKind],
         ranked: Ranking,
         seconds: float,
     ) -> Comparison:
-        """Recount the evidence of the answers of ranked queries (groundings, fan-out, links, degrees) and compare it.
+        """Recount the rules behind the answers of ranked queries (groundings, fan-out) and their facts; compare them.
 
         Args:
           explain: gives the engine's.
           left_out: what is left out of the evidence of an answer that is a known fact.
-          kinds: of evidence that are weighed.
         """
-        rows = _rows(ranked)
+        facts = {fact for fact in self.facts.all if len(fact) == 3}
 
         def compare(row: _Row, deadline: float) -> list[str]:
-            found = explain(torch.tensor(row.query), row.side)
-            engine = _evidence_counts(found) if found else Counter()
-            again = self._recount_evidence(row, left_out, kinds, deadline)
+            query, answer = row.query, row.query[row.side]
+            found = explain(torch.tensor(query), row.side)
+            unknown = facts & {query}
+            if unknown and left_out == "pair":
+                unknown = {a for a in facts if set(a[1:]) == set(query[1:])}
+            again: Json = {}
+            for i, rule in enumerate(self.logic.rules):
+                counts = recount.count_groundings(
+                    self.logic,
+                    rule,
+                    self.facts,
+                    query,
+                    row.side,
+                    unknown,
+                    deadline,
+                )
+                if answer in counts:
+                    again |= _rule_counts(
+                        i, counts[answer], len(counts), counts.total()
+                    )
+            if again:
+                again["known answers"] = sum(
+                    fact[0] == query[0] and fact[row.side] == answer
+                    for fact in facts - {query}
+                )
+            engine = _evidence_counts(found) if found else {}
             names = dict.fromkeys((*engine, *again))
             return _differences(self.row_name(row), engine, again, names)
 
+        rows = _rows(ranked)
         return _compare_items(
             "evidence", "answers", rows, len(rows), seconds, compare
         )
-
-    def _recount_evidence(
-        self,
-        row: _Row,
-        left_out: LeftOut,
-        kinds: Sequence[TermKind],
-        deadline: float,
-    ) -> EvidenceCounts:
-        """Count the evidence of a row's answer, keyed as by `_evidence_counts`; empty if no rule derives the answer.
-
-        Raises:
-          RecountLimitError: the deadline is reached.
-        """
-        query, answer = row.query, row.query[row.side]
-        facts = {fact for fact in self.facts.all if len(fact) == 3}
-        unknown = facts & {query}
-        if unknown and left_out == "pair":
-            unknown = {a for a in facts if set(a[1:]) == set(query[1:])}
-        counts: EvidenceCounts = Counter()
-        for i, rule in enumerate(self.logic.rules):
-            found = recount.count_groundings(
-                self.logic, rule, self.facts, query, row.side, unknown, deadline
-            )
-            if answer in found:
-                counts |= _rule_counts(
-                    i, found[answer], len(found), found.total()
-                )
-        if not counts:
-            return counts
-
-        for fact, side in itertools.product(facts, SIDE_NAMES):
-            if fact[side] != answer:
-                continue
-            if (fact[0], side) == (query[0], row.side):
-                counts["known answers",] += fact != query
-                continue
-            is_link = set(fact[1:]) == set(query[1:]) and fact not in unknown
-            if "degrees" in kinds:
-                counts["facts of relation", fact[0], SIDE_NAMES[side]] += 1
-            if "links" in kinds and is_link:
-                counts["links by relation", fact[0], SIDE_NAMES[side]] += 1
-        return counts
 
     def row_name(self, row: _Row) -> str:
         """Format the query of a row and its side."""
@@ -721,43 +697,29 @@ def _rank_text(n_better: int, n_equal: int, n_candidates: int) -> str:
 
 
 def _differences(
-    item: str,
-    engine: Mapping[Any, Any],
-    again: Mapping[Any, Any],
-    names: Iterable[Any],
+    item: str, engine: Json, again: Json, names: Iterable[str]
 ) -> list[str]:
     """Return a line on an item with the values of all names for which the two differ; empty without any."""
     errors = [
-        f"{name if isinstance(name, str) else ' '.join(map(str, name))} {engine.get(name)}, recounted {again.get(name)}"
+        f"{name} {engine.get(name)}, recounted {again.get(name)}"
         for name in names
         if engine.get(name) != again.get(name)
     ]
     return [f"{item}: {'; '.join(errors)}"] if errors else []
 
 
-def _evidence_counts(found: Explanation) -> EvidenceCounts:
-    """Return the engine's evidence counts, keyed by what they count."""
-    counts: EvidenceCounts = Counter()
+def _evidence_counts(found: Explanation) -> Json:
+    """Return the engine's counts of rules and known answers, by what they count."""
+    counts: Json = {}
     for rule in found.rules:
         counts |= _rule_counts(
             rule.rule, rule.n_groundings, rule.fan_out, rule.n_all_groundings
         )
-    for term in found.terms:
-        match term.kind:
-            case "own-degree":
-                counts["known answers",] = term.detail
-            case "degree":
-                predicate, place, n = term.detail
-                counts["facts of relation", predicate, SIDE_NAMES[place]] = n
-            case "fact":
-                predicate, place = term.detail[:2]
-                counts["links by relation", predicate, SIDE_NAMES[place]] += 1
-            case _:
-                pass
-    return counts
+    (own,) = found.of_kind("own-degree")
+    return counts | {"known answers": own.detail}
 
 
-def _rule_counts(rule: int, *counts: int) -> EvidenceCounts:
-    """Return a rule's groundings, fan-out and all groundings, keyed by what they count."""
+def _rule_counts(rule: int, *counts: int) -> Json:
+    """Return a rule's groundings, fan-out and all groundings, by what they count."""
     names = ("groundings", "fan-out", "all groundings")
-    return Counter({(x, "of rule", rule): n for x, n in zip(names, counts)})
+    return {f"{name} of rule {rule}": n for name, n in zip(names, counts)}

@@ -8,7 +8,7 @@ questions has it collected for what it scores; `score_collected` reads evidence 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -22,7 +22,7 @@ from funcppo.core.types import F64, I32, I64, Bool
 from funcppo.kg.logic import (
     derive,
     fixpoint,
-    joins,
+    row_index,
 )
 from funcppo.kg.logic import kb as kbase
 from funcppo.kg.logic.derive import (
@@ -54,7 +54,6 @@ from funcppo.kg.search.beam import (
     log_odds,
     score_by_rules,
     score_by_width,
-    slots_for_rows,
     width_schedule,
 )
 from funcppo.kg.search.env import World
@@ -224,7 +223,7 @@ def score_atoms(
 ) -> F64[Tensor, "n"]:
     """Compute the log-odds of each atom as an answer on a side; -inf for a score of 0.
 
-    The result is on the device of the atoms.
+    A known fact is scored by the other facts. The result is on the device of the atoms.
 
     Args:
       task: with the counts of `with_score_counts`, or they are made here.
@@ -236,74 +235,62 @@ def score_atoms(
         found = TaskCandidates(task, atoms, side)
         return score.log_odds(found).double().to(atoms.device)
     parts = query_evidence(task, score.facts, atoms, side)
-    return _score_parts(task, [score], parts, atoms, side, on_progress)[:, 0]
+    scores = score_collected(task, parts, score, atoms, side, on_progress)
+    on_device = atoms.long().to(task.kb.facts.device)
+    is_fact = kbase.contains(task.kb, task.sizes, on_device).to(atoms.device)
+    if is_fact.any():
+        own = _score_facts(task, score, on_device[is_fact], side)
+        scores = scores.masked_scatter(is_fact, own.to(atoms.device))
+    return scores
 
 
-def score_facts(
-    task: ProverTask, score: Score, atoms: I32[Tensor, "n W"], side: int
+def _score_facts(
+    task: ProverTask, score: Score, facts: I64[Tensor, "n W"], side: int
 ) -> F64[Tensor, "n"]:
-    """Compute the log-odds of known facts as answers on a side; each question leaves its own fact out of the facts.
-
-    Args:
-      atoms: distinct, in lexicographic order.
-    """
-    if score.facts is None:
-        return score_atoms(task, score, atoms, side)
-    kb, sizes = task.kb, task.sizes
-    known = kbase.build_triple_index(
-        evidence.binary_facts(kb), sizes.n_constants
-    )
+    """Compute the log-odds of known facts as answers on a side; each question leaves its own fact out of the facts."""
+    assert score.facts is not None, "the score reads evidence"
+    known = evidence.binary_facts(task.kb)
     cfg = EvidenceConfig(
         left_out=score.left_out,
         object_identity=task.least_model.object_identity,
     )
-    triple = atoms.long().to(kb.facts.device)
-    questions = derive.own_questions(triple, side)
-    scores = [torch.zeros(0, dtype=torch.float64, device=triple.device)]
+    scores = [torch.zeros(0, dtype=torch.float64, device=facts.device)]
     for part in evidence.iter_evidence(
-        kb, sizes, score.facts, questions, known, cfg
+        task.kb,
+        task.sizes,
+        score.facts,
+        derive.own_questions(facts, side),
+        kbase.build_triple_index(known, task.sizes.n_constants),
+        cfg,
     ):
         values = score.log_odds(QuestionCandidates(task, part)).double()
         # Row -1, of an answer that no rule derives, is the added one.
         values = torch.nn.functional.pad(values, (0, 1), value=-torch.inf)
         scores.append(values[part.answer])
-    return torch.cat(scores).to(atoms.device)
+    return torch.cat(scores)
 
 
-def score_by_questions(
+def score_collected(
     task: ProverTask,
-    facts: FactIndex,
-    scores: Sequence[Score],
+    parts: Iterable[QuestionEvidence],
+    score: Score,
     atoms: I32[Tensor, "n W"],
     side: int,
     on_progress: ProgressCallback = ignore_progress,
-) -> F64[Tensor, "n S"]:
-    """Compute the log-odds of atoms by several scores from evidence that is collected once, [n, S]."""
-    parts = query_evidence(task, facts, atoms, side)
-    return _score_parts(task, scores, parts, atoms, side, on_progress)
+) -> F64[Tensor, "n"]:
+    """Compute the log-odds of atoms from evidence of their questions; -inf where no rule derives one.
 
+    A score that ranks all entities gives the others log-odds too.
 
-def _score_parts(
-    task: ProverTask,
-    scores: Sequence[Score],
-    parts: Iterable[QuestionEvidence],
-    atoms: I32[Tensor, "n W"],
-    side: int,
-    on_progress: ProgressCallback,
-) -> F64[Tensor, "n S"]:
-    """Compute the log-odds of atoms by each score from their questions' evidence; -inf where no rule derives one."""
+    Args:
+      parts: what `query_evidence` yields for these atoms and this side.
+    """
     atom, base = atoms.long(), task.sizes.n_constants + 1
-    given, answer = atom[:, HEAD + TAIL - side], atom[:, side]
-    question = atom[:, 0] * base + given
-    wanted, order = sort_keys(question * base + answer)
+    question = atom[:, 0] * base + atom[:, HEAD + TAIL - side]
+    wanted, order = sort_keys(question * base + atom[:, side])
     question = question[order]
 
-    found = torch.full(
-        (len(atom), len(scores)),
-        -torch.inf,
-        dtype=torch.float64,
-        device=atom.device,
-    )
+    found = torch.full_like(question, -torch.inf, dtype=torch.float64)
     on_progress(0, len(atom))
     for questions, part in parts:
         prefix = questions.predicate * base + questions.entity
@@ -311,18 +298,15 @@ def _score_parts(
         # The atoms that answer these questions are next to each other.
         ends = torch.stack([prefix[0], prefix[-1] + 1]).to(question.device)
         start, stop = torch.searchsorted(question, ends).tolist()
-        candidates = QuestionCandidates(task, part)
-        values = torch.stack(
-            [score.log_odds(candidates).double() for score in scores], 1
-        )
-        found[order[start:stop]] = _look_up(
-            key, values, wanted[start:stop].to(key.device)
-        ).to(atom.device)
+        values = score.log_odds(QuestionCandidates(task, part)).double()
+        listed = row_index.binary_search(key, wanted[start:stop].to(key.device))
+        values = torch.nn.functional.pad(values, (0, 1), value=-torch.inf)
+        values = values[torch.where(listed.found, listed.value, -1)]
+        found[order[start:stop]] = values.to(atom.device)
         on_progress(stop, len(atom))
-    for i, score in enumerate(scores):
-        if score.ranks_all:
-            missing = torch.isneginf(found[:, i]).nonzero().squeeze(1)
-            found[missing, i] = score_without_rules(score, atom[missing], side)
+    if score.ranks_all:
+        missing = torch.isneginf(found).nonzero().squeeze(1)
+        found[missing] = score_without_rules(score, atom[missing], side)
     return found
 
 
@@ -340,21 +324,6 @@ def score_without_rules(
         entity = atoms[of_chunk, side] - 1
         found[of_chunk] = values[row[of_chunk] - start, entity]
     return found
-
-
-def _look_up(
-    key: I64[Tensor, "L"], value: F64[Tensor, "L S"], wanted: I64[Tensor, "n"]
-) -> F64[Tensor, "n S"]:
-    """Return the row of values of each wanted key; -inf for a key that is missing.
-
-    Args:
-      key: ascending.
-    """
-    if not len(key):
-        return value.new_full((len(wanted), value.shape[1]), -torch.inf)
-    position = torch.searchsorted(key, wanted).clamp_max(len(key) - 1)
-    is_there = key[position] == wanted
-    return torch.where(is_there[:, None], value[position], -torch.inf)
 
 
 # -- evidence of questions
@@ -400,23 +369,6 @@ def evidence_atoms(
     return derive.candidate_atoms(
         questions, listed.question, listed.entity, sizes
     )
-
-
-def score_collected(
-    task: ProverTask,
-    parts: Mapping[int, Sequence[QuestionEvidence]],
-    score: Score,
-    atoms: I32[Tensor, "n W"],
-    side: int,
-) -> F64[Tensor, "n"]:
-    """Compute the log-odds of atoms from evidence that was collected for their questions.
-
-    Args:
-      parts: by side, as `query_evidence` yields them.
-    """
-    of_side = parts.get(side, ())
-    found = _score_parts(task, [score], of_side, atoms, side, ignore_progress)
-    return found[:, 0]
 
 
 def count_queries_within(
@@ -488,10 +440,7 @@ def iter_task_derivations(
     """
     if task.max_height == 1 and task.derivability_index is not None:
         return derive.iter_indexed_derivations(
-            task.derivability_index,
-            task.sizes,
-            atoms,
-            joins.MAX_CHUNK_ROWS,
+            task.derivability_index, task.sizes, atoms
         )
     return fixpoint.iter_derivations(
         task.kb,
@@ -505,8 +454,6 @@ def iter_task_derivations(
 # -- the score of a policy
 
 
-# rows that are tried for a step of a search
-TRIAL_ROWS = tuple(1 << i for i in range(17))
 # Receives the outcome of a call of a policy's score: the results, None where there was no search; rows that held a
 # partial proof, summed over steps; and all rows, summed over steps. Without a search the rows are candidates, and with
 # their padding.
@@ -732,111 +679,6 @@ def _halve_search(cfg: SearchConfig) -> SearchConfig | None:
         rows_per_step=rows,
         chunk_size=chunk_size,
     )
-
-
-def tune_slots(
-    cfg: SearchConfig,
-    task: ProverTask,
-    params: Params,
-    sample: Tensor,
-    max_bytes: int,
-    make_step: Callable[[], SearchStep],
-) -> tuple[SearchConfig, str]:
-    """Choose the fewest rows per step that are nearly the fastest within a memory limit; return the search and a note.
-
-    Ascending numbers of rows are tried, until the next is expected to exceed the limit, memory does not suffice, more
-    rows are no faster, or one took long. Few rows leave fewer slots idle at the end of a chunk.
-
-    Args:
-      sample: typical candidates, at least one.
-      max_bytes: memory that the process may hold on the device, what it holds already included.
-      make_step: called once for each size.
-
-    Raises:
-      ValueError: the smallest search does not fit.
-    """
-    initial_bytes = memory.used_bytes(sample.device)
-    trials = _try_rows(
-        cfg, inference_world(task), params, sample, max_bytes, make_step
-    )
-    memory.collect_unused()
-    within = [trial for trial in trials if trial[2] <= max_bytes]
-    if not within:
-        needed = trials[0][2] if trials else initial_bytes
-        raise ValueError(
-            f"--memory {max_bytes}: expected at least {needed} bytes here, of which {initial_bytes} are in use already"
-        )
-    nearly_fastest = max(speed for _, speed, _ in within) / 1.2
-    best, speed, peak = next(x for x in within if x[1] >= nearly_fastest)
-    return best, (
-        f"{best.slots} slots, {best.rows_per_step} rows a step, the smallest of {len(within)} sizes that is nearly "
-        f"the fastest: {speed:,.0f} rows/s, {peak / 1e6:,.0f} of {max_bytes / 1e6:,.0f} MB"
-    )
-
-
-def _try_rows(
-    cfg: SearchConfig,
-    world: World,
-    params: Params,
-    sample: Tensor,
-    max_bytes: int,
-    make_step: Callable[[], SearchStep],
-) -> list[tuple[SearchConfig, float, int]]:
-    """Try searches with ascending numbers of rows; return each with its rows per second and peak memory in bytes."""
-    initial_bytes = memory.used_bytes(sample.device)
-    trials: list[tuple[SearchConfig, float, int]] = []
-    for rows in TRIAL_ROWS:
-        speeds = [speed for _, speed, _ in trials]
-        is_saturated = len(speeds) > 2 and max(speeds[-2:]) < 1.05 * max(
-            speeds[:-2]
-        )
-        # A size twice as large is expected to take at most twice the memory.
-        growth = trials[-1][2] - initial_bytes if trials else 0
-        if initial_bytes + 2 * growth > max_bytes or is_saturated:
-            break
-        if rows < 2 * cfg.beam:
-            continue
-        start = time.perf_counter()
-        memory.reset_peak(sample.device)
-        slots = slots_for_rows(rows, cfg.beam)
-        # slots idle while the last candidates of a chunk finish
-        chunk_size = max(cfg.chunk_size, 16 * slots)
-        trial = replace(
-            cfg, rows_per_step=rows, slots=slots, chunk_size=chunk_size
-        )
-        try:
-            speed = _rows_per_second(trial, world, params, sample, make_step())
-        except RuntimeError as error:
-            if not trials or not memory.is_out_of_memory(error):
-                raise
-            break
-        trials.append((trial, speed, memory.peak_bytes(sample.device)))
-        if time.perf_counter() - start > 1.0:
-            break
-    return trials
-
-
-def _rows_per_second(
-    cfg: SearchConfig,
-    world: World,
-    params: Params,
-    sample: Tensor,
-    step: SearchStep,
-) -> float:
-    """Measure the rows per second of steps of the narrowest search; reading the row count waits for the device."""
-    cfg = width_schedule(cfg)[0]
-    candidates = sample.repeat(-(-cfg.chunk_size // len(sample)), 1)
-    chunk = candidates[: cfg.chunk_size + 1].to(torch.int32)
-    chunk = torch.cat([chunk[: cfg.chunk_size], torch.zeros_like(chunk[:1])])
-    state = init_scheduler(cfg, chunk)
-    for _ in range(8):  # they fill the slots with partial proofs of every depth
-        state = step(cfg, world, params, chunk, state)
-    n_before = int(state.active_row_steps)
-    start = time.perf_counter()
-    for _ in range(8):
-        state = step(cfg, world, params, chunk, state)
-    n_rows = int(state.active_row_steps) - n_before
-    return n_rows / (time.perf_counter() - start)
 
 
 def needs_search(task: ProverTask, cfg: SearchConfig) -> bool:

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from funcppo.core import tree
 from funcppo.core.host import NO_DEADLINE, Deadline, map_in_threads
 from funcppo.core.settings import is_cuda
 from funcppo.core.types import F64
@@ -32,7 +33,7 @@ from funcppo.kg.config import (
     RunConfig,
 )
 from funcppo.kg.graph.dataset import Dataset
-from funcppo.kg.logic import derive, fixpoint, joins, resolve
+from funcppo.kg.logic import derive, fixpoint, resolve
 from funcppo.kg.logic import kb as kbase
 from funcppo.kg.logic.derive import RulePlan, plan_rules
 from funcppo.kg.logic.fixpoint import (
@@ -147,6 +148,8 @@ class Stage(NamedTuple, Generic[T]):
     obstacle: Callable[[Candidate[T]], str] = lambda _: ""
     # the user has set it: its first candidate is taken whatever valid says, and no time ends it
     is_set: bool = False
+    # its first candidate counts as the simpler way: it has lost on no set
+    is_usual: bool = False
 
 
 def paired_gain(
@@ -188,8 +191,10 @@ def choose(
     kept = best
     for one in stage.candidates(best, deadline):
         tried.append(one)
-        is_forced = stage.is_set or best.ranks is None
-        if (is_forced and kept is best) or is_better(one.ranks, kept.ranks):
+        is_simpler = stage.is_set or best.ranks is None
+        if stage.is_usual and not is_better(best.ranks, one.ranks):
+            is_simpler = True
+        if (is_simpler and kept is best) or is_better(one.ranks, kept.ranks):
             kept = one
 
     seconds = run_time.end_phase(stage.name)
@@ -259,7 +264,7 @@ def choose_in_time(
             if not one.stage.is_set and (one.least > left or not left):
                 planned.remove(one)
                 waiting.remove(one.stage)
-                reason = f"it takes at least {one.least:.0f} s, and {left:.0f} s are left"
+                reason = f"it takes at least {one.least:.3g} s, and {left:.3g} s are left"
                 run_time.choices.append(
                     Choice(
                         one.stage.name,
@@ -514,8 +519,8 @@ def _open_values(
 def check_rankable(dataset: Dataset, split: np.ndarray) -> None:
     """Raise ValueError unless all queries of a split are binary and ground, and the pool holds their answers."""
     pool, is_countries = entity_pool(dataset)
-    for side in (TAIL,) if is_countries else (HEAD, TAIL):
-        check_queries(torch.from_numpy(split), side, pool, dataset.n_constants)
+    sides = (TAIL,) if is_countries else (HEAD, TAIL)
+    check_queries(dataset, split, pool.numpy(), sides)
 
 
 def _rank_held(
@@ -807,7 +812,7 @@ class _Grid:
         )
         ((atoms, _),) = listed.distinct
         derivations = derive.iter_indexed_derivations(
-            index, sizes, atoms.to(torch.int32), joins.MAX_CHUNK_ROWS
+            index, sizes, atoms.to(torch.int32)
         )
         return listed, list(derivations)
 
@@ -1159,18 +1164,18 @@ class Fitted(NamedTuple):
         return not {"fit", "+ embeddings"}.isdisjoint(dict(self.steps))
 
 
-# The share of 1 - MRR that a stage is taken to gain until the run has seen its kind. They order the stages and divide
-# the time, and accept none.
+# The share of 1 - MRR that a stage is taken to gain until the run has seen its kind, as it did in
+# `experiments/results/levels.json`. They order the stages and divide the time, and accept none.
 GAINS = {
-    "listwise fit": 0.2,
-    "link embeddings": 0.08,
-    "path network": 0.06,
-    "degrees": 0.01,
-    "linked candidates": 0.01,
-    "more questions": 0.01,
+    "listwise fit": 0.18,
+    "link embeddings": 0.11,
+    "path network": 0.09,
+    "answers without a proof": 0.025,
+    "larger path network": 0.017,
     "larger link embeddings": 0.01,
-    "larger path network": 0.01,
-    "answers without a proof": 0.01,
+    "more questions": 0.006,
+    "linked candidates": 0.002,
+    "degrees": 0.001,
 }
 
 
@@ -1213,7 +1218,7 @@ class _Learner:
             last = Stage(
                 "answers without a proof",
                 self._rank_without_proof,
-                seconds=self._cost_of_metrics,
+                seconds=self._cost_without_proof,
                 obstacle=self._obstacle_without_proof,
             )
             best = choose_in_time([last], best, self.run_time)
@@ -1224,7 +1229,7 @@ class _Learner:
         given, valid = self.run.questions, self.run.valid_evidence
         assert given is not None, "the run learns from questions"
         power = self.options.odds_power
-        first, *others = (1.0, 2.0, 3.0) if power == "auto" else (power,)
+        first, *others = (2.0, 1.0, 3.0) if power == "auto" else (power,)
         if valid is None:
             others = []
 
@@ -1249,13 +1254,11 @@ class _Learner:
         has_valid = self.run.valid_evidence is not None
         stages: list[Stage[Fitted]] = []
 
-        def add(
-            name: str, family: str, *functions: Any, is_set: bool = False
-        ) -> None:
+        def add(name: str, family: str, *functions: Any, **kinds: bool) -> None:
             stage = Stage(
                 name, functions[0], GAINS[name], family, *functions[1:]
             )
-            stages.append(stage._replace(is_set=is_set))
+            stages.append(stage._replace(**kinds))
 
         if config.listwise.learning_rate:
             add(
@@ -1264,6 +1267,7 @@ class _Learner:
                 self._fit,
                 self._cost_of_fit,
                 lambda _: self.problem,
+                is_usual=True,
             )
             if has_valid:
                 add(
@@ -1401,12 +1405,31 @@ class _Learner:
         """Return the seconds of ranking valid with a few amounts."""
         return 3 * self.metric_seconds, 3 * self.metric_seconds
 
+    def _cost_without_proof(
+        self, best: Candidate[Fitted]
+    ) -> tuple[float, float]:
+        """Return the seconds of ranking all entities for valid and test, once, and for valid with a few log-odds."""
+        fitted, found = self._knowing(best), self.run.ranked_test
+        if fitted is None or fitted.valid is None:
+            return 0.0, 0.0
+        each = fit.seconds_of_all_entities(
+            self.run.task, fitted.setup, fitted.params, fitted.valid
+        )
+        once = each * fitted.valid.n_questions + self.metric_seconds
+        of_test = 2 * each * found.n_queries if found else 0.0
+        self.run_time.reserve("answers without a proof", of_test)
+        return once, 4 * once
+
     def _cost_of_more(self, best: Candidate[Fitted]) -> tuple[float, float]:
-        """Return the seconds of listing and fitting twice the questions, and all."""
+        """Return the seconds of listing and fitting half as many questions more, and all."""
         _, of_fit = self._cost_of_fit(best)
-        each = (self.listing_seconds + of_fit) / max(self.n_asked, 1)
-        n_all = self._n_askable()
-        return each * min(2 * self.n_asked, n_all), each * n_all
+        n_all, listing = self._n_askable(), self.listing_seconds
+        # What is listed stays; the fit is one of all.
+        seconds = [
+            listing * (n / self.n_asked - 1.0) + of_fit * n / self.n_asked
+            for n in (min(1.5 * self.n_asked, n_all), n_all)
+        ]
+        return seconds[0], seconds[1]
 
     def _n_askable(self) -> int:
         """Return how many questions there are; where valid decides, more than `MAX_QUESTIONS` tell nothing new."""
@@ -1425,9 +1448,8 @@ class _Learner:
         left = self.run_time.part().seconds_left
         of_step = budget.slow_step_seconds(self.run.task, cfg)
         on_gpu = is_cuda(self.run.run_config.device)
-        if not on_gpu and of_step > 0.1 * left:
-            least = 100 * of_step
-            return least, least / MIN_TRAINING_SHARE
+        if not on_gpu and of_step > 0.03 * left:
+            return MIN_TRAINING_SHARE * 1e3 * of_step, 1e3 * of_step
         training = self._prior_training(name, cfg)
         after = self._seconds_after(name, cfg, best)
         seconds = training.seconds
@@ -1486,8 +1508,8 @@ class _Learner:
             each /= max(valid.n_questions, 1)
             if self.n_asked:
                 each = self.listing_seconds / self.n_asked
-            most = int(deadline.seconds_left / max(each, 1e-6))
-            most = min(n_questions, max(64, most))
+            more = max(64, int(deadline.seconds_left / max(each, 1e-6)))
+            most = min(n_questions, self.n_asked + more)
         began = time.monotonic()
         try:
             setup, self.n_asked, note = fit.list_questions(
@@ -1503,7 +1525,7 @@ class _Learner:
             self.problem = f"no question to learn from: {error}"
             self.run_time.notes.append(Note("answers", self.problem))
             return setup
-        self.listing_seconds = time.monotonic() - began
+        self.listing_seconds += time.monotonic() - began
         left_out = "without its own fact"
         if self.options.left_out == "pair":
             left_out = "without the facts that link its two entities: no known fact links a pair of the valid split"
@@ -1541,8 +1563,15 @@ class _Learner:
     def _fit(
         self, best: Candidate[Fitted], deadline: Deadline
     ) -> Iterator[Candidate[Fitted]]:
-        """Yield the fit of what is weighed so far."""
-        yield self._candidate("fit", self._refit(best, deadline), best, "fit")
+        """Yield the fit of what is weighed so far, less of it first: a fit on few questions goes too far."""
+        fitted = self._refit(best, deadline)
+        start = fit.widened(fitted.setup, best.value.params)
+        for share in (0.25, 0.5, 1.0) if fitted.valid else (1.0,):
+            params = tree.map(
+                partial(torch.lerp, weight=share), start, fitted.params
+            )
+            changed = fitted._replace(params=params)
+            yield self._candidate(f"{share:.0%} of it", changed, best, "fit")
 
     def _fit_degrees(
         self, best: Candidate[Fitted], deadline: Deadline
@@ -1556,10 +1585,12 @@ class _Learner:
         self, best: Candidate[Fitted], deadline: Deadline
     ) -> Iterator[Candidate[Fitted]]:
         """Yield the fit on more questions."""
+        # The fit of those that are listed comes off the time first.
         of_fit = self._cost_of_fit(best)[1]
+        left = max(deadline.seconds_left - of_fit, 0.0)
         share = self.listing_seconds / (self.listing_seconds + of_fit + 1e-9)
         setup = self._list(
-            best.value.setup, deadline.share(share), self._n_askable()
+            best.value.setup, deadline.at_most(share * left), self._n_askable()
         )
         fitted = self._refit(best, deadline, setup)
         yield self._candidate("on", fitted, best, "+ questions")
@@ -1612,7 +1643,7 @@ class _Learner:
         fitted = self._refit(best, deadline, setup)._replace(valid=valid)
         self._say_work(training)
         weight = fitted.params.prior_weight
-        for amount in (0.0, 1.0, 0.5, 2.0) if valid else (0.0,):
+        for amount in (1.0, 0.5, 2.0, 0.0) if valid else (0.0,):
             params = fitted.params._replace(prior_weight=weight + amount)
             changed = fitted._replace(params=params)
             yield self._candidate(
@@ -1685,6 +1716,8 @@ class _Learner:
             setup = fit.with_weights_of(fitted.setup, no_proof=log_odds)
             changed = fitted._replace(setup=setup)
             yield self._candidate(f"{log_odds:g}", changed, best, NO_PROOF_ROW)
+            if deadline.is_over:
+                return
 
     def _candidate(
         self,

@@ -7,12 +7,12 @@ ranks queries by any weights. `kg.run.choices` decides which of it a run has.
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import count
 from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
@@ -75,6 +75,8 @@ from funcppo.runtime.capture import GraphedStep, clear_graph_pools
 MAX_QUEUED_STEPS = 16
 # the first steps of a training, which tell what a step takes
 MAX_FIRST_STEPS, FIRST_SECONDS = 16, 0.3
+# a first step of a CPU that takes longer tells it alone
+MAX_FIRST_SECONDS = 0.5
 
 State = TypeVar("State")
 
@@ -139,15 +141,18 @@ class Training(Generic[State]):
         if self._step_seconds is None:
             began = time.monotonic()
             self._make(1.0)
+            is_on_gpu = tree.leaves(self.state)[0].is_cuda
             # The first step on a GPU records a graph, beside those of other trainings.
             clear_graph_pools()
             self._step_seconds = time.monotonic() - began
             n_before, began = self.n_made, time.monotonic()
-            while time.monotonic() - began < FIRST_SECONDS:
-                if self.n_made - n_before == MAX_FIRST_STEPS:
-                    break
-                if not self._make(1.0):
-                    break
+            while (
+                (is_on_gpu or self._step_seconds < MAX_FIRST_SECONDS)
+                and time.monotonic() - began < FIRST_SECONDS
+                and self.n_made - n_before < MAX_FIRST_STEPS
+                and self._make(1.0)
+            ):
+                pass
             if self.n_made > n_before:
                 seconds = time.monotonic() - began
                 self._step_seconds = seconds / (self.n_made - n_before)
@@ -310,9 +315,11 @@ class SplitEvidence:
 
     def rank(self, score: Score) -> Ranking:
         """Rank the queries by a score of their evidence."""
-        score_atoms = partial(
-            scoring.score_collected, self.task, self.parts, score
-        )
+
+        def score_atoms(atoms: Tensor, side: int) -> Tensor:
+            parts = self.parts.get(side, ())
+            return scoring.score_collected(self.task, parts, score, atoms, side)
+
         return ranking.rank_listed(self.listed, score_atoms, score)
 
     def rank_by_weights(self, setup: QuestionSetup, params: Params) -> Ranking:
@@ -357,6 +364,25 @@ def with_priors(
         return part
 
     return collected.change(add)
+
+
+def seconds_of_all_entities(
+    task: ProverTask,
+    setup: QuestionSetup,
+    params: Params,
+    collected: SplitEvidence,
+) -> float:
+    """Return the seconds of the scores of all entities for a question, as those of a few questions take."""
+    part = next(iter(collected.parts.values()))[0].evidence
+    score = LearnedScore("evidence", make_weights(task, setup, params))
+    questions = evidence.questions_of(part)
+    seconds = 0.0
+    for n in (1, min(16, len(part.label))):
+        began = time.monotonic()
+        some = select_questions(questions, slice(n))
+        score.log_odds_of_all(some).sum().item()
+        seconds = (time.monotonic() - began) / max(n, 1)
+    return seconds
 
 
 def reciprocal_ranks(ranked: Ranking) -> F64[Tensor, "Q"]:
@@ -416,7 +442,7 @@ def list_questions(
       seed: of what is drawn.
       on_phase: receives the number of questions that are listed, and of all.
       deadline: ends the list after a chunk, unless the number of questions is set.
-      most: questions that there is time for; None for no such number.
+      most: questions that there is time for, those that the setup has already included; None for no such number.
 
     Returns:
       The setup with the questions whose answer is derived without its own fact; the number of those that were asked;
@@ -428,6 +454,11 @@ def list_questions(
     asked, n_all = _draw_questions(task, cfg, seed)
     if cfg.max_questions is None and most is not None:
         asked = select_questions(asked, slice(most))
+    n_most = len(asked.entity)
+    # What the setup has is not listed again.
+    earlier = [] if setup.world is None else [setup.world.evidence]
+    for part in earlier:
+        asked = select_questions(asked, slice(len(part.label), None))
     facts = setup.facts._replace(network=None)
     work = GroundingWork(leaves_out=True)
     settings = EvidenceConfig(
@@ -437,13 +468,14 @@ def list_questions(
         n_sampled=cfg.n_sampled,
         seed=seed,
     )
-    known = evidence.binary_facts(task.kb)
-    index = kbase.build_triple_index(known, task.sizes.n_constants)
+    index = kbase.build_triple_index(
+        evidence.binary_facts(task.kb), task.sizes.n_constants
+    )
     parts = evidence.iter_evidence(
         task.kb, task.sizes, facts, asked, index, settings, work
     )
     listed, stopped_by = _list_within_bounds(
-        parts, work, cfg, len(asked.entity), deadline, on_phase
+        itertools.chain(earlier, parts), work, cfg, n_most, deadline, on_phase
     )
 
     n_derived = len(derived_questions(listed))
@@ -461,9 +493,8 @@ def list_questions(
     )
 
     world = QuestionWorld(setup.aggregation, listed, rows)
-    setup = replace(setup, world=world)
     return (
-        setup,
+        replace(setup, world=world),
         len(listed.label),
         Note("cut" if stopped_by else "detail", note),
     )
@@ -757,7 +788,7 @@ def network_training(
     step_fn = GraphedStep(step) if is_cuda(device) else step
 
     # On the host: a key takes a hundred operations.
-    host_key, steps = key.cpu(), count(1)
+    host_key, steps = key.cpu(), itertools.count(1)
 
     def take(
         edge: Tensor, share: float, state: path_network.TrainState
@@ -790,6 +821,8 @@ def seconds_of_prior(network: PathNetwork) -> float:
         began = time.monotonic()
         path_network.entity_scores(network, label[:n], entity[:n]).sum().item()
         took = time.monotonic() - began
+        if not label.is_cuda and took > FIRST_SECONDS:
+            break
     return took / max(n, 1)
 
 

@@ -59,6 +59,7 @@ from funcppo.kg.search.task import PhaseCallback, ignore_phase
 UNTRAINED, TRAINED, TEMPERED = "untrained", "trained", "trained_at_temperature"
 # queries that are ranked together first; the time that they take tells how many more there is time for
 FIRST_ROUND = 16
+N_ROUNDS = 16  # that are ranked at least, where there are as many queries
 
 
 class TimeOver(Exception):
@@ -437,6 +438,9 @@ class TestRanking:
         size = n_fitting
         if not is_last:
             size = min(n_fitting // 2, 8 * len(last.queries))
+        # The time may end a round, whose work is lost.
+        n_all = n_left + self.n_queries
+        size = min(size, max(FIRST_ROUND, n_all // N_ROUNDS))
         if last.evidence is not None:
             size = min(size, max(1, _count_to_hold(run, last.evidence)))
         return size

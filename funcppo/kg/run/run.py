@@ -71,6 +71,7 @@ DefaultScoreReason = Literal[
     "policy-not-validated",
     "learnt-ranks-valid-better",
     "learnt-gains-by-chance",
+    "rules-gain-by-chance",
 ]
 # A validation by search ranks fewer queries if it would compute more successors than this, by a rough count, but not
 # fewer than the minimum.
@@ -212,9 +213,11 @@ class Run:
         # The time of the run may end before the first validation.
         if float(self.state.best_valid_metric) < 0:
             return "policy-not-validated"
-        if self.is_learnt_better:
-            return "learnt-ranks-valid-better"
-        return "learnt-gains-by-chance"
+        if not self.is_learnt_better:
+            return "learnt-gains-by-chance"
+        if float(self.state.best_valid_metric) < self.rule_metric:
+            return "rules-gain-by-chance"
+        return "learnt-ranks-valid-better"
 
 
 # -- before the first update

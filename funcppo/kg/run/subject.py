@@ -88,7 +88,7 @@ def describe_default_score(run: Run) -> str:
     )
     is_policy = run.default_score == run.score
     chosen, other = (policy, rule) if is_policy else (rule, policy)
-    is_chance = run.default_score_reason == "learnt-gains-by-chance"
+    is_chance = run.default_score_reason.endswith("by-chance")
     chance = ", which gains less than two standard errors" if is_chance else ""
     return (
         f"answers are ranked by {chosen[1]}, {selection_metric(run.task)} {chosen[2]} on valid, rather than by "

@@ -36,7 +36,7 @@ from funcppo.kg.search.env import (
     make_observation,
     single_goal,
 )
-from funcppo.kg.search.network import Params, exceeds_capacity
+from funcppo.kg.search.network import Params
 from funcppo.nets.networks import Agent
 
 ScoreName = Literal["success", "best-proof", "greedy"]
@@ -44,8 +44,6 @@ ScoreName = Literal["success", "best-proof", "greedy"]
 UNPROVED_PENALTY = -100.0
 # successors a row, tried before the width that holds all
 NARROW_WIDTHS = (32,)
-# successors a row that the network has capacity for, on average over a step
-ROW_CAPACITY = 10
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -112,8 +110,6 @@ class _Children(NamedTuple):
     choice_id: I32[Tensor, "R S"]  # the choice made, as in a trace
     # some successors did not fit the successor table
     overflow: Bool[Tensor, "R"]
-    # some successors did not fit the network's capacity: the row is invalid
-    exceeds_capacity: Bool[Tensor, "R"]
     # of the path and the policy's best action, END included
     best_action_log_prob: F32[Tensor, "R"]
     # of the row: slot * K + beam entry; B * K where it is empty
@@ -131,25 +127,11 @@ def slots_for_rows(rows: int, beam: int) -> int:
 def extend_beams(
     cfg: SearchConfig, world: World, params: Params, search: SearchState
 ) -> tuple[SearchState, I64[Tensor, ""]]:
-    """Extend the partial proofs of as many slots as fit the rows of a step; also return how many were extended.
-
-    A slot some of whose successors exceed the network's capacity waits for the next step.
-    """
+    """Extend the partial proofs of as many slots as fit the rows of a step; also return how many were extended."""
     selected, source, mask = _select_rows(cfg, search)
     children = _expand(cfg, world, params, search, source, mask)
-
-    # Slots that wait; empty and valid rows are scattered to a spare slot, which is cut off.
-    slot = source // cfg.beam
-    waiting_slot = torch.where(children.exceeds_capacity, slot, cfg.slots)
-    none_wait = torch.zeros(
-        cfg.slots + 1, dtype=torch.bool, device=source.device
-    )
-    waits = none_wait.index_fill(0, waiting_slot, True)[: cfg.slots]
-
     advanced = _advance_slots(cfg, search, children)
-    is_extended = mask & ~waits[slot.clamp_max(cfg.slots - 1)]
-    search = tree.where(selected & ~waits, advanced, search)
-    return search, is_extended.sum()
+    return tree.where(selected, advanced, search), mask.sum()
 
 
 def _look_ahead(
@@ -274,7 +256,6 @@ def _expand(
         torch.isfinite(choice_log_prob), (0, 1)
     )
     failed_log_policy = torch.where(is_followed, -torch.inf, log_policy)
-    is_over_capacity = exceeds_capacity(cfg.agent.cfg, observation.action_mask)
     is_rule = successors.rule >= 0
     return _Children(
         goals=successors.goals,
@@ -283,7 +264,6 @@ def _expand(
         proved=successors.goals.atoms[:, :, 0, 0] == 0,
         choice_id=torch.where(is_rule, successors.rule, -1 - successors.fact),
         overflow=successors.overflow & mask,
-        exceeds_capacity=is_over_capacity & mask,
         best_action_log_prob=path_log_prob + log_policy.amax(1),
         source=source,
     )
@@ -723,7 +703,7 @@ def width_schedule(cfg: SearchConfig) -> list[SearchConfig]:
     if widths:
         rows = max(cfg.beam, rows * widths[-1] // full_width)
     full = replace(cfg, rows_per_step=rows, slots=min(cfg.slots, rows))
-    return [_with_capacity(search) for search in (*narrow, full)]
+    return [*narrow, full]
 
 
 def score_by_width(
@@ -820,21 +800,6 @@ def _with_width(cfg: SearchConfig, width: int) -> SearchConfig:
     max_fanout = min(width, cfg.resolve.max_fanout)
     narrow = replace(cfg.resolve, max_successors=width, max_fanout=max_fanout)
     return replace(cfg, resolve=narrow)
-
-
-def _with_capacity(cfg: SearchConfig) -> SearchConfig:
-    """Return the search with a network that runs on compacted successors, if that saves a third of its work."""
-    width = cfg.resolve.max_successors
-    table_size = cfg.rows_per_step * width
-
-    # One slot always fits, so that every slot moves on eventually.
-    one_slot = cfg.beam * width
-    capacity = max(ROW_CAPACITY * cfg.rows_per_step, one_slot)
-    if 3 * capacity > 2 * table_size:
-        return cfg
-    network_cfg = replace(cfg.agent.cfg, capacity=capacity)
-    agent = replace(cfg.agent, cfg=network_cfg)
-    return replace(cfg, agent=agent)
 
 
 def _refill(

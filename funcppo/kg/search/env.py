@@ -137,7 +137,16 @@ def initial_state(
     """
     goals = single_goal(cfg.resolve.max_goals, query)
     successors = resolve(cfg.resolve, world.kb, goals, query)
-    return _fresh_state(ResetSample(query, label), goals, successors)
+    zero = torch.zeros_like(query[:, 0])  # also the status: RUNNING is 0
+    return EnvState(
+        goals=goals,
+        successors=successors,
+        query=query,
+        is_positive=label,
+        depth=zero,
+        status=zero,
+        overflow=successors.overflow,
+    )
 
 
 def reset(
@@ -197,43 +206,6 @@ def step_functional(
             goals, resolve(cfg.resolve, world.kb, goals, state.query)
         )
     return _transition(cfg, state, action, node)
-
-
-def step_with_autoreset(
-    cfg: ProverEnvConfig,
-    world: World,
-    state: EnvState,
-    action: I64[Tensor, "B"],
-    key: I64[Tensor, "B 2"],
-    reset_sample: ResetSample,
-) -> tuple[EnvState, Timestep, EnvState]:
-    """Take one step and restart the rows that finish, with one resolution for both.
-
-    The result equals that of `step_functional` followed by `reset_from_sample`. One call of `resolve` on twice the rows
-    costs less than two calls.
-
-    Args:
-      reset_sample: the queries that finished rows restart from; one per row, unused for rows that continue.
-
-    Returns:
-      The state reached, the transition, and the state to continue from.
-    """
-    next_goals = _chosen_goals(state, action)
-    fresh_goals = single_goal(cfg.resolve.max_goals, reset_sample.query)
-
-    # Rows 0..B-1 are those that continue, rows B..2B-1 those that restart.
-    goals = tree.map(lambda *parts: torch.cat(parts), next_goals, fresh_goals)
-    roots = torch.cat([state.query, reset_sample.query])
-    successors = resolve(cfg.resolve, world.kb, goals, roots)
-    n_rows = len(reset_sample.query)
-    next_successors = tree.map(lambda x: x[:n_rows], successors)
-    fresh_successors = tree.map(lambda x: x[n_rows:], successors)
-
-    next_node = _SearchNode(next_goals, next_successors)
-    next_state, timestep = _transition(cfg, state, action, next_node)
-    fresh_state = _fresh_state(reset_sample, fresh_goals, fresh_successors)
-    continued_state = tree.where(timestep.terminated, fresh_state, next_state)
-    return next_state, timestep, continued_state
 
 
 def observe(cfg: ProverEnvConfig, world: World, state: EnvState) -> Observation:
@@ -296,10 +268,6 @@ def environment(cfg: ProverEnvConfig) -> Environment:
         truncates=False,
         sample_reset=sample_reset,
         reset_from_sample=reset_from_sample,
-        # With the oracle a step resolves nothing, so there is nothing to share with the restart.
-        step_with_autoreset=step_with_autoreset
-        if cfg.fact_selection == "policy"
-        else None,
     )
 
 
@@ -336,23 +304,6 @@ def single_goal(max_goals: int, query: I32[Tensor, "B W"]) -> Goals:
     padding = query.new_zeros((n_rows, max_goals - 1, atom_width))
     atoms = torch.cat([query[:, None], padding], 1)
     return Goals(atoms, query.new_zeros((n_rows, max_goals)))
-
-
-def _fresh_state(
-    reset_sample: ResetSample, goals: Goals, successors: Successors
-) -> EnvState:
-    """Return the state before the first action."""
-    # also the status: RUNNING is 0
-    zero = torch.zeros_like(reset_sample.query[:, 0])
-    return EnvState(
-        goals=goals,
-        successors=successors,
-        query=reset_sample.query,
-        is_positive=reset_sample.label,
-        depth=zero,
-        status=zero,
-        overflow=successors.overflow,
-    )
 
 
 def _successor_slot(

@@ -62,7 +62,7 @@ MAX_STEP_ROWS = 50_000_000
 # rows of joins to count rules exactly, about ten minutes; those that make more are counted from samples
 MAX_EXACT_ROWS = 3_000_000_000
 # heads of one rule that are held for it, about two gigabytes; the same holds for a rule that derives more
-MAX_EXACT_HEADS = 2**25
+MAX_EXACT_HEADS = 2**24
 # rows of joins to index derivations by, about ten minutes of work
 MAX_INDEX_ROWS = 3_000_000_000
 COUNTING = "computing rule confidences"

@@ -98,17 +98,15 @@ def proof_edges(
     if not edges:
         return [], {}
 
-    root = next(iter(edges))
+    # Facts lead from entity to entity, in as many rounds as there are columns.
     facts = [edge for edge in edges if not edge.is_derived]
-    columns = {root.head: 0}
-    frontier = [root.head]
-    for entity in frontier:
+    columns = {next(iter(edges)).head: 0}
+    for column in range(len(facts)):
         for edge in facts:
-            ends = (edge.head, edge.tail)
+            ends = edge.head, edge.tail
             for end, other in (ends, ends[::-1]):
-                if end == entity and other not in columns:
-                    columns[other] = columns[entity] + 1
-                    frontier.append(other)
+                if columns.get(end) == column:
+                    columns.setdefault(other, column + 1)
     for edge in edges:
         columns.setdefault(edge.head, 0)
         columns.setdefault(edge.tail, columns[edge.head] + 1)
@@ -134,29 +132,32 @@ def draw(
         return ""
     places = _place(columns)
     width = max(x for x, _ in places.values()) + BOX_WIDTH + MARGIN + 60
-    height = max(y for _, y in places.values()) + BOX_HEIGHT + MARGIN
-    # arcs between entities of one row or column leave the rows
-    top = -ROW if len(edges) > len(places) - 1 else 0
+    height = max(y for _, y in places.values()) + BOX_HEIGHT + MARGIN + ROW
     # what is an image hides the links in it from readers
     role = "group" if link else "img"
-    title = escape(label(title, 200))
     lines = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" role="{role}" aria-label="{title}" class="drawing" '
-        f'width="{width}" height="{height - top}" viewBox="0 {top} {width} {height - top}" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" role="{role}" aria-label="{escape(label(title, 200))}" '
+        f'class="drawing" width="{width}" height="{height}" viewBox="0 {-ROW} {width} {height}" '
         'font-family="system-ui, sans-serif" font-size="13" fill="currentColor">',
         '<defs><marker id="arrow" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="8" markerHeight="8" orient="auto">'
         '<path d="M0 0 8 4 0 8z"/></marker></defs>',
     ]
-    degrees = Counter(end for edge in edges for end in edge[:2])
     pairs: Counter[frozenset[int]] = Counter()
     for edge in edges:
         pair = frozenset(edge[:2])
-        # the text stands near the end that fewer arrows share
-        is_late = degrees[edge.tail] < degrees[edge.head]
-        lines.append(_arrow(edge, places, pairs[pair], is_late))
+        lines.append(
+            _arrow(edge, *places[edge.head], *places[edge.tail], pairs[pair])
+        )
         pairs[pair] += 1
     for entity, (x, y) in places.items():
-        lines.append(_box(label(name(entity), NODE_CHARS), x, y, link, entity))
+        box = (
+            f'<rect x="{x}" y="{y - BOX_HEIGHT // 2}" width="{BOX_WIDTH}" height="{BOX_HEIGHT}" rx="6" '
+            'fill="none" stroke="currentColor"/>'
+            f'<text x="{x + BOX_WIDTH // 2}" y="{y + 4}" text-anchor="middle">'
+            f"{escape(label(name(entity), NODE_CHARS))}</text>"
+        )
+        address = link and escape(link(entity))
+        lines.append(f'<a href="{address}">{box}</a>' if link else box)
     return "\n".join([*lines, "</svg>"])
 
 
@@ -165,69 +166,38 @@ def _place(columns: Mapping[int, int]) -> dict[int, tuple[int, int]]:
     members: dict[int, list[int]] = {}
     for entity, column in columns.items():
         members.setdefault(column, []).append(entity)
-    first = min(members)
     n_rows = max(map(len, members.values()))
-    places: dict[int, tuple[int, int]] = {}
-    for column, entities in sorted(members.items()):
-        x = MARGIN + (column - first) * COLUMN
-        start = (n_rows - len(entities)) * ROW // 2 + BOX_HEIGHT
-        for row, entity in enumerate(entities):
-            places[entity] = (x, start + row * ROW)
-    return places
+    return {
+        entity: (
+            MARGIN + (column - min(members)) * COLUMN,
+            BOX_HEIGHT + row * ROW + (n_rows - len(entities)) * ROW // 2,
+        )
+        for column, entities in members.items()
+        for row, entity in enumerate(entities)
+    }
 
 
 def _arrow(
-    edge: Edge,
-    places: Mapping[int, tuple[int, int]],
-    n_before: int,
-    is_late: bool,
+    edge: Edge, x0: int, y0: int, x1: int, y1: int, n_before: int
 ) -> str:
-    """Draw an edge with its text, as an arc above the former ones between the two entities.
+    """Draw an edge with its text between the boxes of its head and tail, as an arc above the former ones.
 
     Args:
       n_before: edges between the two that are drawn.
-      is_late: the text stands nearer to the tail than to the head.
     """
-    (x0, y0), (x1, y1) = places[edge.head], places[edge.tail]
-    lift = 52 * n_before
-    if edge.head == edge.tail:  # an arc above the box
-        x, y = x0 + BOX_WIDTH / 2, y0 - BOX_HEIGHT / 2
-        start, end, bend = (x - 20, y), (x + 20, y), (x, y - 30 - lift)
-    elif x0 == x1:  # an arc at the right of a column
-        start, end = (x0 + BOX_WIDTH, y0 - 5), (x1 + BOX_WIDTH, y1 + 5)
-        bend = (x0 + BOX_WIDTH + 70, (y0 + y1) / 2 - lift)
-    else:
-        is_right = x1 > x0
-        start = (x0 + BOX_WIDTH * is_right, y0)
-        end = (x1 + BOX_WIDTH * (not is_right), y1)
-        lift += 60 * (abs(x1 - x0) > COLUMN)
-        bend = ((start[0] + end[0]) / 2, (y0 + y1) / 2 - lift)
-
-    t = 0.5 if y0 == y1 else 0.35 + 0.3 * is_late
-    x, y = (
-        (1 - t) ** 2 * a + 2 * t * (1 - t) * b + t**2 * c
-        for a, b, c in zip(start, bend, end)
-    )
+    # within a column an arc leaves and enters at the right
+    start = x0 + BOX_WIDTH * (x1 >= x0)
+    end = x1 + BOX_WIDTH * (x1 <= x0)
+    lift = 52 * n_before + 60 * (abs(x1 - x0) > COLUMN)
+    x = (start + end) / 2 + 70 * (x0 == x1)
+    y = (y0 + y1) / 2 - lift
+    if edge.head == edge.tail:
+        y0, y1 = y0 - 6, y1 + 6
     dashes = ' stroke-dasharray="6 4"' if edge.is_derived else ""
-    path = f"M{start[0]:g} {start[1]:g}Q{bend[0]:g} {bend[1]:g} {end[0]:g} {end[1]:g}"
-    text = escape(label(edge.text, EDGE_CHARS))
+    text_x, text_y = (start + 2 * x + end) / 4, (y0 + 2 * y + y1) / 4 - 4
     return (
-        f'<path d="{path}" fill="none" stroke="currentColor" stroke-opacity=".6"{dashes} marker-end="url(#arrow)"/>'
-        f'<text x="{x:.0f}" y="{y - 4:.0f}" text-anchor="middle" font-size="11">{text}</text>'
+        f'<path d="M{start} {y0}Q{x:g} {y:g} {end} {y1}" fill="none" stroke="currentColor" stroke-opacity=".6"'
+        f'{dashes} marker-end="url(#arrow)"/>'
+        f'<text x="{text_x:.0f}" y="{text_y:.0f}" text-anchor="middle" font-size="11">'
+        f"{escape(label(edge.text, EDGE_CHARS))}</text>"
     )
-
-
-def _box(
-    text: str,
-    x: int,
-    y: int,
-    link: Callable[[int], str] | None,
-    entity: int,
-) -> str:
-    """Draw an entity's name in a box, which leads to its link."""
-    drawn = (
-        f'<rect x="{x}" y="{y - BOX_HEIGHT // 2}" width="{BOX_WIDTH}" height="{BOX_HEIGHT}" rx="6" '
-        'fill="none" stroke="currentColor"/>'
-        f'<text x="{x + BOX_WIDTH // 2}" y="{y + 4}" text-anchor="middle">{escape(text)}</text>'
-    )
-    return f'<a href="{escape(link(entity))}">{drawn}</a>' if link else drawn

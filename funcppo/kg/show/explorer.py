@@ -14,11 +14,10 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-import time
 import unicodedata
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from functools import lru_cache, partial
+from functools import partial
 from heapq import nsmallest
 from importlib import resources
 from typing import Annotated, Any, get_type_hints
@@ -41,7 +40,6 @@ from starlette.responses import (
 )
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp
-from torch import Tensor
 
 from funcppo.core import VERSION
 from funcppo.core.files import Json, shorten
@@ -64,11 +62,10 @@ from funcppo.kg.logic import kb as kbase
 from funcppo.kg.logic.fixpoint import Verdict, iter_consequences
 from funcppo.kg.logic.joins import RowBudget, RowBudgetExceeded
 from funcppo.kg.logic.kb import HEAD, SIDE_NAMES, TAIL
-from funcppo.kg.logic.proof import Proof
 from funcppo.kg.ranking.scoring import graph_fallback_notes
 from funcppo.kg.run.subject import describe_numbers
 from funcppo.kg.show import drawing, values
-from funcppo.kg.show.measure import RuleUse, explain_failure, uses_by_rule
+from funcppo.kg.show.measure import explain_failure
 from funcppo.kg.show.report import make_templates
 from funcppo.kg.show.server import Guard, RequestError, Worker, is_api
 from funcppo.kg.show.values import Fact, Name, Rule
@@ -80,8 +77,6 @@ PAGE_ROWS = 50
 MAX_LISTED = 20
 # rows that the joins of a rule may make
 MAX_ROWS = 10_000_000
-# for the proofs of queries of a relation, which show what its rules decide
-SAMPLE_SECONDS = 2.0
 # splits in the order of their bits
 SPLITS = ("train", "facts", "valid", "test")
 
@@ -113,16 +108,16 @@ class KnownFacts:
           relation: None for any.
           arguments: entities by their place, from 1.
         """
-        start, end = 0, len(self.atoms)
+        relations = self.atoms[:, 0]
+        rows = np.arange(len(relations))
         if relation is not None:
-            relations = self.atoms[:, 0]
-            start, end = np.searchsorted(relations, [relation, relation + 1])
-        atoms = self.atoms[start:end]
-        is_found = np.ones(len(atoms), dtype=bool)
+            first, end = np.searchsorted(relations, [relation, relation + 1])
+            rows = rows[first:end]
         for place, entity in arguments.items():
-            is_place = place < self.atoms.shape[1]
-            is_found &= is_place and atoms[:, place] == entity
-        return start + np.flatnonzero(is_found)
+            if place >= self.atoms.shape[1]:
+                return rows[:0]
+            rows = rows[self.atoms[rows, place] == entity]
+        return rows
 
     def splits_of(self, row: int) -> list[str]:
         """Return the splits that hold a fact."""
@@ -182,7 +177,6 @@ class Explorer:
         self._pairs = kb.body_pairs.double().cpu().numpy()
         self._confidence = self._support / np.maximum(self._pairs, 1e-9)
         self._order = np.argsort(-self._confidence, kind="stable")
-        self._sample = lru_cache(64)(self._prove_sample)
 
     # -- names
 
@@ -393,35 +387,13 @@ class Explorer:
         )
 
     def rule(self, query: values.RuleQuery) -> values.RuleDetail:
-        """Return a rule, the atoms that it derives in one step from facts, and the sampled queries that it decides."""
+        """Return a rule and the atoms that it derives in one step from facts."""
         rule, n_rules = query.rule, len(self.dataset.rules)
         if rule >= n_rules:
             raise RequestError(
                 404, f"rule: expected 0 to {n_rules - 1}, got {rule}"
             )
-        head = int(self.dataset.rules[rule, 0, 0])
-        split, atoms, proofs, uses = self._sample(head)
-        decided = [
-            self._fact(atom)
-            for atom, proof in zip(atoms.tolist(), proofs)
-            if proof is not None and proof.nodes[0].rule == rule
-        ]
-
-        use = uses.get(rule)
-        learning = None
-        if use is not None and use.n_firings:
-            learning = values.Learning(
-                before=use.before, after=use.after, n_weighed=use.n_firings
-            )
-        return values.RuleDetail(
-            rule=self._rule(rule),
-            learning=learning,
-            sampled_from=split,
-            n_sampled=len(proofs),
-            n_decided=len(decided),
-            decided=decided,
-            **self._derive(rule),
-        )
+        return values.RuleDetail(rule=self._rule(rule), **self._derive(rule))
 
     def _rules_of(self, relation: int | None) -> list[int]:
         """Return the ids of a relation's rules, or of all rules for None, the most confident first."""
@@ -469,39 +441,6 @@ class Explorer:
             "derived": [self._fact(atom) for atom in atoms[order].tolist()],
         }
 
-    def _prove_sample(
-        self, relation: int
-    ) -> tuple[str, Tensor, list[Proof | None], dict[int, RuleUse]]:
-        """Prove a sample of a relation's queries, of test if it has any, within the time for a sample.
-
-        Returns:
-          The split, the atoms, their proofs, and by rule what a trained run makes of it.
-        """
-        for split in ("test", "valid", "train"):
-            table: np.ndarray = getattr(self.dataset, split)
-            table = table[table[:, 0] == relation]
-            if len(table):
-                break
-        run = self.answerer.subject.policy_run
-        # Where T_P is not held, other proofs apply all rules of a relation.
-        is_quick = self.answerer.subject.task.answers_plan is None or (
-            run is not None and run.questions is not None
-        )
-        is_proved = is_quick and self.dataset.arities[relation - 1] == TAIL
-        n_sampled = min(20, len(table)) if is_proved else 0
-        places = np.linspace(0, len(table) - 1, n_sampled).astype(int)
-        atoms = torch.from_numpy(table[places]).long()
-
-        proofs: list[Proof | None] = []
-        end = time.monotonic() + SAMPLE_SECONDS
-        for atom in atoms:
-            if time.monotonic() > end:
-                break
-            proofs.append(self.answerer.explain(atom, TAIL).proof)
-        atoms = atoms[: len(proofs)]
-        uses = uses_by_rule(run, atoms, proofs) if run is not None else {}
-        return split, atoms, proofs, uses
-
     # -- queries
 
     def answers(self, query: values.AnswersQuery) -> values.Answers:
@@ -509,7 +448,7 @@ class Explorer:
         relation = self._require_binary(query)
         head, tail = self.read(query, "head"), self.read(query, "tail")
         given = tail if head is None else head
-        if given is None or (head is not None and tail is not None):
+        if given is None or (head and tail):
             number = "neither" if given is None else "both"
             raise RequestError(
                 400,
@@ -588,24 +527,6 @@ class Explorer:
         name = self._require_binary(values.RelationQuery(relation_id=relation))
         ids = arguments[:TAIL]
         return [name, *(self.name("entity", i) if i else None for i in ids)]
-
-    def read_form(self, query: values.AtomQuery) -> list[Name | None]:
-        """Return the relation, head and tail that a form gives; None for an empty field.
-
-        Raises:
-          RequestError: a name is unknown, or too few are given.
-        """
-        relation, head, tail = (
-            self.read(query, field) for field in ("relation", "head", "tail")
-        )
-        if relation is None:
-            raise RequestError(400, "expected a relation, got nothing")
-        if head is None and tail is None:
-            raise RequestError(
-                400,
-                "expected a head or a tail (one that is left open is asked for), got neither",
-            )
-        return [relation, head, tail]
 
     def _require_binary(self, query: values.RelationQuery) -> Name:
         """Return the relation of a query, which must have two arguments.
@@ -692,7 +613,7 @@ RESOURCES = {
     "relation": "A relation with its first facts and its best rules",
     "facts": "Known facts with some names in their places",
     "rules": "Rules, the most confident first",
-    "rule": "A rule: what it derives, what it decides, what was learnt",
+    "rule": "A rule and what it derives",
 }
 # these rank or prove, one after the other; all others do not wait for them
 RANKING = ("answers", "why", "rule")
@@ -855,7 +776,11 @@ class Site:
         """Return the page of an answer; a search for a query such as r(h, X) is redirected to its answers."""
         match value:
             case values.NameMatches(names=[], query=text) if "(" in text:
-                return self._redirect(self.explorer.read_text(text))
+                names = self.explorer.read_text(text)
+                fields = ("relation_id", "head_id", "tail_id")
+                ids = {k: x.id for k, x in zip(fields, names) if x is not None}
+                path = "/answers" if len(ids) < len(fields) else "/why"
+                return RedirectResponse(self._link(path, **ids), 303)
         fields = query.model_dump(exclude_unset=True)
         api = self._link(f"/api/{name}", **fields)
         return self._render(name, api=api, query=query, value=value)
@@ -864,8 +789,10 @@ class Site:
         self, query: Annotated[values.AtomQuery, Query()]
     ) -> Response:
         """Redirect a form to the answers of its query, or to the explanation of its atom."""
-        work = self.lookups.submit(lambda: self.explorer.read_form(query))
-        return self._redirect(await asyncio.wrap_future(work))
+        fields = query.model_dump(exclude_none=True)
+        given = {name.removesuffix("_id") for name in fields}
+        path = "/why" if {"head", "tail"} <= given else "/answers"
+        return RedirectResponse(self._link(path, **fields), 303)
 
     # -- responses
 
@@ -877,17 +804,6 @@ class Site:
         # A name may hold what is no character.
         content = page.render(context).encode("utf-8", "backslashreplace")
         return HTMLResponse(content, status_code)
-
-    def _redirect(self, names: list[Name | None]) -> Response:
-        """Return a redirect to the answers of a query, or to the explanation of an atom if no argument is open."""
-        fields = ("relation_id", "head_id", "tail_id")
-        ids = {
-            field: name.id
-            for field, name in zip(fields, names)
-            if name is not None
-        }
-        path = "/answers" if len(ids) < len(fields) else "/why"
-        return RedirectResponse(self._link(path, **ids), 303)
 
     def _link(self, path: str, **fields: object) -> str:
         """Return the address of a page with its query string; fields of None are left out."""

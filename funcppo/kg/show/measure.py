@@ -1,9 +1,5 @@
 """Measurements for the report of one run: ranks of test, reliability, rules, single queries.
 
-A run that learns from queries weighs every rule that derives a candidate; the odds o that a rule adds stand for the
-probability o / (1 + o), which before learning is the confidence of the rule. In a run that learns from proofs the
-probability of a rule is that of choosing it to resolve an atom.
-
 Axes: Q0 queries, Q rows (a query and a side; all queries of a side after each other).
 """
 
@@ -11,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -21,7 +17,7 @@ import torch
 from torch import Tensor
 
 from funcppo import logs
-from funcppo.core import files, tree
+from funcppo.core import files
 from funcppo.core.files import Json
 from funcppo.core.settings import METRICS_FILE
 from funcppo.core.types import I64, Bool
@@ -50,14 +46,11 @@ from funcppo.kg.ranking.rank_metrics import ZERO_SCORE, RankCounts
 from funcppo.kg.ranking.ranking import (
     RankedRows,
     random_rows,
-    ranked_sides,
     stratified_sample,
 )
-from funcppo.kg.ranking.scoring import SearchReplay
 from funcppo.kg.run import held_out
 from funcppo.kg.run.run import Run, present_graph
 from funcppo.kg.run.subject import describe_default_score, run_subject
-from funcppo.kg.scores import learned
 from funcppo.kg.search.task import PhaseCallback, ProverTask, ignore_phase
 
 
@@ -78,15 +71,12 @@ class RankedTest(NamedTuple):
 
 
 class RuleUse(NamedTuple):
-    """Counts and learned probability of a rule over a sample of queries."""
+    """Counts of a rule, and of proofs of a sample of queries in which it is the last step."""
 
     text: str
     support: int
     body_pairs: float
-    before: float  # the probability that stands for it, untrained
-    after: float  # and trained
-    n_firings: int  # answers that it was weighed for
-    n_proofs: int  # proofs of answers in which it is the last step
+    n_proofs: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -105,8 +95,6 @@ class RunMeasurements:
     """The content of results.json; empty without one."""
     notes: tuple[str, ...]
     """What was chosen, dropped or fallen back from, one line each."""
-    search_replay: SearchReplay
-    """How the steps of its search were replayed."""
     update: int
     """Updates made."""
     n_updates: int
@@ -125,8 +113,8 @@ class RunMeasurements:
     """By name of the score: rule confidences, the policy untrained and trained; empty without test queries."""
     bins: dict[str, Bins]
     """Candidates by the probability that a policy gives them, see `held_out.policy_bins`."""
-    rules: dict[int, RuleUse]
-    """The rules that were used, by their number."""
+    rules: tuple[RuleUse, ...]
+    """The rules that were used."""
     entries: tuple[Json, ...] = ()
     """The queries that are shown, see `query_entry`."""
 
@@ -218,7 +206,6 @@ def measure(
         sizes=_measure_data(run.task),
         results=results,
         notes=tuple(dict.fromkeys(notes)),
-        search_replay=scoring.search_replay(run.search_step),
         update=run.update,
         n_updates=run.n_updates,
         is_trained=run.is_finished,
@@ -228,7 +215,7 @@ def measure(
         n_ranked=len(ranked.queries),
         metrics=ranked.metrics,
         bins=ranked.bins,
-        rules=uses_by_rule(run, ranked.queries[places], proofs),
+        rules=tuple(count_uses(run.task, proofs)),
         entries=tuple(entries),
     )
 
@@ -390,73 +377,23 @@ def rank_test(
 # -- rules
 
 
-def uses_by_rule(
-    run: Run, atoms: I64[Tensor, "n W"], proofs: Sequence[Proof | None]
-) -> dict[int, RuleUse]:
-    """Return counts and mean probabilities of the rules that derive the atoms, by rule id, ascending.
-
-    Args:
-      atoms: ground and of two arguments.
-      proofs: of these atoms, which count the last steps.
-    """
-    if not len(atoms):
-        return {}
-    dataset, kb = run.task.dataset, run.task.kb
-    sums = torch.zeros(len(dataset.rules), 3, dtype=torch.float64)
-    for rule, before, after in _iter_rule_probabilities(run, atoms):
-        values = torch.stack([torch.ones_like(before), before, after], 1)
-        sums = sums.index_add(0, rule.cpu(), values.double().cpu())
-
-    smoothing = float(run.task.cfg.smoothing or 0.0)
+def count_uses(
+    task: ProverTask, proofs: Sequence[Proof | None]
+) -> list[RuleUse]:
+    """Count the proofs in which each rule is the last step, of the rules that are so in any."""
+    dataset, kb = task.dataset, task.kb
+    smoothing = float(task.cfg.smoothing or 0.0)
     n_proofs = Counter(proof.nodes[0].rule for proof in proofs if proof)
-    return {
-        rule: RuleUse(
-            text=format_rule(dataset, dataset.rules[rule]),
-            support=int(kb.support[rule]),
-            body_pairs=float(kb.body_pairs[rule]) - smoothing,
-            before=before / max(n, 1),
-            after=after / max(n, 1),
-            n_firings=int(n),
-            n_proofs=n_proofs[rule],
+    return [
+        RuleUse(
+            format_rule(dataset, dataset.rules[rule]),
+            int(kb.support[rule]),
+            float(kb.body_pairs[rule]) - smoothing,
+            n,
         )
-        for rule, (n, before, after) in enumerate(sums.tolist())
-        if n or n_proofs[rule]
-    }
-
-
-def _iter_rule_probabilities(
-    run: Run, atoms: Tensor
-) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Yield rules that derive the atoms, with their probabilities before and after learning."""
-    found = list(held_out.policies(run).values())
-    first, last = found[0], found[-1]
-    setup = run.questions
-    if setup is None:
-        for part in atoms.split(64):
-            (rule, before), (_, after) = (
-                explain.rule_choices(run.task, run.cfg, params, part)
-                for params in (first, last)
-            )
-            yield rule, before, after
-        return
-
-    device = setup.facts.degree.device
-    weights = [
-        tree.map(lambda x: x.to(device), params) for params in (first, last)
+        for rule, n in n_proofs.items()
+        if rule is not None
     ]
-    for side in ranked_sides(run.task):
-        for _, part in scoring.query_evidence(
-            run.task, setup.facts, atoms, side
-        ):
-            batch = learned.whole(part)
-            with torch.no_grad():
-                before, after = (
-                    learned.firing_amounts(
-                        setup.weighed, setup.aggregation, w, batch
-                    )
-                    for w in weights
-                )
-            yield part.rule.long(), before / (1 + before), after / (1 + after)
 
 
 # -- single queries

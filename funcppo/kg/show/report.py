@@ -228,7 +228,7 @@ def rules(runs: Runs) -> list[Table]:
       ValueError: no rule was used.
     """
     uses: dict[str, list[RuleUse]] = {}
-    for rule in (rule for run in runs for rule in run.rules.values()):
+    for rule in (rule for run in runs for rule in run.rules):
         uses.setdefault(rule.text, []).append(rule)
     if not uses:
         raise ValueError(
@@ -236,19 +236,16 @@ def rules(runs: Runs) -> list[Table]:
         )
     rows: list[Json] = []
     for text, found in uses.items():
-        _, support, pairs, before, after, *_ = zip(*found)
+        _, support, pairs, n_proofs = zip(*found)
         row = {
             "rule": text,
             "right_in_train": round(np.mean(support)),
             "of": round(np.mean(pairs)),
             "confidence": np.mean(support) / max(np.mean(pairs), 1),
-            "before": np.mean(before),
-            "after": np.mean(after),
-            "weighed_for": sum(use.n_firings for use in found),
-            "last_step_of": sum(use.n_proofs for use in found),
+            "last_step_of": sum(n_proofs),
         }
         rows.append(row)
-    rows.sort(key=lambda x: (-x["last_step_of"], -x["weighed_for"], x["rule"]))
+    rows.sort(key=lambda x: (-x["last_step_of"], x["rule"]))
     return [_to_columns(rows, tuple(rows[0]))]
 
 
@@ -413,16 +410,11 @@ def _draw_reliability(tables: list[Table]) -> Figure:
 
 
 def _draw_rules(tables: list[Table]) -> Figure:
-    """Draw the probability that stands for each rule before and after learning."""
+    """Draw the numbers of proofs in which each rule is the last step."""
     (table,) = tables
     figure, axes = _new_list(table["rule"], "rules, most proofs first", 60)
-    before, after = (table[name][:MAX_BARS] for name in ("before", "after"))
-    places = np.arange(len(before))
-    axes.hlines(places, before, after, color=GREY)
-    axes.plot(before, places, "o", color=GREY, label="before")
-    axes.plot(after, places, "o", color=BLUE, label="after")
-    axes.set(xlim=(-0.02, 1.02), xlabel="probability that stands for the rule")
-    _add_legend_above(axes)
+    _draw_bars(axes, np.array(table["last_step_of"][:MAX_BARS]))
+    axes.set_xlabel("proofs of shown queries in which it is the last step")
     return figure
 
 
@@ -494,7 +486,10 @@ def _new_list(
 
 
 def _draw_bars(
-    axes: Axes, length: np.ndarray, error: np.ndarray, text: str = ""
+    axes: Axes,
+    length: np.ndarray,
+    error: np.ndarray | None = None,
+    text: str = "",
 ) -> None:
     """Draw a bar for each name of a list."""
     places = np.arange(len(length))

@@ -222,27 +222,10 @@ class Relation(BaseModel):
     rules: list[Rule]
 
 
-class Learning(BaseModel):
-    """What a run makes of a rule, as in `funcppo report`: means over the answers that it was weighed for."""
-
-    before: float
-    after: float
-    n_weighed: int
-
-
 class RuleDetail(BaseModel):
-    """A rule, what it derives from facts in one step, and what it decides.
-
-    It decides a query if it is the last step of the proof that is shown; `n_sampled` queries of `sampled_from` were
-    proved. Counts of what it derives are null where that takes too much work.
-    """
+    """A rule and what it derives from facts in one step; counts of that are null where it takes too much work."""
 
     rule: Rule
-    learning: Learning | None
-    sampled_from: str
-    n_sampled: int
-    n_decided: int
-    decided: list[Fact]
     n_derived: int | None = None
     n_known: int | None = None
     derived: list[Fact] = []
@@ -317,24 +300,16 @@ class RuleEvidence(BaseModel):
     walk: float | None
 
 
-class FactEvidence(BaseModel):
-    """A fact between the answer and the entity of the query, and what it adds to the score."""
+class TermEvidence(BaseModel):
+    """What speaks for or against an answer, and what it adds to the score."""
 
-    fact: str
-    weight: float
-
-
-class DegreeEvidence(BaseModel):
-    """How many facts of a relation the answer has as head or tail, and what that adds to the score."""
-
-    relation: str
-    side: str
-    n_facts: int
-    weight: float
+    kind: str
+    log_odds: float
+    text: str
 
 
 class Evidence(BaseModel):
-    """What a run weighs that learnt from queries; its score is the sum of the weights."""
+    """What a run weighs that learnt from queries; its score is the sum of the terms."""
 
     question: str
     candidate: str
@@ -344,15 +319,7 @@ class Evidence(BaseModel):
     place: int
     n_candidates: int
     rules: list[RuleEvidence]
-    rule_score: float
-    facts: list[FactEvidence]
-    linked_weight: float
-    own_degree: int
-    own_degree_weight: float
-    degree_weight: float
-    degrees: list[DegreeEvidence]
-    embedding_weight: float
-    bellman_ford_weight: float
+    terms: list[TermEvidence]
 
 
 class OtherFacts(BaseModel):

@@ -50,7 +50,7 @@ def make_evaluator(
 
 def all_records(evaluator_, split, rows=None):
     rows = np.arange(len(split)) if rows is None else np.array(rows)
-    parts = evaluate.evaluate_queries(evaluator_, split, rows)
+    parts = evaluate.rank_window(evaluator_, split, rows)
     return [record for part in parts for record in part]
 
 
@@ -156,11 +156,17 @@ def test_queries_whose_scores_could_round_otherwise_are_counted(offset, near):
 # -- windows, which processes share
 
 
-def test_windows_hold_every_query_once_and_their_records_are_those_of_chunks():
+@pytest.mark.parametrize("is_shared", [False, True])
+def test_windows_hold_every_query_once_and_records_do_not_depend_on_them(
+    is_shared,
+):
     dataset = loaders.load("family_tree:30:1")
     evaluator_ = make_evaluator(dataset, "noisy-or")
     rows = np.arange(len(dataset.test))
-    windows = evaluate.plan_windows(evaluator_, dataset.test, rows)
+    windows = evaluate.plan_windows(
+        evaluator_, dataset.test, rows, is_shared=is_shared
+    )
+    assert (len(windows) > 1) == is_shared
     assert np.concatenate(windows).tolist() == rows.tolist()
     records = [
         record
@@ -244,16 +250,20 @@ def test_a_summary_of_records_is_that_of_the_whole_ranking(
 
 
 def interrupted(monkeypatch, after: int):
-    """A Ctrl-C while the query `after` is ranked."""
-    whole = evaluate.evaluate_queries
+    """Windows of one query, and a Ctrl-C while the query `after` is ranked."""
+    rank = evaluate.rank_window
 
-    def stopped(*args):
-        for i, part in enumerate(whole(*args)):
-            if i == after:
-                os.kill(os.getpid(), signal.SIGINT)
-            yield part
+    def stopped(evaluator, split, rows):
+        if int(rows[0]) == after:
+            os.kill(os.getpid(), signal.SIGINT)
+        return rank(evaluator, split, rows)
 
-    monkeypatch.setattr(evaluate, "evaluate_queries", stopped)
+    monkeypatch.setattr(evaluate, "rank_window", stopped)
+    monkeypatch.setattr(
+        evaluate,
+        "plan_windows",
+        lambda evaluator, split, rows, **_: np.split(rows, len(rows)),
+    )
 
 
 def test_an_interrupted_evaluation_is_resumed_where_it_stopped(

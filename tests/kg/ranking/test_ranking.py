@@ -221,13 +221,13 @@ def test_candidates_that_are_listed_once_rank_as_by_each_score_alone(
 
 
 def test_a_query_that_cannot_be_ranked_is_refused(family):
-    """A Countries head is no region, so it is not in the pool; an id above C is no constant."""
+    """A Countries head is no region, so it is not in the pool."""
     countries = prover_task.build_task(
         loaders.load("countries_s1"), ProverTaskConfig(max_height=1)
     )
     with pytest.raises(
         ValueError,
-        match="expected an answer among the 5 candidates, got query 0",
+        match="among the 5 candidates, got query 0, locatedIn",
     ):
         ranking.check_split(
             countries, countries.dataset.test, RankingProtocol(sides=(HEAD,))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ from funcppo.kg.config import ProverTaskConfig
 from funcppo.kg.logic import derive, fixpoint
 from funcppo.kg.logic.derive import plan_rules
 from funcppo.kg.logic.kb import HEAD, TAIL
-from funcppo.kg.ranking import ranking, scoring
+from funcppo.kg.ranking import explain, ranking, scoring
 from funcppo.kg.ranking.ranking import RankingProtocol
 from funcppo.kg.ranking.scoring import PolicyScore, search_config
 from funcppo.kg.scores import evidence, learned, rules
@@ -90,22 +90,17 @@ def test_a_rule_score_is_the_same_from_index_joins_questions_and_evidence(
         for t in (task, replace(task, derivability_index=None))
     )
     assert_same_counts(by_joins, by_index) if name != "exists@1" else None
-    by_evidence, *_ = ranking.rank_by_questions(
-        task, split, facts, [score], BOTH, lambda *args: shown.append(args)
+    parts = parts_of(task, facts, split)
+    by_evidence = ranking.rank_listed(
+        ranking.list_split(task, split, BOTH, by_side=True),
+        lambda atoms, side: scoring.score_collected(
+            task, parts[side], score, atoms, side, lambda *n: shown.append(n)
+        ),
     )
     for got, want in zip(by_evidence.counts, by_index.counts, strict=True):
         assert torch.equal(got, want)
     assert set(by_evidence.scored_side.tolist()) == {HEAD, TAIL}
     assert shown[0][0] == 0 and shown[-1][0] == shown[-1][1] > 0
-
-    # Evidence that was collected before, of all queries at once.
-    collected = ranking.rank_listed(
-        ranking.list_split(task, split, BOTH, by_side=True),
-        partial(
-            scoring.score_collected, task, parts_of(task, facts, split), score
-        ),
-    )
-    assert torch.equal(collected.log_odds, by_evidence.log_odds)
 
     by_question = build_task(
         task.dataset, task.cfg, with_derivations=False, by_query_if_large=True
@@ -148,17 +143,35 @@ def test_a_learnt_score_ranks_the_candidates_of_each_side(task):
     scores = learned.log_odds(scoring.QuestionCandidates(task, found))
     assert scores[is_last].max() < -50 < scores[~is_last].min()
 
-    before, after, *others = ranking.rank_by_questions(
-        task, split, facts, [before, learned, parse("noisy-or")], BOTH
+    before, after = (
+        ranking.rank_split(task, split, score, BOTH)
+        for score in (before, learned)
     )
     changed = before.counts.n_better != after.counts.n_better
     assert changed[before.side == TAIL].any()
     assert torch.equal(before.answer_provable, after.answer_provable)
     is_low = after.log_odds < -50
     assert is_low.any() and (after.scored_side[is_low] == TAIL).all()
-    alone = ranking.rank_split(task, split, learned, BOTH)
-    assert torch.equal(alone.log_odds, after.log_odds)
-    assert len(others) == 1
+
+
+def test_a_known_fact_is_scored_by_the_other_facts(task):
+    """As in a graph without it: its log-odds are those of a triple that is no fact."""
+    facts = evidence.index_facts(task.kb, task.sizes)
+    score = learned_score(task, facts)
+    known = evidence.binary_facts(task.kb)
+    found = scoring.score_atoms(task, score, known.int(), TAIL)
+    open_ = scoring.score_collected(
+        task,
+        scoring.query_evidence(task, facts, known, TAIL),
+        score,
+        known.int(),
+        TAIL,
+    )
+    assert (found != open_).any()
+    for i in range(0, len(known), 7):
+        explained = explain.explain_answer(task, score, known[i], TAIL)
+        expected = explained.score if explained else -torch.inf
+        assert float(found[i]) == pytest.approx(expected)
 
 
 def test_kinds_of_evidence_add_up_as_scores(task):
@@ -180,8 +193,8 @@ def test_kinds_of_evidence_add_up_as_scores(task):
     for other in others:
         first = first + other
     split = task.dataset.valid
-    got, want = ranking.rank_by_questions(
-        task, split, facts, [first, whole], BOTH
+    got, want = (
+        ranking.rank_split(task, split, score, BOTH) for score in (first, whole)
     )
     assert len(others) == 2 and torch.equal(got.log_odds, want.log_odds)
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import replace
 
 import pytest
 import torch
 
+from experiments.paths import RESULTS
 from funcppo.core.host import Deadline
 from funcppo.kg.config import (
     BellmanFordConfig,
@@ -119,6 +121,30 @@ def test_a_stage_replaces_what_is_kept_candidate_by_candidate_with_a_row():
     set_ = stage("d", 0.1, 0.05, is_set=True)
     assert choose(set_, best, run_time).label == "d0"
     assert list(run_time.phases) == ["a", "b", "c", "d"]
+
+
+@pytest.mark.parametrize(
+    ("gains", "kept"),
+    [
+        # what is usual stays without a difference beyond chance, better or worse
+        ([-0.3, -0.1, -0.0, -0.1], "usual"),
+        ([-0.1, -0.1, -0.1, -0.1], "start"),
+        ([0.1, 0.1, 0.1, 0.1], "usual"),
+    ],
+)
+def test_the_first_candidate_of_a_usual_stage_counts_as_the_simpler_way(
+    gains, kept
+):
+    before = torch.full((4,), 0.5).double()
+    after = before + torch.tensor(gains).double()
+    ways = [Candidate("usual", 0, after), Candidate("more", 0, after + 1e-3)]
+    usual = Stage("fit", lambda *_: ways[:1], is_usual=True)
+    start = Candidate("start", 0, before)
+    assert choose(usual, start, RunTime()).label == kept
+    # The others must be better.
+    usual = usual._replace(candidates=lambda *_: ways[::-1])
+    best = choose(usual, start, RunTime())
+    assert best.label == ("start" if kept == "start" else "more")
 
 
 def test_time_is_divided_so_that_all_gain_alike_in_their_last_second():
@@ -235,6 +261,27 @@ def test_a_family_that_has_gained_nothing_is_expected_to_gain_less():
     ]
     choose_in_time(stages, way("start", 0.5), RunTime(100.0))
     assert [name for name, *_ in stage_seen] == ["a", "c", "b"]
+
+
+def test_the_gains_are_those_of_the_record():
+    shares = {name: [] for name in choices.GAINS}
+    for run in json.loads((RESULTS / "levels.json").read_text())["runs"]:
+        for row in run["results"]["choices"]:
+            before, after = row["valid_before"], row["valid_after"]
+            if row["stage"] in shares and before is not None:
+                gain = (after - before) / (1 - before)
+                shares[row["stage"]].append(gain)
+    for name, gain in choices.GAINS.items():
+        mean = sum(shares[name]) / len(shares[name])
+        assert gain == pytest.approx(mean, rel=0.3, abs=0.004), name
+    # A quarter of the fit may count as the simpler way: it gains, and loses on next to none.
+    rows = json.loads((RESULTS / "small_graphs.json").read_text())["rows"]
+    z_scores = [
+        gain / max(error, 1e-9)
+        for gain, error in (row["quarter"] for row in rows)
+    ]
+    assert sum(z < -2 for z in z_scores) <= 1
+    assert sum(z > 2 for z in z_scores) >= 7
 
 
 # -- settings of rules
@@ -527,7 +574,7 @@ def test_link_embeddings_are_weighed_where_valid_says_so(is_better, tmp_path):
     assert row.is_kept == is_better
     assert ("+ embeddings" in run.step_names) == is_better
     assert [x[4:] for x in list(row.tried)[1:]] == [
-        "0 added", "1 added", "0.5 added", "2 added"
+        "1 added", "0.5 added", "2 added", "0 added"
     ]  # fmt: skip
     assert bool(weight.any()) == is_better
     assert bool(run.state.embedding.entity.numel()) == is_better

@@ -142,6 +142,13 @@ def test_the_bounds_end_the_list_and_the_number_of_questions_repeats_it(
         tree.leaves(bounded.world), tree.leaves(again.world), strict=True
     ):
         assert torch.equal(one, other)
+    # What is listed is kept where more are asked.
+    few = list_questions(task, setup, PLAIN, 3, most=40)[0]
+    more = list_questions(task, few, PLAIN, 3, most=n)[0]
+    for one, other in zip(
+        tree.leaves(more.world), tree.leaves(again.world), strict=True
+    ):
+        assert torch.equal(one, other)
     _, n_late, note = list_questions(task, setup, PLAIN, 3, deadline=OVER)
     assert "within 0 seconds" in note and n_late == 16
 

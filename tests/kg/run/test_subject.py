@@ -120,6 +120,7 @@ def test_existence_sets_the_height():
         (None, 0.4, True, "not-compared", False),
         (0.3, 0.4, True, "learnt-ranks-valid-better", False),
         (0.39, 0.4, False, "learnt-gains-by-chance", True),
+        (0.41, 0.4, True, "rules-gain-by-chance", False),
         (0.3, -1.0, True, "policy-not-validated", True),
     ],
 )

@@ -113,23 +113,22 @@ def test_other_facts_add_a_log_likelihood_ratio_for_each_side():
     score = parse("max-confidence-other-facts")
     for side in (HEAD, TAIL):
         found = score_by_name(task, score.name, atoms, side)
-        terms = explain.explain_atoms(task, score, atoms, side)
-        for atom, log_odds, before, (term,) in zip(
+        terms = explain.other_facts(task, score, atoms.long(), side)
+        for atom, log_odds, before, fields in zip(
             atoms.tolist(), found.tolist(), plain.tolist(), terms, strict=True
         ):
             own, derived = ratio[side]
             n = n_facts.get((atom[1], atom[2]), {}).get(side, 0)
-            assert term.detail[0] == n
-            assert term.detail[1:] == pytest.approx(ratio[side])
+            assert (fields["relation"], fields["n_facts"]) == ("far", n)
+            shares = fields["share_of_facts"], fields["share_of_derived"]
+            assert shares == pytest.approx(ratio[side])
             if not n:
                 own, derived = 1 - own, 1 - derived
             added = math.log(own / derived)
             assert log_odds == pytest.approx(before + added, rel=1e-14)
-            assert term.log_odds == pytest.approx(added, rel=1e-14)
-            line = explain.other_facts_line(dataset, atom, side, term)
+            assert fields["log_odds"] == pytest.approx(added, rel=1e-14)
+            line = explain.other_facts_line(fields)
             assert line.startswith(f"{added:+.4f} log-odds by other facts: it ")
-            fields = explain.other_facts_json(dataset, atom, side, term)
-            assert (fields["relation"], fields["n_facts"]) == ("far", n)
     assert torch.isinf(plain).any()  # what no rule derives stays so
 
 

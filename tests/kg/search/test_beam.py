@@ -296,7 +296,6 @@ def test_a_search_on_a_cpu_can_be_ended_after_any_step(n_steps):
 def test_scores_in_ascending_widths_are_those_of_the_full_one(score, seed):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(beams, "NARROW_WIDTHS", (1, 2) if seed % 2 else ())
-        patch.setattr(beams, "ROW_CAPACITY", 1)
         beam = {"beam": 1} if score == "greedy" else {"beam": 6}
         cfg, world, params, atoms = setup(
             seed,
@@ -449,34 +448,3 @@ def test_a_beam_keeps_the_most_probable_and_counts_the_rest_as_pruned(seed):
         narrow.result.log_score, wide.result.log_score, rtol=0, atol=1e-5
     )
     assert (wide_mass + wide.result.log_score.exp() <= 1 + 1e-5).all()
-
-
-def test_a_slot_beyond_the_capacity_of_the_network_waits():
-    """The slots have 1, 1, 2, 1, 0, 0, 1, ... successors: with capacity for 4, those after the third wait.
-
-    A slot without a successor never waits.
-    """
-    cfg, world, params, atoms = setup(
-        4, "success", beam=2, slots=16, rows_per_step=32
-    )
-    search = started(cfg, world, params, atoms[16:32], steps=0)
-    n_successors = [1, 1, 2, 1, 0, 0, 1, 0, 0, 0, 1, 0, 1, 1, 2, 1]
-
-    def extend_with_capacity(capacity):
-        agent = dataclasses.replace(
-            cfg.agent, cfg=dataclasses.replace(cfg.agent.cfg, capacity=capacity)
-        )
-        return extend_beams(
-            dataclasses.replace(cfg, agent=agent), world, params, search
-        )
-
-    extended, n_rows = extend_with_capacity(4)
-    waits = extended.depth == 0
-    assert waits.tolist() == [
-        i > 2 and n > 0 for i, n in enumerate(n_successors)
-    ]
-    assert int(n_rows) == 16 - int(waits.sum())
-    for old, new in zip(tree.leaves(search), tree.leaves(extended)):
-        assert torch.equal(old[waits], new[waits])
-    extended, n_rows = extend_with_capacity(sum(n_successors))
-    assert (extended.depth == 1).all() and int(n_rows) == 16

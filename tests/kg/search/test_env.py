@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from funcppo.core import random, tree
-from funcppo.envs.wrappers import sample_reset, step_with_autoreset
 from funcppo.kg.config import ProverTaskConfig
 from funcppo.kg.graph import loaders
 from funcppo.kg.logic import kb
@@ -75,31 +74,6 @@ def test_a_status_says_how_the_path_ended(seed):
         state.status == RUNNING
     ].all()
     assert not state.overflow.any()
-
-
-@given(st.integers(0, 10_000), st.integers(0, 5))
-@settings(max_examples=20)
-def test_step_with_autoreset_equals_a_step_followed_by_a_reset(seed, steps):
-    cfg, world, state = searches(seed, steps)
-    step_keys, reset_keys = random.split(random.split(random.key(seed)), 8)
-    env = prover_env.environment(cfg)
-    args = (
-        world,
-        state,
-        torch.arange(8) % (cfg.resolve.max_successors + 1),
-        step_keys,
-        sample_reset(env, world, reset_keys),
-    )
-    once, apart = (
-        step_with_autoreset(env, *args),
-        step_with_autoreset(
-            dataclasses.replace(env, step_with_autoreset=None), *args
-        ),
-    )
-    assert env.step_with_autoreset is not None
-    assert tree.paths(once) == tree.paths(apart)
-    for a, b in zip(tree.leaves(once), tree.leaves(apart)):
-        assert a.dtype == b.dtype and torch.equal(a, b)
 
 
 def test_an_illegal_action_counts_as_end():

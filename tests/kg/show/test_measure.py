@@ -8,8 +8,7 @@ import pytest
 import torch
 
 import funcppo as fp
-from funcppo.core import tree
-from funcppo.kg import answers
+from funcppo.kg.graph.rules import format_rule
 from funcppo.kg.logic.kb import HEAD, TAIL
 from funcppo.kg.ranking import explain
 from funcppo.kg.run import held_out
@@ -34,7 +33,7 @@ def test_fewer_queries_are_ranked_if_asked_for(runs):
     ranked = measure.rank_test(run, np.arange(3))
     assert len(ranked.queries) == 3 and len(ranked.side) == 6
     found = measure.measure(run, folder, max_ranked=0, n_queries=5)
-    assert found.metrics == found.bins == found.rules == {}
+    assert found.metrics == found.bins == {} and found.rules == ()
     assert found.n_ranked == 0
 
 
@@ -84,44 +83,25 @@ def by_query(ranked):
 # -- rules
 
 
-def opened(runs, name):
-    """A run, the atoms of its test split that rules derive, and their proofs."""
-    run = open_run(runs[name])
-    atoms = torch.from_numpy(run.task.dataset.test[:-2]).long()
-    found = [answers.most_probable_proof(run, atom) for atom in atoms]
-    atoms = atoms[[proof is not None for proof in found]]
-    return run, atoms, [proof for proof in found if proof]
-
-
-def test_untrained_evidence_stands_for_the_confidence(runs):
-    """The weights before training give a rule the odds of its confidence."""
-    run, atoms, proofs = opened(runs, "questions")
-    smoothing = run.task.cfg.smoothing or 0.0
-    uses = measure.uses_by_rule(run, atoms, proofs).values()
-    assert sum(use.n_proofs for use in uses) == len(proofs) > 0
-    for use in uses:
-        smoothed = use.support / (use.body_pairs + smoothing)
-        assert use.before == pytest.approx(min(smoothed, 0.999), rel=1e-4)
-    assert measure.uses_by_rule(run, atoms[:0], []) == {}
-
-
-def test_choices_of_a_policy_are_those_of_its_proofs_before_and_after(runs):
-    run, atoms, proofs = opened(runs, "proofs")
-    rules, chances = explain.rule_choices(
-        run.task, run.cfg, run.state.best_params, atoms[:1]
-    )
-    probability = dict(zip(rules.tolist(), chances.tolist()))
-    root = proofs[0].nodes[0]
-    assert probability[root.rule] == pytest.approx(root.probability, rel=1e-5)
-
-    moved = tree.map(lambda x: x + 0.1, run.state.start_params)
-    for params, is_kept in ((run.state.start_params, True), (moved, False)):
-        state = run.state._replace(best_params=params)
-        uses = measure.uses_by_rule(
-            dataclasses.replace(run, state=state), atoms, proofs
+@pytest.mark.parametrize("name", ["questions", "proofs"])
+def test_a_rule_is_used_where_it_is_the_last_step(runs, name):
+    task = open_run(runs[name]).task
+    atoms = torch.from_numpy(task.dataset.test).long()
+    proofs = explain.smallest_proofs(task, atoms)
+    uses = measure.count_uses(task, proofs)
+    n_found = sum(proof is not None for proof in proofs)
+    assert sum(use.n_proofs for use in uses) == n_found > 0
+    smoothing = task.cfg.smoothing or 0.0
+    counts = {
+        format_rule(task.dataset, ids): (support, pairs - smoothing)
+        for ids, support, pairs in zip(
+            task.dataset.rules,
+            task.kb.support.tolist(),
+            task.kb.body_pairs.tolist(),
         )
-        same = [use.before == use.after for use in uses.values()]
-        assert all(same) == is_kept
+    }
+    for use in uses:
+        assert (use.support, use.body_pairs) == counts[use.text]
 
 
 # -- single queries

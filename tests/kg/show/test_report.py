@@ -109,18 +109,16 @@ def test_reliability_counts_the_candidates_of_all_runs(pair):
 
 
 def test_rules_are_joined_by_their_text_and_ordered_by_proofs(pair):
-    a = RuleUse("a", 2, 4.0, 0.5, 0.7, 3, 0)
-    b = RuleUse("b", 1, 2.0, 0.5, 0.1, 1, 2)
+    a, b = RuleUse("a", 2, 4.0, 1), RuleUse("b", 1, 2.0, 3)
     runs = [
-        dataclasses.replace(pair[0], rules={0: a, 1: b}),
-        dataclasses.replace(pair[1], rules={5: a._replace(after=0.9)}),
+        dataclasses.replace(pair[0], rules=(a, b)),
+        dataclasses.replace(pair[1], rules=(a,)),
     ]
     (table,) = report.rules(runs)
     assert table["rule"] == ["b", "a"]
     assert (table["right_in_train"], table["of"]) == ([1, 2], [2, 4])
-    np.testing.assert_allclose(table["after"], [0.1, 0.8])
     np.testing.assert_allclose(table["confidence"], [0.5, 0.5])
-    assert table["weighed_for"] == [1, 6] and table["last_step_of"] == [2, 0]
+    assert table["last_step_of"] == [3, 2]
 
 
 def returns_of(n_seeds):
@@ -143,7 +141,7 @@ def test_a_return_curve_is_the_interquartile_mean_with_its_interval():
 
 def test_nothing_to_draw_is_an_error_of_one_line(reports):
     run = reports["questions"]
-    empty = dataclasses.replace(run, log=(), metrics={}, rules={})
+    empty = dataclasses.replace(run, log=(), metrics={}, rules=())
     for kind, words in {
         "results": "expected a test split",
         "curves": "expected lines in metrics.jsonl",
@@ -296,7 +294,7 @@ def test_what_a_run_lacks_is_said(reports):
         metrics={},
         sizes=run.sizes | {"test": 0},
         n_ranked=0,
-        rules={},
+        rules=(),
         entries=(),
     )
     text, _ = report.render([lacking])

@@ -1,0 +1,119 @@
+"""`--seconds` of every program ends its work on hubs, stars, cliques and chains, by a clock that counts the work."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from funcppo.core.host import Deadline
+from funcppo.kg.logic import derive, joins
+from funcppo.kg.mining.counts import Budget
+from tests.cli.runner import funcppo
+
+UNITS_A_SECOND = 100_000  # of work, on the clock of a test
+SECONDS = 0.1
+# Seconds to read and describe the data, and for steps that have begun; without a limit hubs take 80 to 560.
+SLACK = 30.0
+N = 300
+
+
+class Clock(TorchDispatchMode):
+    """Seconds of work: elements of tensors that operators make, and calls of functions, which count as many."""
+
+    def __init__(self):
+        super().__init__()
+        self.units = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        for leaf in tree_leaves(result):
+            self.units += leaf.numel() if isinstance(leaf, torch.Tensor) else 0
+        return result
+
+    def count_call(self, frame, event, argument):
+        self.units += 5 * (event in ("call", "c_call"))
+
+    def __call__(self):
+        return self.units / UNITS_A_SECOND
+
+
+def pairs(relation, edges):
+    return "".join(f"e{x}\t{relation}\te{y}\n" for x, y in edges)
+
+
+GRAPHS = {
+    "hub": (
+        pairs("r1", [(0, i) for i in range(N)])
+        + pairs("r2", [(0, i) for i in range(N)])
+        + pairs("r0", [(i, i + 1) for i in range(30)]),
+        "r0(X,Y) :- r1(Z,X), r2(Z,Y)",
+    ),
+    "star": (
+        pairs("r1", [(i, 0) for i in range(N)])
+        + pairs("r2", [(0, i) for i in range(N)])
+        + pairs("r0", [(i, i + 1) for i in range(30)]),
+        "r0(X,Y) :- r1(X,Z), r2(Z,Y)",
+    ),
+    "clique": (
+        pairs("r0", [(i, j) for i in range(30) for j in range(30)]),
+        "r0(X,Y) :- r0(X,Z), r0(Z,W), r0(W,Y)",
+    ),
+    "chain": (
+        pairs("r0", [(i, i + 1) for i in range(N)]),
+        "r0(X,Y) :- r0(X,Z), r0(Z,Y)",
+    ),
+}
+PROGRAMS = {
+    "data": "data g --seconds 0.1",
+    "provable train": "data g --provable train --seconds 0.1",
+    "fixpoint": "data g --provable test --height fixpoint --seconds 0.1",
+    "prove": "prove g r0(e3,e1) --seconds 0.1",
+    "prove open": "prove g r0(X,Y) --seconds 0.1",
+    "mine": "mine g --out m.tsv --seconds 0.1",
+}
+
+
+def work_of(words, monkeypatch):
+    """The exit status of a program and the seconds of its work, which also are the time that it is told."""
+    clock = Clock()
+    with monkeypatch.context() as patch, clock:
+        for name in ("monotonic", "perf_counter"):
+            patch.setattr(time, name, clock)
+        for owner in (Deadline, Budget):
+            patch.setitem(owner.__init__.__kwdefaults__, "clock", clock)
+        sys.setprofile(clock.count_call)
+        try:
+            status = funcppo(monkeypatch, *words)
+        finally:
+            sys.setprofile(None)
+    return status, clock()
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_a_program_ends_within_its_seconds_and_a_slack(
+    program, name, tmp_path, monkeypatch, capsys
+):
+    facts, rule = GRAPHS[name]
+    texts = {"train": facts, "valid": "e5\tr0\te2\n", "test": "e3\tr0\te1\n"}
+    texts["rules"] = f"0.5\t{rule}\n"
+    (tmp_path / "g").mkdir()
+    for file, text in texts.items():
+        (tmp_path / "g" / f"{file}.txt").write_text(text)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(joins, "MAX_CHUNK_ROWS", 5_000)
+    monkeypatch.setattr(derive, "MAX_THREADS", 1)
+
+    words = PROGRAMS[program].split()
+    for _ in range(2):  # the first one imports
+        (tmp_path / "m.tsv").unlink(missing_ok=True)
+        status, used = work_of(words, monkeypatch)
+    lines = capsys.readouterr().err.splitlines()
+    lines = [line for line in lines if line.startswith("funcppo: ")]
+    assert status in (0, 1, 3) and not lines
+    assert used <= SECONDS + SLACK
