@@ -513,9 +513,6 @@ def search_notes(result: JsonObject) -> list[Note]:
       result: the JSON of --json.
     """
     notes: list[Note] = []
-    if result.get("row_steps"):
-        text = f"slot utilisation: {result['active_fraction']:.1%} of {result['row_steps']:,} row-steps"
-        notes.append(Note("detail", text))
     texts = {
         "n_pruned": "the beam pruned partial proofs of {:,} candidates",
         "n_overflowed": "successors of {:,} candidates did not fit",

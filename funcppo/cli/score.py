@@ -23,6 +23,7 @@ from funcppo.cli.common import (
     write_json,
 )
 from funcppo.cli.options import HIDDEN, Opt, OptionalFile, ScoreOptions
+from funcppo.core.files import shorten
 from funcppo.core.settings import DeviceName, Size
 from funcppo.kg.graph.triples import DEFAULT_CONFIG, DataConfig, iter_rows
 
@@ -84,16 +85,11 @@ class Score(ScoreOptions):
         from funcppo.kg.answers import TripleScorer
 
         select_device(self.device)
-        is_file = self.out != "-"
-        inputs = self.inputs()
-        inputs += [Path(self.triples)] if self.triples != "-" else []
-        outputs = [
-            ("--out", self.out if is_file else None),
-            ("--json", self.json),
-        ]
-        check_outputs(outputs, inputs, can_be_parquet=True)
+        inputs = [Path(self.triples)] if self.triples != "-" else []
+        outputs = [("--out", self.out), ("--json", self.json)]
+        check_outputs(outputs, self.inputs() + inputs, can_be_parquet=True)
         rows, has_labels = self._read()
-        with lock_output(self.out if is_file else None):
+        with lock_output(self.out):
             set_target_threads(self.target, self.threads)
             answerer, notes = self.open_answerer()
             scorer = TripleScorer(answerer, self.explain)
@@ -119,12 +115,12 @@ class Score(ScoreOptions):
             is_header = not rows and [x.lower() for x in row[:3]] in HEADERS
             if is_header or row in ([], [""]):
                 continue
-            width = len(rows[0]) if rows else len(row)
-            is_bad_label = width == 4 and row[-1].lower() not in LABELS
-            if len(row) not in (3, 4) or len(row) != width or is_bad_label:
+            is_labelled = all(x.lower() in LABELS for x in row[3:])
+            widths = {len(row), *map(len, rows[:1])}
+            if widths not in ({3}, {4}) or not is_labelled:
                 raise ValueError(
                     f"{place}:{number}: expected head, relation and tail, with a label (1 or 0) on all lines or none, "
-                    f"got {len(row)} columns{': ' + repr(row[-1]) if is_bad_label else ''}"
+                    f"got {shorten(repr(row))}"
                 )
             rows.append(row)
         if not rows:
@@ -204,23 +200,19 @@ def _summary_notes(summary: JsonObject) -> list[str]:
     n, seconds = summary["n_triples"], summary["seconds"]
     verdicts = ", ".join(f"{k:,} {x}" for x, k in summary["verdicts"].items())
     notes = [
-        f"{n:,} triples ({verdicts}) in {seconds:.1f} s, {60 * n / max(seconds, 1e-9):,.0f} a minute, score "
-        f"{summary['score']}"
+        f"{n:,} triples ({verdicts}) in {seconds:.1f} s, score {summary['score']}"
     ]
     fitted = summary["calibration"]
     if fitted is None:
         notes.append("no probability: there is no valid split to fit it on")
         return notes
     notes.append(
-        f"probability: among triples of which a third is true and the others are false, half of them hard; fitted on "
-        f"{fitted['n_triples']:,} triples of valid, calibration error {fitted['calibration_error']:.3f} on halves left "
-        "out"
+        f"probability: of {fitted['n_triples']:,} triples of valid among false ones, half of them hard; calibration "
+        f"error {fitted['calibration_error']:.3f} on halves left out"
     )
-    if "auc" in summary:
-        auc = summary["auc"]
-        area = "none, all are equal" if auc is None else f"{auc:.4f}"
+    if summary.get("auc") is not None:
         notes.append(
-            f"labels: AUC {area}, accuracy {summary['accuracy']:.4f} at the threshold "
+            f"labels: AUC {summary['auc']:.4f}, accuracy {summary['accuracy']:.4f} at the threshold "
             f"{fitted['threshold']:.4f} of valid"
         )
     return notes

@@ -941,15 +941,16 @@ def summarise_labels(
     The area is None without a true or a false label.
     """
     p, y = np.array([x or 0.0 for x in probability]), np.array(labels)
-    n_true, n_false = int(y.sum()), int((~y).sum())
-    _, place, count = np.unique(p, return_inverse=True, return_counts=True)
-    middle = (
-        np.cumsum(count) - (count - 1) / 2
-    )  # ranks from 1, of equals the mean
-    total = middle[place][y].sum() - n_true * (n_true + 1) / 2
-    auc = float(total / (n_true * n_false)) if n_true and n_false else None
+    true, false = p[y], np.sort(p[~y])
+    auc = None
+    if len(true) and len(false):
+        # of a pair of equals half
+        sides = [
+            np.searchsorted(false, true, side) for side in ("left", "right")
+        ]
+        auc = float(np.mean(sides) / len(false))
     accuracy = float(((p >= threshold) == y).mean())
-    return {"auc": auc, "accuracy": accuracy, "n_true": n_true}
+    return {"auc": auc, "accuracy": accuracy, "n_true": len(true)}
 
 
 def _fit_logistic(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import time
 
@@ -164,7 +163,7 @@ def test_a_program_that_is_not_shared_refuses_several_processes(tmp_path):
     assert ended[1].err == ""
 
 
-def test_a_run_that_searches_is_evaluated_with_the_batch_sizes_of_rank_0(
+def test_a_run_that_searches_is_evaluated_alike_by_several_processes(
     tmp_path, trained
 ):
     files, results = [], []
@@ -177,32 +176,3 @@ def test_a_run_that_searches_is_evaluated_with_the_batch_sizes_of_rank_0(
         results.append(json.loads(ended[0].out))
     assert files[0] == files[1]
     assert results[0]["mrr"] == results[1]["mrr"]
-
-
-# -- settings that are chosen within a time, of which processes have no common clock
-
-
-def notes_of(folder, n, *args, prepare=lambda rank: None):
-    """The details of processes that choose settings, and the notes of rank 0.
-
-    a follows from b, and b from c, which the facts are of: height 2 ranks valid best.
-    """
-    graph = folder / "graph"
-    shutil.rmtree(graph, ignore_errors=True)
-    graph.mkdir()
-    for split, relations, rows in (
-        ("train", "abc", range(6, 9)),
-        ("train", "c", range(6)),
-        ("valid", "a", range(3)),
-        ("test", "a", range(3, 6)),
-    ):
-        with (graph / f"{split}.txt").open("a") as file:
-            file.writelines(
-                f"x{i}\t{name}\ty{i}\n" for i in rows for name in relations
-            )
-    (graph / "rules.txt").write_text("a(X,Y) :- b(X,Y).\nb(X,Y) :- c(X,Y).\n")
-    details = folder / f"{n}.jsonl"
-    words = ("evaluate", graph, "--json", "-", "--details", details)
-    ended = run_processes(n, folder, *words, *args, prepare=prepare)
-    assert [x.status for x in ended] == [0] * n, ended
-    return details.read_bytes(), json.loads(ended[0].out)["notes"]

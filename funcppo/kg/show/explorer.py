@@ -507,26 +507,24 @@ class Explorer:
         }
         return values.AtomExplanation.model_validate(reasons | fields)
 
-    def read_text(self, query: str) -> list[Name | None]:
-        """Return the relation, head and tail of a query given as text; None for a variable.
+    def read_text(self, query: str) -> dict[str, int]:
+        """Return the ids of relation, head and tail of a query given as text, without that of a variable.
 
         Raises:
           RequestError: it is no query of two arguments with at most one variable, or a name is unknown.
         """
         try:
             read = read_query(self.dataset, query)
-            relation, *arguments = read.atom.tolist()
+            ids = read.atom.tolist()[: TAIL + 1]
             if read.variables or read.dataset is not self.dataset:
                 asked, _ = read_open_query(self.dataset, query)
-                relation, arguments = asked.predicate, [asked.given, 0]
-                if asked.side == HEAD:
-                    arguments.reverse()
+                ids[asked.side] = 0
         except ValueError as error:
             status = 404 if "unknown" in str(error) else 400
             raise RequestError(status, str(error)) from None
-        name = self._require_binary(values.RelationQuery(relation_id=relation))
-        ids = arguments[:TAIL]
-        return [name, *(self.name("entity", i) if i else None for i in ids)]
+        self._require_binary(values.RelationQuery(relation_id=ids[0]))
+        fields = ("relation_id", "head_id", "tail_id")
+        return {field: i for field, i in zip(fields, ids) if i}
 
     def _require_binary(self, query: values.RelationQuery) -> Name:
         """Return the relation of a query, which must have two arguments.
@@ -776,10 +774,8 @@ class Site:
         """Return the page of an answer; a search for a query such as r(h, X) is redirected to its answers."""
         match value:
             case values.NameMatches(names=[], query=text) if "(" in text:
-                names = self.explorer.read_text(text)
-                fields = ("relation_id", "head_id", "tail_id")
-                ids = {k: x.id for k, x in zip(fields, names) if x is not None}
-                path = "/answers" if len(ids) < len(fields) else "/why"
+                ids = self.explorer.read_text(text)
+                path = "/answers" if len(ids) <= TAIL else "/why"
                 return RedirectResponse(self._link(path, **ids), 303)
         fields = query.model_dump(exclude_unset=True)
         api = self._link(f"/api/{name}", **fields)

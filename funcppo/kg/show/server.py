@@ -136,39 +136,48 @@ def check_request(scope: Scope, hosts: Sequence[str]) -> None:
     headers: dict[bytes, list[bytes]] = {}
     for name, value in scope["headers"]:
         headers.setdefault(name, []).append(value)
-    named = [name.decode("latin-1") for name in headers.get(b"host", [])]
-    if len(named) != 1 or not any(
-        is_allowed_host(named[0], host) for host in hosts
-    ):
-        raise RequestError(
-            400,
-            f"Host header: expected the address of this server ({', '.join(hosts)} or localhost), or a name that "
-            "--set allowed_hosts gives",
-        )
-    if scope["method"] not in ("GET", "HEAD"):
-        raise RequestError(405, "expected the method GET or HEAD")
+    names = headers.get(b"host", [])
+    is_named = len(names) == 1 and any(
+        is_allowed_host(names[0].decode("latin-1"), host) for host in hosts
+    )
     n_bytes = sum(len(name) + len(value) for name, value in scope["headers"])
-    if n_bytes > MAX_HEADER_BYTES:
-        raise RequestError(
-            431,
-            f"headers: expected at most {MAX_HEADER_BYTES} bytes, got {n_bytes}",
-        )
-    if len(scope["raw_path"]) + len(scope["query_string"]) > MAX_QUERY_BYTES:
-        raise RequestError(
-            414,
-            f"query string: expected at most {MAX_QUERY_BYTES} bytes (names may be given by their ids)",
-        )
-    if headers.get(b"content-length", [b"0"]) != [b"0"] or (
-        b"transfer-encoding" in headers
-    ):
-        raise RequestError(413, "expected a request without a body")
+    n_asked = len(scope["raw_path"]) + len(scope["query_string"])
+    has_body = headers.get(b"content-length", [b"0"]) != [b"0"]
+    has_body = has_body or b"transfer-encoding" in headers
     # Another site may link to a page, but not make a browser ask for data.
     is_foreign = headers.get(b"sec-fetch-site") == [b"cross-site"]
     is_link = headers.get(b"sec-fetch-mode") == [b"navigate"]
-    if is_foreign and not is_link:
-        raise RequestError(
-            403, "expected a request of this site, got one of another"
-        )
+    for is_refused, status, line in (
+        (
+            not is_named,
+            400,
+            f"Host header: expected the address of this server ({', '.join(hosts)} or localhost), or a name that "
+            "--set allowed_hosts gives",
+        ),
+        (
+            scope["method"] not in ("GET", "HEAD"),
+            405,
+            "expected the method GET or HEAD",
+        ),
+        (
+            n_bytes > MAX_HEADER_BYTES,
+            431,
+            f"headers: expected at most {MAX_HEADER_BYTES} bytes, got {n_bytes}",
+        ),
+        (
+            n_asked > MAX_QUERY_BYTES,
+            414,
+            f"query string: expected at most {MAX_QUERY_BYTES} bytes (names may be given by their ids)",
+        ),
+        (has_body, 413, "expected a request without a body"),
+        (
+            is_foreign and not is_link,
+            403,
+            "expected a request of this site, got one of another",
+        ),
+    ):
+        if is_refused:
+            raise RequestError(status, line)
 
 
 def read_query_string(text: bytes) -> bytes:

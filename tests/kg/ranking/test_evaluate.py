@@ -183,17 +183,15 @@ def test_windows_hold_every_query_once_and_records_do_not_depend_on_them(
 CHECK = next(
     (Path(__file__).parents[3] / "experiments").rglob("check_ranks.py")
 )
-EVALUATE = (
+EVALUATE = [
     "evaluate",
     "family_tree:60:0",
     "--split",
     "valid",
     "--score",
     "noisy-or",
-    "--height",
-    "1",
-    "--details",
-)
+]
+EVALUATE += ["--height", "1", "--details"]
 
 
 def close(got, want):
@@ -243,9 +241,8 @@ def test_a_summary_of_records_is_that_of_the_whole_ranking(
     got = evaluate.summarise_records(
         found[::-1], dataset.predicates, with_auc=True
     )
-    del want[
-        "n_scored"
-    ]  # atoms of several queries count once there, and once a query here
+    # Atoms of several queries count once there, and once a query here.
+    del want["n_scored"]
     close(got, want)
 
 
@@ -270,43 +267,26 @@ def test_an_interrupted_evaluation_is_resumed_where_it_stopped(
     tmp_path, capsys
 ):
     whole, part = tmp_path / "whole.jsonl", tmp_path / "part.jsonl"
+    json_of = {path: path.with_suffix(".json") for path in (whole, part)}
     with pytest.MonkeyPatch.context() as patch:
-        assert (
-            funcppo(patch, *EVALUATE, whole, "--json", tmp_path / "whole.json")
-            == 0
-        )
+        words = (*EVALUATE, whole, "--json", json_of[whole])
+        assert funcppo(patch, *words) == 0
     with pytest.MonkeyPatch.context() as patch:
         interrupted(patch, after=2)
         assert funcppo(patch, *EVALUATE, part) == 130
-    assert (
-        "interrupted after 3 of" in (out := capsys.readouterr().out)
-        and "--resume" in out
-    )
+    assert "interrupted after 3 of" in capsys.readouterr().out
     n = len(part.read_text().splitlines())
     assert 0 < n < len(whole.read_text().splitlines())
-    with open(part, "a") as file:
-        file.write(
-            '{"query_row": 5, "side": "he'
-        )  # the line that was being written when the power failed
+    with part.open("a") as file:
+        # the line that was being written when the power failed
+        file.write('{"query_row": 5, "side": "he')
     with pytest.MonkeyPatch.context() as patch:
-        assert (
-            funcppo(
-                patch,
-                *EVALUATE,
-                part,
-                "--resume",
-                "--json",
-                tmp_path / "part.json",
-            )
-            == 0
-        )
+        words = (*EVALUATE, part, "--resume", "--json", json_of[part])
+        assert funcppo(patch, *words) == 0
     printed = capsys.readouterr().out.replace("\n", "")
     assert "dropped 1 unfinished line at its end" in printed
     assert part.read_bytes() == whole.read_bytes()
-    one, two = (
-        json.loads((tmp_path / name).read_text())
-        for name in ("whole.json", "part.json")
-    )
+    one, two = (json.loads(path.read_text()) for path in json_of.values())
     for result in (one, two):
         for measured in ("total_seconds", "peak_bytes", "memory_limit_bytes"):
             del result[measured]
@@ -317,44 +297,26 @@ def test_a_file_of_another_evaluation_is_not_resumed(
     tmp_path, monkeypatch, capsys
 ):
     path = tmp_path / "ranks.jsonl"
-    assert funcppo(monkeypatch, *EVALUATE, path, "--max-queries", "4") == 0
+
+    def evaluated(*options):
+        words = (*EVALUATE, path, "--max-queries", "4", *options)
+        status = funcppo(monkeypatch, *words)
+        return status, capsys.readouterr().err.splitlines()[-1:]
+
+    assert evaluated()[0] == 0
     before = path.read_bytes()
-    for extra, expected in [
-        (
-            [],
-            "expected --resume, --overwrite or a new file, got a file that exists",
-        ),
-        (
-            ["--resume", "--negatives", "3"],
-            "expected a file made with negatives 3, got None",
-        ),
-        (
-            ["--resume", "--set", "smoothing=7"],
-            "expected a file made with smoothing 7.0, got ",
-        ),
-    ]:
-        capsys.readouterr()
-        assert (
-            funcppo(monkeypatch, *EVALUATE, path, "--max-queries", "4", *extra)
-            == 2
-        )
-        error = capsys.readouterr().err.splitlines()
-        assert expected in error[-1]
-        assert sum(line.startswith("funcppo: ") for line in error) == 1
+    for options, expected in (
+        ("", "expected --resume, --overwrite or a new file, got a file that"),
+        ("--resume --negatives 3", "made with negatives 3, got None"),
+        ("--resume --set smoothing=7", "made with smoothing 7.0, got "),
+    ):
+        status, (line,) = evaluated(*options.split())
+        assert status == 2 and expected in line
         assert path.read_bytes() == before
     path.write_text("not a record\n")
-    assert (
-        funcppo(monkeypatch, *EVALUATE, path, "--max-queries", "4", "--resume")
-        == 2
-    )
-    assert "ranks.jsonl:1: expected a JSON object" in capsys.readouterr().err
-    assert (
-        funcppo(
-            monkeypatch, *EVALUATE, path, "--max-queries", "4", "--overwrite"
-        )
-        == 0
-    )
-    assert path.read_bytes() == before
+    status, (line,) = evaluated("--resume")
+    assert status == 2 and "ranks.jsonl:1: expected a JSON object" in line
+    assert evaluated("--overwrite")[0] == 0 and path.read_bytes() == before
 
 
 def test_an_independent_script_finds_the_same_numbers(tmp_path, monkeypatch):
@@ -370,50 +332,32 @@ def test_an_independent_script_finds_the_same_numbers(tmp_path, monkeypatch):
     (folder / "rules.txt").write_text(
         "far(X,Y) :- hop(X,Z), hop(Z,Y)\nfar(X,Y) :- hop(X,Y)\n"
     )
-    args = ("evaluate", folder, "--score", "noisy-or", "--height", "1")
-    assert (
-        funcppo(
-            monkeypatch,
-            *args,
-            "--set",
-            "all_scores=on",
-            "--details",
-            path,
-            "--json",
-            summary,
-        )
-        == 0
-    )
-    check = lambda: subprocess.run(
-        [sys.executable, CHECK, path, "--summary", summary],
-        capture_output=True,
-        text=True,
-    )
-    assert check().returncode == 0, check().stderr
+    words = ("evaluate", folder, "--score", "noisy-or", "--height", "1")
+    words += ("--set", "all_scores=on", "--details", path, "--json", summary)
+    assert funcppo(monkeypatch, *words) == 0
+
+    def check():
+        words = [sys.executable, CHECK, path, "--summary", summary]
+        return subprocess.run(words, capture_output=True).returncode
+
+    def write(rows):
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    assert check() == 0
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     assert {"proved", "no proof"} <= {row["status"] for row in rows}
-    assert all(
-        (row["proof"] is not None) == (row["status"] == "proved")
-        for row in rows
-    )
+    assert all(bool(r["proof"]) == (r["status"] == "proved") for r in rows)
     at = next(
         i
         for i, row in enumerate(rows)
         if row["other_quantised_scores"] and row["quantised_score"] is not None
     )
-    for change in (
-        {"n_better": rows[at]["n_better"] + 1},
-        {"quantised_score": rows[at]["quantised_score"] - 10**6},
-    ):
-        path.write_text(
-            "".join(
-                json.dumps(row | (change if i == at else {})) + "\n"
-                for i, row in enumerate(rows)
-            )
-        )
-        assert check().returncode == 1
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows[2:]))
-    assert check().returncode == 1
+    for name, change in (("n_better", 1), ("quantised_score", -(10**6))):
+        changed = rows[at] | {name: rows[at][name] + change}
+        write([*rows[:at], changed, *rows[at + 1 :]])
+        assert check() == 1
+    write(rows[2:])
+    assert check() == 1
 
 
 # -- other formats
