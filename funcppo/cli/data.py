@@ -372,7 +372,7 @@ def _derivation_heights(
       max_height: what the model was asked for; None for the fixpoint.
       deadline: when the evaluation ends; neither that step nor facts are evaluated then.
     """
-    from funcppo.kg.logic import fixpoint
+    from funcppo.kg.logic import derive, fixpoint
     from funcppo.kg.logic.joins import RowBudget, RowBudgetExceeded
 
     atoms = _as_tensor(split)
@@ -381,7 +381,7 @@ def _derivation_heights(
     if model.stop_reason and not deadline.is_over:
         budget = RowBudget(sys.maxsize, deadline=deadline)
         with suppress(RowBudgetExceeded):
-            derived_next = fixpoint.derived_in_next_step(
+            derived_next = derive.derived_in_next_step(
                 knowledge_base, model, atoms, budget
             )
             last_height += 1

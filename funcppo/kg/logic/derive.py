@@ -87,6 +87,7 @@ from funcppo.kg.logic.row_index import (
     int_list,
     sort_keys,
     unique_rows,
+    unique_rows_with_inverse,
     unique_values,
 )
 
@@ -659,7 +660,7 @@ def plan_rules(
             HEAD: _build_trie(backward, sizes, device),
             TAIL: _build_trie(forward, sizes, device),
         },
-        Relation(columns, len(facts)),
+        Relation(columns),
         relations_by_predicate(kb.facts, in_longer),
         tuple(_group_rules(others, sizes, device)),
         memory_share,
@@ -696,7 +697,7 @@ def _group_rules(
         yield RuleGroup(
             template=template,
             variables=tuple(first_lifted + i for i in range(len(columns))),
-            values=Relation(columns.unbind(0), len(rows)),
+            values=Relation(columns.unbind(0)),
             rule=torch.tensor([members[row] for row in rows], device=device),
             predicates=frozenset(head for head, *_ in rows),
         )
@@ -802,7 +803,7 @@ def _group_questions(
     of_side = tuple(column[row] for column in columns)
     bits = [plan.n_ids.bit_length()] * len(columns)
     order = sort_keys(row_index.encode_rows(of_side, bits).key).order
-    relation = Relation(tuple(c[order] for c in of_side), len(row))
+    relation = Relation(tuple(c[order] for c in of_side))
     return row[order], relation
 
 
@@ -1179,6 +1180,37 @@ def _iter_answers(
             yield derived[kept], found.rule[kept]
 
 
+def derived_in_next_step(
+    kb: KnowledgeBase,
+    model: LeastModel,
+    atoms: I64[Tensor, "n W"],
+    budget: RowBudget | None = None,
+) -> Bool[Tensor, "n"]:
+    """Check, per atom, whether a rule derives it from the model: one more step of T_P for these atoms alone.
+
+    Args:
+      kb: the knowledge base whose rules apply; the model is one of it.
+      atoms: of two arguments, in any order.
+      budget: bounds the rows that the joins make; None for no bound.
+
+    Raises:
+      RowBudgetExceeded: the joins make more rows than the budget allows.
+    """
+    held, sizes = fixpoint.with_facts(kb, model.sizes, model.atoms)
+    distinct, row = unique_rows_with_inverse(atoms)
+    is_derived = torch.zeros_like(distinct[:, 0], dtype=torch.bool)
+    for found, _ in iter_derivations(
+        plan_rules(held, sizes),
+        held,
+        distinct,
+        TAIL,
+        object_identity=model.object_identity,
+        budget=budget,
+    ):
+        is_derived = is_derived.index_fill(0, found, True)
+    return is_derived[row]
+
+
 def derive_answers(
     plan: RulePlan,
     queries: I64[Tensor, "Q W"],
@@ -1356,14 +1388,13 @@ def build_derivability_index(
 
 
 def answered_step(
+    plan: RulePlan,
     kb: KnowledgeBase,
-    sizes: KBSizes,
     queries: I64[Tensor, "Q W"],
     sides: Sequence[int],
     max_derivations: int,
     object_identity: bool = False,
     budget: RowBudget | None = None,
-    plan: RulePlan | None = None,
     progress: CountCallback = ignore_progress,
 ) -> tuple[LeastModel, DerivabilityIndex] | None:
     """Derive the answers to some queries in one step of T_P; return their model and derivability index.
@@ -1378,7 +1409,6 @@ def answered_step(
       max_derivations: the most pairs of an atom and a rule that derives it to hold.
       object_identity: different variables of a rule bind different constants, none of which the rule names.
       budget: bounds the rows that the joins make; None for no bound.
-      plan: what the rules are applied by; None to make it.
       progress: receives how many questions are answered, and of how many.
 
     Returns:
@@ -1388,17 +1418,12 @@ def answered_step(
     Raises:
       RowBudgetExceeded: the joins make more rows than the budget allows.
     """
-    # Pairs of atoms and rules that derive them.
-    if plan is None:
-        pairs = _iter_answers_by_rules(
-            kb, sizes, queries, sides, object_identity, budget, progress
-        )
-    else:
-        facts = unique_rows(queries[contains(kb, sizes, queries)])
-        asked = [open_questions(queries, side) for side in sides]
-        pairs = _iter_answers(
-            plan, facts, asked, sides[0], object_identity, budget, progress
-        )
+    sizes = plan.sizes
+    facts = unique_rows(queries[contains(kb, sizes, queries)])
+    asked = [open_questions(queries, side) for side in sides]
+    pairs = _iter_answers(
+        plan, facts, asked, sides[0], object_identity, budget, progress
+    )
     atoms = [kb.facts[:0]]
     rules = [kb.rule_ids_by_predicate[:0]]
     n_derivations = 0
@@ -1421,28 +1446,6 @@ def answered_step(
     found = Derivations(row, torch.cat(rules))
     index = index_derivations(sizes, model.atom_index, model.height, [found])
     return model, index
-
-
-def _iter_answers_by_rules(
-    kb: KnowledgeBase,
-    sizes: KBSizes,
-    queries: I64[Tensor, "Q W"],
-    sides: Sequence[int],
-    object_identity: bool,
-    budget: RowBudget | None,
-    progress: CountCallback,
-) -> Iterator[tuple[I32[Tensor, "n W"], I64[Tensor, "n"]]]:
-    """Yield, rule by rule, the atoms it derives in answer to queries (a fact from other facts), with its id."""
-    for part in fixpoint.iter_consequences(
-        kb,
-        sizes,
-        leave_one_out=True,
-        object_identity=object_identity,
-        budget=budget,
-        progress=progress,
-    ):
-        is_answer = is_answering(part.atoms, queries, sides, sizes)
-        yield part.atoms[is_answer], part.rule[is_answer]
 
 
 def iter_indexed_derivations(

@@ -4,7 +4,7 @@
 
 The height of an atom is the smallest h with the atom in T_P^h(facts); a fact has height 0. `least_model` evaluates T_P
 semi-naively: step h joins only those bodies that hold an atom of height h - 1. `atom_height` reads a
-model. `derived_in_next_step` takes one step more for given atoms alone.
+model.
 
 `iter_consequences` lists what each rule derives from the facts, `iter_derivations` the rules that derive each atom of a
 list. `count_rules` counts how often each rule is right. With `heads(r)` the distinct heads of rule r over the facts,
@@ -34,7 +34,7 @@ import torch
 from torch import Tensor
 
 from funcppo.core.host import NO_DEADLINE, Deadline
-from funcppo.core.types import I32, I64, Bool
+from funcppo.core.types import I32, I64
 from funcppo.kg.logic import joins, row_index
 from funcppo.kg.logic.joins import (
     Columns,
@@ -71,7 +71,7 @@ from funcppo.kg.logic.kb import (
     index_sorted_atoms,
     sort_and_index_atoms,
 )
-from funcppo.kg.logic.row_index import int_list, unique_rows, unique_values
+from funcppo.kg.logic.row_index import int_list, unique_values
 
 # Receives the last completed step (0: the facts), the atoms after it, and how many rules of the next step are applied,
 # of how many.
@@ -394,55 +394,6 @@ def _atoms_of(predicate: int, columns: Columns) -> I32[Tensor, "n W"]:
     return torch.stack(rows, dim=1)
 
 
-def derived_in_next_step(
-    kb: KnowledgeBase,
-    model: LeastModel,
-    atoms: I64[Tensor, "n W"],
-    budget: RowBudget | None = None,
-) -> Bool[Tensor, "n"]:
-    """Check, per atom, whether a rule derives it from the model: one more step of T_P for these atoms alone.
-
-    Each rule's body is joined with the given atoms, so no table grows beyond what they need.
-
-    Args:
-      kb: the knowledge base whose rules apply; the model is one of it.
-      atoms: ground, in any order.
-      budget: bounds the rows that the joins make; None for no bound.
-
-    Raises:
-      RowBudgetExceeded: the joins make more rows than the budget allows.
-    """
-    sizes = model.sizes
-    targets = relations_by_predicate(unique_rows(atoms))
-    rules = [rule for rule in rules_from_kb(kb) if rule.head[0] in targets]
-    known = relations_by_predicate(
-        model.atoms, {atom[0] for rule in rules for atom in rule.body}
-    )
-
-    derived = [atoms[:0].to(torch.int32)]
-    for rule in rules:
-        predicate = rule.head[0]
-        heads = derive_heads(
-            rule,
-            [known.get(atom[0]) for atom in rule.body],
-            kb,
-            sizes,
-            object_identity_constraints(
-                rule, sizes.n_constants, model.object_identity
-            ),
-            budget=budget,
-            among=make_literal(
-                targets[predicate], rule.head[1:], sizes.n_constants
-            ),
-        )
-        if heads is not None:
-            derived.append(_atoms_of(predicate, heads))
-    _, index = sort_and_index_atoms(
-        torch.cat(derived), sizes.n_predicates, sizes.n_constants
-    )
-    return find_atoms(index, sizes, atoms) >= 0
-
-
 def partial_model(
     kb: KnowledgeBase,
     sizes: KBSizes,
@@ -557,7 +508,7 @@ def iter_consequences(
         if leave_one_out:
             circular = _circular_heads(*arguments)
             _, is_circular = find_rows(
-                columns, _relation(circular), sizes.n_constants
+                columns, Relation(circular), sizes.n_constants
             )
             columns = tuple(column[~is_circular] for column in columns)
             fact = fact[~is_circular]
@@ -636,11 +587,11 @@ def _circular_heads(
     # Join the suspects with the bodies in which no atom equals the head: what is left has a derivation without itself.
     differs = [(rule.head[1:], atom[1:]) for atom in same_predicate]
     apart = [*inequalities, *differs]
-    wanted = make_literal(_relation(suspect), rule.head[1:], sizes.n_constants)
+    wanted = make_literal(Relation(suspect), rule.head[1:], sizes.n_constants)
     others = derive_heads(rule, body, kb, sizes, apart, budget, wanted)
     if others is None:
         return suspect
-    derivable = _relation(_distinct_rows([others], sizes))
+    derivable = Relation(_distinct_rows([others], sizes))
     is_circular = ~find_rows(suspect, derivable, sizes.n_constants).found
     return tuple(column[is_circular] for column in suspect)
 
@@ -653,11 +604,6 @@ def _substitute_literal(
         return None
     terms = substitute_terms(literal.terms, substitution)
     return make_literal(literal.relation, terms, n_constants)
-
-
-def _relation(columns: Columns) -> Relation:
-    """Return a relation of distinct rows that are in lexicographic order."""
-    return Relation(columns, len(columns[0]))
 
 
 def iter_derivations(
@@ -687,13 +633,8 @@ def iter_derivations(
     # Above height 1, bodies may hold derived atoms: apply the rules to a knowledge base in which those are facts.
     body_kb = kb
     if max_height > 1:
-        body_kb, _ = build(
-            model.atoms[model.height < max_height].cpu().numpy(),
-            kb.rules.cpu().numpy(),
-            n_constants=sizes.n_constants,
-            n_predicates=sizes.n_predicates,
-            device=atoms.device,
-        )
+        below = model.atoms[model.height < max_height]
+        body_kb, _ = with_facts(kb, sizes, below)
 
     atom_index = _index_atoms(atoms, sizes)
     wanted = set(int_list(unique_values(atoms[:, 0])))
@@ -710,6 +651,19 @@ def iter_derivations(
         row = find_atoms(atom_index, sizes, part.atoms.long())
         is_listed = row >= 0
         yield Derivations(row[is_listed], part.rule[is_listed])
+
+
+def with_facts(
+    kb: KnowledgeBase, sizes: KBSizes, facts: I32[Tensor, "n W"]
+) -> tuple[KnowledgeBase, KBSizes]:
+    """Build the knowledge base of the same rules over other facts."""
+    return build(
+        facts.cpu().numpy(),
+        kb.rules.cpu().numpy(),
+        n_constants=sizes.n_constants,
+        n_predicates=sizes.n_predicates,
+        device=kb.facts.device,
+    )
 
 
 # -- counts of each rule
@@ -816,9 +770,7 @@ def _sample_counts(
     n_drawn = min(4096, len(order))
     while n_drawn:
         drawn = constants[order[:n_drawn].sort().values]
-        among = make_literal(
-            _relation((drawn,)), (variable,), sizes.n_constants
-        )
+        among = make_literal(Relation((drawn,)), (variable,), sizes.n_constants)
         budget = RowBudget(MAX_SAMPLE_ROWS)
         try:
             counts = _count_rule(

@@ -81,13 +81,15 @@ class IndexedView:
 class Relation:
     """Argument tuples of one predicate: distinct rows of int64 columns in lexicographic order, with cached views."""
 
-    columns: Columns
-    size: int
-    # how many assignments each row stands for in a counted query; None: one
-    counts: Tensor | None = None
+    columns: Columns  # at least one
     view_cache: dict[ViewKey, IndexedView] = field(
         default_factory=dict[ViewKey, IndexedView]
     )
+
+    @property
+    def size(self) -> int:
+        """Return the number of rows."""
+        return len(self.columns[0])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -232,12 +234,9 @@ def _make_view(
             masks.append(columns[j] == term)
         elif literal.terms.index(term) != j:
             masks.append(columns[j] == columns[literal.terms.index(term)])
-    ones = torch.ones_like(columns[0]) if is_counted else None
-    counts = (
-        ones if literal.relation.counts is None else literal.relation.counts
-    )
-    size = columns[0].numel()
-    table = Table(tuple(range(len(columns))), columns, size, counts)
+    counts = torch.ones_like(columns[0]) if is_counted else None
+    variables = tuple(range(len(columns)))
+    table = Table(variables, columns, literal.relation.size, counts)
     if masks:
         table = select_rows(table, torch.stack(masks).all(0))
 
@@ -389,8 +388,7 @@ class ConjunctiveQuery:
 def iter_answers(query: ConjunctiveQuery) -> Iterator[Table]:
     """Yield non-empty tables over the output variables whose union is the answer; a row may be repeated.
 
-    Groups of literals that share no variable are solved apart and multiplied. The counts of a row that comes more than
-    once are to be added, as `union` does.
+    The counts of a row that comes more than once are to be added, as `union` does.
 
     Raises:
       RowBudgetExceeded: the joins make more rows than the query's budget allows.
@@ -401,31 +399,6 @@ def iter_answers(query: ConjunctiveQuery) -> Iterator[Table]:
     if query.is_counted:
         column = query.literals[0].relation.columns[0]
         unit = replace(unit, counts=column.new_ones(1))
-    groups = _connected_components(query)
-    if len(groups) > 1:
-        inside = [_variables_of(group) for group in groups]
-        crossing = [
-            inequality
-            for inequality in query.inequalities
-            if not any(query.variables_in(*inequality) <= v for v in inside)
-        ]
-
-        # Each group becomes one literal over its part of the answer.
-        solved: list[Literal] = []
-        for group in groups:
-            table = collect_answers(_subquery(query, group, crossing))
-            if table is None:
-                return
-            if table.columns:
-                relation = Relation(table.columns, table.size, table.counts)
-                solved.append(
-                    make_literal(relation, table.variables, query.n_constants)
-                )
-            elif unit.counts is not None and table.counts is not None:
-                unit = replace(unit, counts=unit.counts * table.counts)
-        query = replace(
-            query, literals=tuple(solved), inequalities=tuple(crossing)
-        )
     yield from _extend(unit, query)
 
 
@@ -489,49 +462,6 @@ def project(
     return distinct(projected, query.constant_bits)
 
 
-def _connected_components(query: ConjunctiveQuery) -> list[list[Literal]]:
-    """Group the literals that are linked by shared variables."""
-    groups: list[list[Literal]] = []
-    for literal in query.literals:
-        linked = [
-            group
-            for group in groups
-            if _variables_of(group) & literal.variables
-        ]
-        merged = [other for group in linked for other in group]
-        groups = [
-            *(group for group in groups if group not in linked),
-            [*merged, literal],
-        ]
-    return groups
-
-
-def _variables_of(literals: Sequence[Literal]) -> set[int]:
-    """Return the variables of some literals."""
-    return {variable for literal in literals for variable in literal.variables}
-
-
-def _subquery(
-    query: ConjunctiveQuery, literals: list[Literal], crossing: list[Inequality]
-) -> ConjunctiveQuery:
-    """Return the query that one group of literals answers by itself."""
-    variables = _variables_of(literals)
-    output = query.needed_variables((), crossing) & variables
-    inside: list[Inequality] = []
-    for inequality in query.inequalities:
-        if (
-            inequality not in crossing
-            and query.variables_in(*inequality) <= variables
-        ):
-            inside.append(inequality)
-    return replace(
-        query,
-        literals=tuple(literals),
-        output_variables=tuple(sorted(output)),
-        inequalities=tuple(inside),
-    )
-
-
 def _multiply_counts(
     left: Tensor | None, row: Tensor, right: Tensor | None, position: Tensor
 ) -> Tensor | None:
@@ -586,23 +516,17 @@ def _extend(table: Table, query: ConjunctiveQuery) -> Iterator[Table]:
 
 def _choose_step(table: Table, query: ConjunctiveQuery) -> JoinStep:
     """Choose the literal to join next: the one with the fewest resulting rows among those that share a variable."""
-    if not table.variables:
-        first = query.first
-        if first is None or first not in query.literals:
-            first = min(
-                query.literals, key=lambda literal: literal.relation.size
-            )
-        return _make_step(table, first, query)
+    if query.first in query.literals:
+        return _make_step(table, query.first, query)
     linked = [
         literal
         for literal in query.literals
         if literal.variables & set(table.variables)
     ]
-    # Only groups that were solved apart share no variable.
-    steps = [
-        _make_step(table, literal, query)
-        for literal in linked or query.literals[:1]
-    ]
+    if not linked:
+        smallest = min(query.literals, key=lambda one: one.relation.size)
+        return _make_step(table, smallest, query)
+    steps = [_make_step(table, literal, query) for literal in linked]
     if len(steps) == 1:  # spares a device synchronisation
         return steps[0]
     return min(steps, key=lambda step: int(step.count.sum()))
@@ -770,7 +694,7 @@ def relation_from_atoms(atoms: I32[Tensor, "N W"]) -> Relation:
     columns = tuple(
         column.to(torch.int64).contiguous() for column in atoms[:, 1:].unbind(1)
     )
-    return Relation(columns, len(atoms))
+    return Relation(columns)
 
 
 def body_query(

@@ -120,19 +120,18 @@ def build(
 
     Args:
       facts: integers [N, W], ground, in any order; duplicates are merged.
-      rules: integers [R, M, W], head first; an id above `n_constants` is a variable.
+      rules: integers [R, M, W], head first; an id above `n_constants` is a variable. A rule without a body atom for a
+        variable of its head would derive infinitely many atoms: readers of rules refuse it.
       tables: `index_facts` of these facts, whose memory the knowledge base shares; None to make them.
 
     Returns:
       The knowledge base on `device`, and its static sizes.
 
     Raises:
-      ValueError: naming the row, if an id is out of range, a fact is not ground, or a variable of the head is missing
-        from the body (such an unsafe rule derives infinitely many atoms).
+      ValueError: there are too many facts.
     """
     facts = np.asarray(facts)
     rules = np.asarray(rules)
-    _validate_rules(rules, facts.shape, n_constants, n_predicates)
     if tables is None:
         indexed = _sort_and_index_facts(
             facts, n_constants, n_predicates, device
@@ -433,7 +432,10 @@ def _sort_and_index_facts(
     device: torch.device | str,
 ) -> _FactTables:
     """Index facts that come in any order; duplicates are merged."""
-    _validate_facts(facts, n_constants, n_predicates)
+    if len(facts) >= _NO_LIMIT:
+        raise ValueError(
+            f"expected fewer than {_NO_LIMIT:,} facts, got {len(facts):,}"
+        )
     table = from_numpy(np.ascontiguousarray(facts, dtype=np.int32)).to(device)
     rows, _ = sort_and_index_atoms(table, n_predicates, n_constants)
     table = table[rows]
@@ -518,56 +520,6 @@ def _atom_bits(
     return [n_predicates.bit_length()] + [n_constants.bit_length()] * (
         atom_width - 1
     )
-
-
-def _validate_facts(
-    facts: np.ndarray, n_constants: int, n_predicates: int
-) -> None:
-    """Raise ValueError unless the table holds ground facts with ids in range."""
-    if facts.ndim != 2 or facts.shape[1] < 2:
-        raise ValueError(f"expected facts [N, W], got {facts.shape}")
-    if len(facts) >= _NO_LIMIT:
-        raise ValueError(
-            f"expected fewer than {_NO_LIMIT:,} facts, got {len(facts):,}"
-        )
-
-    for column, least, most, name in (
-        (facts[:, 1:], 0, n_constants, "constants"),
-        (facts[:, :1], 1, n_predicates, "a predicate"),
-    ):
-        bad = np.flatnonzero(((column < least) | (column > most)).any(1))
-        if len(bad):
-            row = bad[0]
-            raise ValueError(
-                f"fact {row}: expected {name} from 1 to {most}, got {facts[row].tolist()}"
-            )
-
-
-def _validate_rules(
-    rules: np.ndarray,
-    facts_shape: tuple[int, ...],
-    n_constants: int,
-    n_predicates: int,
-) -> None:
-    """Raise ValueError unless the table holds safe rules with predicates in range, as wide as the facts."""
-    has_width = rules.ndim == 3 and rules.shape[2] == facts_shape[-1]
-    if not has_width:
-        raise ValueError(
-            f"expected facts [N, W] and rules [R, M, W] of one width, got {facts_shape} and {rules.shape}"
-        )
-    if len(rules) and (
-        rules[:, 0, 0].min() < 1 or rules[..., 0].max() > n_predicates
-    ):
-        raise ValueError(f"rules: expected predicates from 1 to {n_predicates}")
-    head_terms = rules[:, 0, 1:]
-    is_in_body = head_terms[:, :, None, None] == rules[:, None, 1:, 1:]
-    is_free = (head_terms > n_constants) & ~is_in_body.any((2, 3))
-    unsafe = np.flatnonzero(is_free.any(1))
-    if len(unsafe):
-        row = unsafe[0]
-        raise ValueError(
-            f"rule {row}: expected every variable of the head in the body, got {rules[row].tolist()}"
-        )
 
 
 def _body_patterns(

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from funcppo.core.types import F32, I32, I64, Bool
+from funcppo.core.types import I32, I64, Bool
 
 # bytes; smaller tables are within reach of the processor's caches
 MIN_HUGE_PAGE_BYTES = 1 << 25
@@ -105,7 +105,6 @@ def runs(values: Tensor) -> tuple[Tensor, I64[Tensor, "r"]]:
 # -- sorting
 
 KEY_BITS = 63  # bits of a non-negative int64
-_SIGN_BIT = 1 << 31
 # below this many keys a sort by torch takes less than packing does
 MIN_PACKED = 2048
 # values that numpy sorts in one call, in well under a second: Python answers a signal between two calls
@@ -152,18 +151,6 @@ def sort_keys(key: I64[Tensor, "n"]) -> SortedKeys:
     order = packed & ((1 << position_bits) - 1)
     packed >>= position_bits
     return SortedKeys(_from_numpy(packed).to(key.dtype), _from_numpy(order))
-
-
-def argsort_floats(value: F32[Tensor, "n"]) -> I64[Tensor, "n"]:
-    """Return the positions of values (none NaN) in ascending order; equal values stay in their order."""
-    if value.is_cuda or len(value) < MIN_PACKED:
-        return torch.argsort(value, stable=True)
-    # The bits of a float, as an integer, ascend with its size; adding 0 turns -0 into 0.
-    bits = (value + 0.0).view(torch.int32).to(torch.int64)
-    ascending = torch.where(
-        bits < 0, _SIGN_BIT - 1 - (bits + _SIGN_BIT), bits + _SIGN_BIT
-    )
-    return sort_keys(ascending).order
 
 
 def unique_values(values: Tensor) -> Tensor:

@@ -555,7 +555,6 @@ class _Grid:
             run_time.notes += [Note("cut", note) for note in notes]
         self.rule_counts = dataset.rule_counts
         self.kb, self.sizes = kbase.from_dataset(dataset)
-        self.rules = dataset.rules
         self.run_time = run_time
         self.deadline = deadline
         self.max_atoms = cfg.max_atoms
@@ -763,7 +762,7 @@ class _Grid:
         show: Callable[[str, int, int | None], None],
     ) -> tuple[ListedQueries, list[Derivations]]:
         """List the query candidates that one application of the rules to T_P of the next lower height derives."""
-        sizes, kb = self.sizes, self.kb
+        sizes, kb, plan = self.sizes, self.kb, self.plan
         if height > 1:
             below = fixpoint.least_model(
                 kb,
@@ -778,22 +777,17 @@ class _Grid:
             )
             if not below.complete:
                 raise RowBudgetExceeded(f"T_P {below.stop_reason}")
-            kb, _ = kbase.build(
-                below.atoms.numpy(),
-                self.rules,
-                n_constants=sizes.n_constants,
-                n_predicates=sizes.n_predicates,
-            )
+            kb, sizes = fixpoint.with_facts(kb, sizes, below.atoms)
+            plan = None
         most = MAX_DERIVATIONS_PER_ATOM * self.max_atoms
         part = derive.answered_step(
+            plan or plan_rules(kb, sizes),
             kb,
-            sizes,
             self.queries,
             self.protocol.sides,
             most,
             object_identity,
             rows,
-            self.plan if height == 1 else None,
             partial(show, "listing candidates"),
         )
         if part is None:

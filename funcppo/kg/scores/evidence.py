@@ -633,7 +633,7 @@ def _place_in_question(
     Args:
       question: ascending.
     """
-    order = row_index.argsort_floats(value)
+    order = torch.argsort(value, stable=True)
     order = order[row_index.sort_keys(question[order]).order]
     index = torch.arange(len(question), device=question.device)
     start = torch.searchsorted(question, question)

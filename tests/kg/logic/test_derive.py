@@ -578,21 +578,16 @@ def test_the_answers_of_queries_have_the_rules_that_derive_them(
     others = {tuple(row) for row in world.facts.tolist()} - {
         tuple(row) for row in queries.tolist()
     }
-    for plan in (None, plan_rules(world, sizes)):
-        found = derive.answered_step(
-            world, sizes, queries, sides, 10**6, identity, plan=plan
-        )
-        assert found is not None
-        model, index = found
-        assert {tuple(row) for row in model.atoms.tolist()} == answers
-        pairs = pairs_of(index, sizes, model.atoms)
-        assert pairs >= expected
-        assert all(atom in others for atom, _ in pairs - expected)
-        assert plan is not None or pairs == expected
-        none = derive.answered_step(
-            world, sizes, queries, sides, -1, identity, plan=plan
-        )
-        assert none is None or not pairs
+    plan = plan_rules(world, sizes)
+    step = lambda most: derive.answered_step(
+        plan, world, queries, sides, most, identity
+    )
+    model, index = step(10**6)
+    assert {tuple(row) for row in model.atoms.tolist()} == answers
+    pairs = pairs_of(index, sizes, model.atoms)
+    assert pairs >= expected
+    assert all(atom in others for atom, _ in pairs - expected)
+    assert step(-1) is None or not pairs
 
 
 @given(st.integers(0, 10_000), st.integers(1, 2))

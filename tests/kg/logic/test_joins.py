@@ -34,9 +34,7 @@ rows_of_three = st.sets(
 
 
 def view_relation(rows) -> Relation:
-    return Relation(
-        tuple(torch.tensor(rows, dtype=torch.int64).unbind(1)), len(rows)
-    )
+    return Relation(tuple(torch.tensor(rows, dtype=torch.int64).unbind(1)))
 
 
 def as_rows(columns):
@@ -108,7 +106,7 @@ def relation_of(rows) -> Relation:
     columns = (
         torch.tensor(sorted(rows), dtype=torch.int64).view(-1, 2).unbind(1)
     )
-    return Relation(tuple(column.contiguous() for column in columns), len(rows))
+    return Relation(tuple(column.contiguous() for column in columns))
 
 
 @st.composite

@@ -113,52 +113,6 @@ def test_rules_of_a_predicate_come_in_file_order():
     ]
 
 
-@pytest.mark.parametrize(
-    ("facts", "rules", "message"),
-    [
-        (
-            [[1, C + 1, 1]],
-            [],
-            r"fact 0: expected constants from 1 to 5, got \[1, 6, 1\]",
-        ),
-        (
-            [[1, 1, 1], [4, 1, 1]],
-            [],
-            r"fact 1: expected a predicate from 1 to 3, got \[4, 1, 1\]",
-        ),
-        (
-            [[0, 1, 1]],
-            [],
-            r"fact 0: expected a predicate from 1 to 3, got \[0, 1, 1\]",
-        ),
-        (
-            [[1, -1, 1]],
-            [],
-            r"fact 0: expected constants from 1 to 5, got \[1, -1, 1\]",
-        ),
-        (
-            [],
-            [[[4, 6, 6], [1, 6, 6]]],
-            "rules: expected predicates from 1 to 3",
-        ),
-        (
-            [],
-            [[[1, 6, 7], [1, 6, 6]]],
-            r"rule 0: expected every variable of the head in the body, got .*",
-        ),
-        ([], [[[1, 6], [1, 6]]], "of one width"),
-    ],
-)
-def test_what_is_no_knowledge_base_is_refused_in_one_line(
-    facts, rules, message
-):
-    facts = np.array(facts, dtype=int).reshape(-1, 3)
-    rules = np.array(rules, dtype=int) if rules else NO_RULES
-    with pytest.raises(ValueError, match=message) as error:
-        build(facts, rules=rules)
-    assert "\n" not in str(error.value)
-
-
 # -- triples by the two sides of a query
 
 

@@ -458,13 +458,3 @@ def test_an_open_root_is_bound_by_its_proof():
         prove.from_trace(
             unsafe, (1, X, Y), [("rule", 0, None), ("fact", 0, None)]
         )
-
-
-def test_a_known_root_is_derived_when_it_is_left_out():
-    """Two neighbours: each is a fact, and the other's symmetric image."""
-    program = prove.make_program([(1, 1, 2), (1, 2, 1)], COUNTRIES.rules, C)
-    derive = lambda atom: (1, [(1, 2, 1)]) if atom == (1, 1, 2) else None
-    proof = modelled(program, derive, (1, 1, 2))
-    assert [node.rule for node in proof.nodes] == [1, None]
-    assert checked(program, proof, max_height=1, leave_one_out=True) == []
-    assert prove.from_trace(program, (1, 1, 2), [("rule", 1, None)]) == proof

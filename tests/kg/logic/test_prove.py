@@ -312,14 +312,6 @@ def test_a_predicate_with_the_id_of_a_variable_is_no_variable():
     assert prove(one, (2, 1, 0)).height == 1
 
 
-@pytest.mark.parametrize("max_height", [0, 1, 2, 3])
-def test_a_bound_on_the_height_refutes_within_it(max_height):
-    found = prove(LOOP, (PATH, 1, 1), max_height)
-    assert found.verdict == (
-        Verdict.PROVED if max_height == 3 else Verdict.REFUTED
-    )
-
-
 def test_failed_rules_name_what_no_atom_satisfies():
     """path(4, 1): no edge leaves 4, so the first rule lacks its goal, and the second its first goal."""
     found = prove(LOOP, (PATH, 4, 1))

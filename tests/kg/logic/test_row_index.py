@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import mmap
 
 import pytest
@@ -30,25 +29,6 @@ def test_a_large_table_in_huge_pages_is_the_same_table_elsewhere(dtype):
 # -- test typed torch
 
 integers = st.lists(st.integers(-3, 3), max_size=12)
-
-
-@given(integers)
-def test_values_and_runs_are_those_of_python(values):
-    tensor = torch.tensor(values, dtype=torch.int64)
-    assert row_index.int_list(tensor) == values
-    value, length = row_index.runs(tensor)
-    assert list(zip(value.tolist(), length.tolist())) == [
-        (value, len(list(run))) for value, run in itertools.groupby(values)
-    ]
-
-
-@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), max_size=12))
-def test_rows_are_those_of_python(rows):
-    table = torch.tensor(rows, dtype=torch.int32).reshape(-1, 2)
-    assert row_index.atom_tuples(table) == rows
-    assert row_index.unique_rows(table).tolist() == [
-        list(row) for row in sorted(set(rows))
-    ]
 
 
 # -- test sorting

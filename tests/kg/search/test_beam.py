@@ -18,7 +18,6 @@ from funcppo.kg.search import network as net
 from funcppo.kg.search.beam import (
     UNPROVED_PENALTY,
     SearchConfig,
-    extend_beams,
     score_candidates,
 )
 from funcppo.runtime.capture import GraphedStep
@@ -363,6 +362,9 @@ def test_a_trace_replays_to_the_best_proof():
 # -- one step
 
 
+# -- limits
+
+
 def started(cfg, world, params, atoms, steps):
     """The search after some steps, one atom in each slot; the table of candidates is not used up."""
     padding = atoms.new_zeros((cfg.chunk_size + 1 - len(atoms), 3))
@@ -370,48 +372,8 @@ def started(cfg, world, params, atoms, steps):
     state = beams._refill(cfg, chunk, beams.init_scheduler(cfg, chunk))
     search = state.search
     for _ in range(steps):
-        search = extend_beams(cfg, world, params, search)[0]
+        search = beams.extend_beams(cfg, world, params, search)[0]
     return search
-
-
-# -- a slow oracle
-
-
-def selection_by_loops(n_open, n_rows, rounds):
-    """The slots that a step extends: those that come first as far as they fit, then others into the rest."""
-    chosen = set()
-    for _ in range(rounds):
-        free = n_rows - sum(n_open[i] for i in chosen)
-        demand, taken = 0, set()
-        for i, n in enumerate(n_open):
-            if i in chosen or n > free:
-                continue
-            demand += n
-            if n and demand <= free:
-                taken.add(i)
-        chosen |= taken
-    return chosen
-
-
-@given(st.lists(st.integers(0, 4), min_size=6, max_size=6), st.integers(4, 30))
-@settings(phases=PHASES)
-def test_slots_are_extended_whole_in_order_as_far_as_rows_last(n_open, n_rows):
-    cfg, world, params, atoms = setup(
-        1, "success", beam=4, slots=6, rows_per_step=n_rows
-    )
-    search = started(cfg, world, params, atoms[:6], steps=0)
-    is_open = torch.arange(4) < torch.tensor(n_open)[:, None]
-    search = search._replace(
-        goals=tree.map(lambda x: x[:, :1].expand_as(x), search.goals),
-        log_prob=torch.where(is_open, -1.0, -torch.inf),
-    )
-    extended, n_extended = extend_beams(cfg, world, params, search)
-    expected = selection_by_loops(n_open, n_rows, 3)
-    assert set(extended.depth.nonzero()[:, 0].tolist()) == expected
-    assert int(n_extended) == sum(n_open[i] for i in expected) <= n_rows
-
-
-# -- limits
 
 
 @given(st.integers(0, 10_000))

@@ -4,8 +4,6 @@ import dataclasses
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch.func import grad
 
 from funcppo import interfaces
@@ -141,28 +139,6 @@ def test_an_untrained_network_outputs_its_prior_and_value_zero():
     lowest = torch.finfo(torch.float32).min
     assert (out.logits[~args[-1].action_mask] == lowest).all()
     assert (out.logits[args[-1].action_mask] > -10).all()
-
-
-@given(
-    st.lists(
-        st.lists(st.booleans(), min_size=4, max_size=4), min_size=1, max_size=6
-    ),
-    st.integers(1, 20),
-)
-def test_capacity_is_exceeded_by_the_rows_whose_successors_do_not_all_fit(
-    rows, capacity
-):
-    """By a Python loop; the last column is END, which needs no capacity."""
-    config = dataclasses.replace(
-        small_problem()[0].agent.cfg, capacity=capacity
-    )
-    expected, n_used = [], 0
-    for row in rows:
-        n_used += sum(row[:-1])
-        expected.append(any(row[:-1]) and n_used > capacity)
-    assert net.exceeds_capacity(config, torch.tensor(rows)).tolist() == expected
-    unlimited = dataclasses.replace(config, capacity=None)
-    assert not net.exceeds_capacity(unlimited, torch.tensor(rows)).any()
 
 
 @on_gpu
