@@ -472,17 +472,14 @@ def _steps(offsets: NDArray[Any], n_axes: int) -> list[int]:
     Raises:
       UnsupportedError: there are no such steps.
     """
-    steps: list[int] = []
-    expected = offsets[(0,) * n_axes]
-    for dim in reversed(range(n_axes)):
-        along = np.moveaxis(offsets, dim, 0).reshape(offsets.shape[dim], -1)
-        step = int(np.diff(along[:2, 0]).sum())
-        column = (step * np.arange(len(along))).reshape(
-            -1, *(1,) * expected.ndim
-        )
-        expected = expected + column
-        steps.insert(0, step)
-    if not np.array_equal(expected, offsets):
+    rest = offsets[(0,) * n_axes]
+    first = offsets.reshape(*offsets.shape[:n_axes], -1)[..., 0]
+    steps = [
+        int(np.diff(first, axis=dim).flat[0]) if size > 1 else 0
+        for dim, size in enumerate(first.shape)
+    ]
+    rows = np.tensordot(steps, np.indices(first.shape), 1)
+    if (np.add.outer(rows, rest) != offsets).any():
         raise UnsupportedError("a table in an order of no rule")
     return steps
 
@@ -500,16 +497,10 @@ def _load_many(
     code = index_code(offsets)
     if code is None:
         raise UnsupportedError("a table in an order of no rule")
-    (place,), (there,) = start.numbers(), is_there.numbers()
-    masks = [column_code(there), mask_code(offsets.size)]
-    tile = writer.line(
-        writer.load_expression(
-            table,
-            f"({column_code(place)} + {code})",
-            " & ".join(filter(None, masks)),
-        ),
-        "wide",
-    )
+    place, there = map(column_code, start.numbers() + is_there.numbers())
+    mask = " & ".join(filter(None, [there, mask_code(offsets.size)]))
+    loaded = writer.load_expression(table, f"({place} + {code})", mask)
+    tile = writer.line(loaded, "wide")
     shape = (*start.places.shape, *offsets.shape)
     return held_tensor([tile], shape, table.dtype, start.row_dim, offsets.ndim)
 
@@ -617,42 +608,38 @@ def _wide_product(
         return writer.line(" + ".join(terms), "wide")
 
     is_held = writer.max_held is None or n_in * n_out <= writer.max_held
-    if len(row) == 1 and n_in <= 256 and is_held:
-        tile = _without_padding(writer, row[0][0], n_in)
-        weights = writer.line(_matrix_code(writer, matrix), "wide", once=True)
-        operands = f"{tile.code}, {weights.code}"
-        return writer.line(
-            f'tl.dot({operands}, input_precision="ieee")', "wide"
-        )
-
-    writer.n_streamed += n_in * n_out
-    return _streamed_product(writer, row, matrix)
+    if len(row) > 1 or n_in > 256 or not is_held:
+        writer.n_streamed += n_in * n_out
+        return _streamed_product(writer, row, matrix)
+    tile = _without_padding(writer, row[0][0], n_in)
+    weights = writer.line(_matrix_code(writer, matrix), "wide", once=True)
+    operands = f"{tile.code}, {weights.code}"
+    return writer.line(f'tl.dot({operands}, input_precision="ieee")', "wide")
 
 
 def _streamed_product(
     writer: Writer, row: list[Part], matrix: LaneTensor
 ) -> Expression:
     """Multiply a row by a matrix in memory, which is read in chunks of rows that fit in registers."""
-    n_out = matrix.places.shape[1]
-    n_read = max(8_192 // padded(n_out), 1)
+    n_read = max(8_192 // padded(matrix.places.shape[1]), 1)
     # products [R, P, N] of numbers with the rows that were read, by P: summed up, as a sum over P waits for all threads
-    products: dict[int, Expression] = {}
+    products: dict[int, str] = {}
     for part, part_numbers in row:
         n = len(part_numbers)
         tile = _without_padding(writer, part, n)
         whole = held_tensor([tile], (n,), torch.float32, None, 1)
         for start in range(0, n, n_read):
-            chunk = np.arange(n)[start : start + n_read]
+            chunk = np.arange(start, min(start + n_read, n))
             rows = matrix._replace(places=matrix.places[part_numbers[chunk]])
             weights = writer.line(_matrix_code(writer, rows, "None, "), "wide")
             numbers = f"{writer.tile(whole, chunk).code}[:, :, None]"
             code = f"{numbers} * {weights.code}"
             width = padded(len(chunk))
             if width in products:
-                code = f"{products[width].code} + {code}"
-            products[width] = writer.line(code, "wide")
+                code = f"{products[width]} + {code}"
+            products[width] = writer.line(code, "wide").code
     terms = [
-        writer.line(f"tl.sum({product.code}, 1)", "wide").code
+        writer.line(f"tl.sum({product}, 1)", "wide").code
         for product in products.values()
     ]
     return writer.line(" + ".join(terms), "wide")
@@ -662,23 +649,23 @@ def _without_padding(
     writer: Writer, tile: Expression, width: int
 ) -> Expression:
     """Set the padding of a tile to 0; otherwise a quotient there may be NaN."""
-    mask = mask_code(width)
     full = writer.full_tile(tile, width)
-    if not mask:
-        return full
-    return writer.line(f"tl.where({mask}, {full.code}, 0.0)", "wide")
+    if mask := mask_code(width):
+        return writer.line(f"tl.where({mask}, {full.code}, 0.0)", "wide")
+    return full
 
 
 def _matrix_code(writer: Writer, matrix: LaneTensor, before: str = "") -> str:
     """Write code that loads a matrix [K, N], with axes of size 1 before it and padding 0."""
     offsets = matrix.places
     first = int(offsets[0, 0])
-    step = int(offsets[1, 0]) - first, int(offsets[0, 1]) - first
     places = [str(first)]
     masks: list[str] = []
-    for size, stride, index in zip(offsets.shape, step, (":, None", "None, :")):
+    for size, after, index in zip(
+        offsets.shape, (offsets[1, 0], offsets[0, 1]), (":, None", "None, :")
+    ):
         numbers = f"tl.arange(0, {padded(size)})[{before}{index}]"
-        places.append(f"{stride} * {numbers}")
+        places.append(f"{int(after) - first} * {numbers}")
         if mask_code(size):
             masks.append(f"({numbers} < {size})")
     return writer.load_expression(
