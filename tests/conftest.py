@@ -38,9 +38,9 @@ hypothesis.settings.load_profile("suite")
 LONGEST = (
     "tests/test_transitions.py",
     "tests/runtime/test_compile.py",
-    "tests/runtime/test_cache.py",
     "tests/kg/logic/test_fixpoint.py",
     "tests/test_several_processes.py",
+    "tests/test_examples.py",
 )
 
 # Three processes have room for parts of the largest size in three quarters of it.

@@ -14,12 +14,15 @@ In a steady state a program compiles and records nothing, skips no graph, and it
 from __future__ import annotations
 
 import logging
+import operator
 import statistics
 import sys
 import time
 from collections import Counter, deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
+from itertools import takewhile
 from types import TracebackType
 from typing import Any
 
@@ -122,17 +125,15 @@ class Monitor(logging.Handler):
                 continue
             self.compiles += 1
             self.compile_seconds.append(event.seconds)
-            reason = event.recompile_reason
-            if reason:
-                self.recompile_reasons.append(f"{event.name}: {reason}")
+            if event.recompile_reason:
+                reason = f"{event.name}: {event.recompile_reason}"
+                self.recompile_reasons.append(reason)
         self._n_events = len(events)
 
         # PyTorch keeps the last 64 entries. Those after the newest one of the last poll are new.
-        new: list[CompilationMetrics] = []
-        for metrics in reversed(get_compilation_metrics()):
-            if metrics is self._last_metrics:
-                break
-            new.append(metrics)
+        all_metrics = get_compilation_metrics()
+        is_old = partial(operator.is_not, self._last_metrics)
+        new = list(takewhile(is_old, reversed(all_metrics)))
         for metrics in reversed(new):
             self._last_metrics = metrics
             if metrics.recompile_reason:
@@ -185,12 +186,13 @@ class Monitor(logging.Handler):
 
     def median_ms(self, name: str) -> float | None:
         """Compute the median time under a name, in milliseconds; None if no time is known yet."""
-        times: list[float] = []
-        for entry in self._times.get(name, ()):
-            if not isinstance(entry, tuple):
-                times.append(entry)
-            elif entry[1].query():
-                times.append(entry[0].elapsed_time(entry[1]))
+        times = [
+            entry[0].elapsed_time(entry[1])
+            if isinstance(entry, tuple)
+            else entry
+            for entry in self._times.get(name, ())
+            if not isinstance(entry, tuple) or entry[1].query()
+        ]
         return statistics.median(times) if times else None
 
     def _times_of(self, name: str) -> deque[_Time]:
@@ -213,16 +215,14 @@ class Monitor(logging.Handler):
         if self._has_warned or counts == self._warmup_counts:
             return None
         self._has_warned = True
-        n_compiles, n_recordings = (
-            now - before for now, before in zip(counts, self._warmup_counts)
+        n_compiles, n_recordings = map(
+            operator.sub, counts, self._warmup_counts
         )
-        reason = (
-            f": {self.recompile_reasons[-1]}" if self.recompile_reasons else ""
-        )
-        return (
+        line = (
             f"the training step was compiled again {n_compiles} times and recorded again {n_recordings} times after "
-            f"its first iteration, which costs seconds each time{reason}"
+            "its first iteration, which costs seconds each time"
         )
+        return ": ".join([line, *self.recompile_reasons[-1:]])
 
     def recompile_codes(self) -> dict[str, int]:
         """Count recompilations by reason code."""
