@@ -174,6 +174,9 @@ class Wrapped:
     """Returns what is observed, given the wrapper's state and the observation of the environment in it."""
     to_action: Callable[[Wrapped, Tensor], Tensor] | None
     """Returns the action of the environment in it."""
+    advance: Callable[[Wrapped, Any, Any, Any, Timestep], Any] | None
+    """Returns the wrapper's state and the timestep after a step, given its state before, and the state and the timestep
+    of the environment in it."""
 
 
 class PlainState(NamedTuple):
@@ -190,13 +193,14 @@ def wrap(
     kept: tuple[str, ...] = (),
     to_observation: Callable[[Wrapped, Any, Any], Any] | None = None,
     to_action: Callable[[Wrapped, Tensor], Tensor] | None = None,
+    advance: Callable[[Wrapped, Any, Any, Any, Timestep], Any] | None = None,
     **changes: Any,
 ) -> AnyEnvironment:
     """Wrap an environment; what is not given stays as it is in the environment.
 
     Args:
-      settings, begin, kept, to_observation, to_action: fields of `Wrapped`; a wrapper without `begin` has the state
-        `PlainState`.
+      settings, begin, kept, to_observation, to_action, advance: fields of `Wrapped`; a wrapper without `begin` has the
+        state `PlainState`.
       changes: fields of `Environment`, such as `spec` or a `step_functional` that calls `inner_step`.
 
     Returns:
@@ -212,6 +216,7 @@ def wrap(
         kept=kept,
         to_observation=to_observation,
         to_action=to_action,
+        advance=advance,
     )
     fields: dict[str, Any] = {
         "cfg": cfg,
@@ -274,7 +279,9 @@ def _step(
     cfg: Wrapped, world: object, state: Any, action: Tensor, key: Tensor
 ) -> tuple[Any, Timestep]:
     inner, timestep = inner_step(cfg, world, state, action, key)
-    return state._replace(inner=inner), timestep
+    if cfg.advance is None:
+        return state._replace(inner=inner), timestep
+    return cfg.advance(cfg, world, state, inner, timestep)
 
 
 def observe(cfg: Wrapped, world: object, state: Any) -> Any:
@@ -494,7 +501,7 @@ def normalize_observation(
         env,
         begin=_begin_normalize_observation,
         settings=MomentsConfig(shared=shared, epsilon=epsilon),
-        step_functional=_step_normalize_observation,
+        advance=_advance_normalize_observation,
         to_observation=_normalize,
         restart=_restart_normalize_observation,
     )
@@ -522,14 +529,13 @@ def _count_observation(
     return _update_moments(cfg.settings, state.moments, x, is_counted)
 
 
-def _step_normalize_observation(
+def _advance_normalize_observation(
     cfg: Wrapped,
     world: object,
     state: NormalizeObservationState,
-    action: Tensor,
-    key: Tensor,
+    inner: Any,
+    timestep: Timestep,
 ) -> tuple[NormalizeObservationState, Timestep]:
-    inner, timestep = inner_step(cfg, world, state, action, key)
     moments = _count_observation(cfg, world, state, inner, ~state.finished)
     next_state = NormalizeObservationState(
         inner, moments, _is_finished(timestep)
@@ -589,7 +595,7 @@ def normalize_reward(
         begin=_begin_normalize_reward,
         settings=MomentsConfig(shared=shared, epsilon=epsilon, gamma=gamma),
         kept=("discounted_return", "moments"),
-        step_functional=_step_normalize_reward,
+        advance=_advance_normalize_reward,
     )
 
 
@@ -602,14 +608,13 @@ def _begin_normalize_reward(
     )
 
 
-def _step_normalize_reward(
+def _advance_normalize_reward(
     cfg: Wrapped,
     world: object,
     state: NormalizeRewardState,
-    action: Tensor,
-    key: Tensor,
+    inner: Any,
+    timestep: Timestep,
 ) -> tuple[NormalizeRewardState, Timestep]:
-    inner, timestep = inner_step(cfg, world, state, action, key)
     if cfg.settings.evaluation:
         return state._replace(inner=inner), timestep
 
@@ -669,7 +674,7 @@ def frame_stack(env: AnyEnvironment, n_frames: int) -> AnyEnvironment:
         env,
         begin=_begin_frame_stack,
         settings=n_frames,
-        step_functional=_step_frame_stack,
+        advance=_advance_frame_stack,
         observe=_observe_frame_stack,
         spec=spec,
     )
@@ -683,14 +688,13 @@ def _begin_frame_stack(
     return FrameStackState(inner, frames, _fill(x, False, torch.bool))
 
 
-def _step_frame_stack(
+def _advance_frame_stack(
     cfg: Wrapped,
     world: object,
     state: FrameStackState,
-    action: Tensor,
-    key: Tensor,
+    inner: Any,
+    timestep: Timestep,
 ) -> tuple[FrameStackState, Timestep]:
-    inner, timestep = inner_step(cfg, world, state, action, key)
     x = features(inner_observe(cfg, world, inner))
     shifted = torch.cat([state.frames[:, 1:], x.unsqueeze(1)], 1)
     frames = tree.where(~state.finished, shifted, state.frames)
@@ -907,14 +911,18 @@ def clip_reward(
     return wrap(
         env,
         settings=ClipConfig(low=low, high=high),
-        step_functional=_step_clip_reward,
+        advance=_advance_clip_reward,
     )
 
 
-def _step_clip_reward(
-    cfg: Wrapped, world: object, state: PlainState, action: Tensor, key: Tensor
+def _advance_clip_reward(
+    cfg: Wrapped,
+    world: object,
+    state: PlainState,
+    inner: Any,
+    timestep: Timestep,
 ) -> tuple[PlainState, Timestep]:
-    next_state, timestep = _step(cfg, world, state, action, key)
+    next_state = PlainState(inner)
     if cfg.settings.evaluation:
         return next_state, timestep
     clipped = timestep.reward.clamp(cfg.settings.low, cfg.settings.high)
@@ -942,7 +950,7 @@ def episode_statistics(env: AnyEnvironment) -> AnyEnvironment:
         env,
         begin=_begin_episode_statistics,
         kept=("last_return", "last_length", "n_episodes"),
-        step_functional=_step_episode_statistics,
+        advance=_advance_episode_statistics,
         restart=_restart_episode_statistics,
     )
 
@@ -962,14 +970,13 @@ def _begin_episode_statistics(
     )
 
 
-def _step_episode_statistics(
+def _advance_episode_statistics(
     cfg: Wrapped,
     world: object,
     state: EpisodeStatisticsState,
-    action: Tensor,
-    key: Tensor,
+    inner: Any,
+    timestep: Timestep,
 ) -> tuple[EpisodeStatisticsState, Timestep]:
-    inner, timestep = inner_step(cfg, world, state, action, key)
     active = ~state.finished
     next_state = _end_episodes(
         state,
