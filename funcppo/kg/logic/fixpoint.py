@@ -3,8 +3,7 @@
     T_P(I) = facts + { head s : head :- body is a rule, every atom of body s is in I }
 
 The height of an atom is the smallest h with the atom in T_P^h(facts); a fact has height 0. `least_model` evaluates T_P
-semi-naively: step h joins only those bodies that hold an atom of height h - 1. `atom_height` reads a
-model.
+semi-naively: step h joins only those bodies that hold an atom of height h - 1. `atom_height` reads it.
 
 `iter_consequences` lists what each rule derives from the facts, `iter_derivations` the rules that derive each atom of a
 list. `count_rules` counts how often each rule is right. With `heads(r)` the distinct heads of rule r over the facts,
@@ -24,7 +23,7 @@ from __future__ import annotations
 import enum
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from typing import NamedTuple
@@ -38,6 +37,7 @@ from funcppo.core.types import I32, I64
 from funcppo.kg.logic import joins, row_index
 from funcppo.kg.logic.joins import (
     Columns,
+    ConjunctiveQuery,
     Inequality,
     Literal,
     Relation,
@@ -46,10 +46,8 @@ from funcppo.kg.logic.joins import (
     Rule,
     TimeBudgetExceeded,
     atom_variables,
-    body_query,
     collect_answers,
     find_rows,
-    head_columns,
     make_literal,
     most_general_unifier,
     object_identity_constraints,
@@ -324,20 +322,29 @@ def derive_heads(
       budget: bounds the rows that the joins make; None for no bound.
       among: a condition on the rule's variables, such as the heads to look for; None for none.
     """
-    present = [relation for relation in relations if relation is not None]
-    if len(present) < len(rule.body):
+    literals = [] if among is None else [among]
+    for relation, atom in zip(relations, rule.body):
+        if relation is None:
+            return None
+        literals.append(make_literal(relation, atom[1:], sizes.n_constants))
+    answers = collect_answers(
+        ConjunctiveQuery(
+            tuple(literals),
+            atom_variables(rule.head, sizes.n_constants),
+            tuple(inequalities),
+            sizes.n_constants,
+            budget,
+        )
+    )
+    if answers is None:
         return None
-    query = body_query(
-        rule, present, sizes.n_constants, inequalities, budget=budget
-    )
-    if among is not None:
-        query = replace(query, literals=(among, *query.literals))
-    answers = collect_answers(query)
-    return (
-        None
-        if answers is None
-        else head_columns(rule, answers, kb.facts.device)
-    )
+
+    columns = dict(zip(answers.variables, answers.columns))
+    for term in rule.head[1:]:
+        if term not in columns:
+            constant = torch.full((answers.size,), term, device=kb.facts.device)
+            columns[term] = constant
+    return tuple(columns[term] for term in rule.head[1:])
 
 
 def _select_missing(

@@ -1,8 +1,7 @@
 """Conjunctive queries over relations: joins by sorted keys, in chunks of bounded size.
 
 A `Relation` holds the argument tuples of one predicate. A `Literal` reads it at some terms, as `p(X, c, X)` does; its
-`indexed_view` selects and sorts the matching rows over the variables in the order that a join needs. `body_query`
-makes a query of a rule.
+`indexed_view` selects and sorts the matching rows over the variables in the order that a join needs.
 
 Literals are joined one at a time, the one with the fewest resulting rows first. A variable that nothing needs any more
 is projected away at once and the remaining rows are made distinct, so a chain of binary literals never holds more than
@@ -695,42 +694,6 @@ def relation_from_atoms(atoms: I32[Tensor, "N W"]) -> Relation:
         column.to(torch.int64).contiguous() for column in atoms[:, 1:].unbind(1)
     )
     return Relation(columns)
-
-
-def body_query(
-    rule: Rule,
-    relations: Sequence[Relation],
-    n_constants: int,
-    inequalities: Sequence[Inequality],
-    output_variables: tuple[int, ...] | None = None,
-    budget: RowBudget | None = None,
-) -> ConjunctiveQuery:
-    """Build the query over a rule's body, each atom read from a relation of its own.
-
-    Args:
-      relations: one for each atom of the body.
-      inequalities: pairs of term tuples that must differ.
-      output_variables: variables of the answer; None for those of the head.
-      budget: bounds the rows that the joins make; None for no bound.
-    """
-    literals = tuple(
-        make_literal(relation, atom[1:], n_constants)
-        for relation, atom in zip(relations, rule.body)
-    )
-    if output_variables is None:
-        output_variables = atom_variables(rule.head, n_constants)
-    return ConjunctiveQuery(
-        literals, output_variables, tuple(inequalities), n_constants, budget
-    )
-
-
-def head_columns(rule: Rule, table: Table, device: torch.device) -> Columns:
-    """Return the argument columns of a rule's head, one row per row of an answer."""
-    columns = dict(zip(table.variables, table.columns))
-    for term in rule.head[1:]:
-        if term not in columns:
-            columns[term] = torch.full((table.size,), term, device=device)
-    return tuple(columns[term] for term in rule.head[1:])
 
 
 def object_identity_constraints(
