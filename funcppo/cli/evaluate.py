@@ -494,7 +494,7 @@ class Evaluate(ScoreOptions):
             "peak_bytes": max(peak_bytes, *setup.peer_peak_bytes, 0),
             "processes": processes.world_size if processes else 1,
             "graphs": self.cuda_graphs,
-            **scoring.search_replay(step)._asdict(),
+            **scoring.search_replay(step),
             "compiled": setup.is_compiled,
             "notes": [
                 *task.notes,

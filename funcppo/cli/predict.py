@@ -276,7 +276,7 @@ class Predict(ScoreOptions):
             print(f"{self._log_target()} is complete already")
             return 0
 
-        log = self._open_log(queries, settings)
+        log = self._open_log(settings)
         answered = list(log.records) if log else []
         n_before, start = len(answered), time.perf_counter()
         # A repeated signal ends the queries in progress; those before stay.
@@ -383,34 +383,18 @@ class Predict(ScoreOptions):
         outputs = [name for name in (self.csv, self.json, self.out) if name]
         return all(Path(name).is_file() for name in outputs)
 
-    def _open_log(
-        self, queries: Sequence[WrittenQuery], settings: JsonObject
-    ) -> RecordLog | None:
+    def _open_log(self, settings: JsonObject) -> RecordLog | None:
         """Open the log of answers beside --csv, --json or --out FILE; None without such a file."""
         from funcppo.core import files
 
         path = self._log_target()
         if path is None:
             return None
-        part = files.part_path(path)
-
-        def check(records: list[JsonObject]) -> list[JsonObject]:
-            """Check that the records answer the first queries in order; return them."""
-            for i, record in enumerate(records):
-                expected = queries[i][1] if i < len(queries) else "no line"
-                got = str(record.get("query"))
-                if got != expected or not {"answers", "n_self"} <= set(record):
-                    raise ValueError(
-                        f"{part}:{i + 1}: expected answers of {shorten(expected)}, got {shorten(got)}"
-                    )
-            return records
-
         log = files.open_log(
-            part,
+            files.part_path(path),
             files.settings_path(path),
             settings,
             resume=self.resume,
-            select=check,
         )
         print_notes(log.notes)
         return log

@@ -8,6 +8,7 @@ questions has it collected for what it scores; `score_collected` reads evidence 
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -18,6 +19,7 @@ import torch
 from torch import Tensor
 
 from funcppo.config import Config
+from funcppo.core.files import Json
 from funcppo.core.types import F64, I32, I64, Bool
 from funcppo.kg.logic import (
     derive,
@@ -71,8 +73,6 @@ from funcppo.runtime import memory
 from funcppo.runtime.capture import (
     CapturedStep,
     GraphedStep,
-    ReasonCode,
-    ReplayMode,
     TreeFunction,
     are_trees_demanded,
 )
@@ -530,30 +530,27 @@ def search_captures(
     return step.captures() if isinstance(step, GraphedStep) else ()
 
 
-class SearchReplay(NamedTuple):
-    """Mode in which a search's steps were replayed, and counts of fallbacks by reason code."""
+def search_replay(step: SearchStep | None) -> Json:
+    """Return as JSON values how calls of a search step were replayed so far, and how often captures fell back, by code.
 
-    replay_mode: ReplayMode  # "none" where no call replayed a CUDA graph
-    # How often a capture fell back, by code; the sentences are `graph_fallback_notes`.
-    fallback_codes: dict[ReasonCode, int]
-
-
-def search_replay(step: SearchStep | None) -> SearchReplay:
-    """Return how calls of a search step were replayed so far."""
+    `replay_mode` is "none" where no call replayed a CUDA graph; `graph_fallback_notes` has the sentences of the codes.
+    """
     if isinstance(step, TreeFunction):
         # what PyTorch does not record is counted by the monitor
-        return SearchReplay(
-            "cuda-graph-trees" if step.is_called else "none", {}
+        modes = ["cuda-graph-trees"] * step.is_called
+    else:
+        modes = sorted(
+            {x.replay_mode for x in search_captures(step)} - {"none"}
         )
-    modes: set[ReplayMode] = set()
-    codes: dict[ReasonCode, int] = {}
-    for captured in search_captures(step):
-        modes.add(captured.replay_mode)
-        code = captured.fallback_code
-        if code is not None:
-            codes[code] = codes.get(code, 0) + 1
-    replayed = sorted(modes - {"none"})
-    return SearchReplay(replayed[0] if replayed else "none", codes)
+    codes = Counter(
+        x.fallback_code
+        for x in search_captures(step)
+        if x.fallback_code is not None
+    )
+    return {
+        "replay_mode": modes[0] if modes else "none",
+        "fallback_codes": dict(codes),
+    }
 
 
 def graph_fallback_notes(step: SearchStep | None) -> list[str]:

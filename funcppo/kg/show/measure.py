@@ -284,18 +284,12 @@ def _read_files(
             f"{RESULTS_FILE} is missing: times and versions of the training are not known"
         )
 
-    updates = {row["update"] for row in log} | {0}
-    n_missing = max(updates) + 1 - len(updates)
     n_skipped = sum(row.get("n_nonfinite_minibatches") or 0 for row in log)
-    counts = (
-        (n_missing, f"{METRICS_FILE}: {n_missing:,} updates have no line"),
-        (
-            n_skipped,
-            f"{n_skipped:,.0f} minibatches were skipped: loss or gradient not finite",
-        ),
-    )
+    if n_skipped:
+        notes.append(
+            f"{n_skipped:,.0f} minibatches were skipped: loss or gradient not finite"
+        )
     reasons = {row.get("fallback_reason") or "" for row in log} - {""}
-    notes += [note for n, note in counts if n]
     notes += [f"no CUDA graph in training: {text}" for text in sorted(reasons)]
     return log, results, notes
 
