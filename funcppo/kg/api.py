@@ -247,15 +247,9 @@ class ProofResult:
 
     def _repr_html_(self) -> str:
         """Format the verdict, a picture of the proof and its tree as HTML, with names escaped."""
-        names = self.dataset
         nodes = () if self.proof is None else self.proof.nodes
-        edges, columns = drawing.proof_edges(
-            ((node.goal, node.rule) for node in nodes),
-            lambda i: names.predicates[i - 1],
-        )
-        picture = drawing.draw(
-            edges, columns, lambda i: names.entities[i - 1], title=self.query
-        )
+        goals = ((node.goal, node.rule) for node in nodes)
+        picture = drawing.draw_proof(self.dataset, goals, self.query)
         return f"{picture}<pre>{html.escape(repr(self))}</pre>"
 
 

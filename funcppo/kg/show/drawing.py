@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape
 from typing import NamedTuple
 
+from funcppo.kg.graph.dataset import Dataset
 from funcppo.kg.graph.text import display
 
 # in pixels: between columns, between rows, and around the picture
@@ -111,6 +112,17 @@ def proof_edges(
         columns.setdefault(edge.head, 0)
         columns.setdefault(edge.tail, columns[edge.head] + 1)
     return sorted(edges, key=lambda edge: edge.is_derived), columns
+
+
+def draw_proof(
+    dataset: Dataset,
+    nodes: Iterable[tuple[Sequence[int], int | None]],
+    title: str,
+    link: Callable[[int], str] | None = None,
+) -> str:
+    """Return the picture of a proof, with a data set's names; arguments as those of `proof_edges` and `draw`."""
+    edges, columns = proof_edges(nodes, lambda i: dataset.predicates[i - 1])
+    return draw(edges, columns, lambda i: dataset.entities[i - 1], link, title)
 
 
 def draw(

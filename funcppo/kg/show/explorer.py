@@ -812,34 +812,27 @@ class Site:
     def _draw(self, value: values.Entity | values.AtomExplanation) -> str:
         """Draw an entity's neighbours, or a proof, as SVG; empty without a binary fact."""
         names = self.explorer.dataset
-        if isinstance(value, values.Entity):
-            facts = (fact for group in value.groups for fact in group.facts)
-            edges, columns = drawing.neighbourhood(
-                value.entity.id,
-                [
-                    drawing.Edge(
-                        fact.arguments[0].id,
-                        fact.arguments[1].id,
-                        fact.relation.name,
-                    )
-                    for fact in facts
-                    if len(fact.arguments) == 2
-                ],
-            )
-            title = f"{value.entity.name} and its neighbours"
-        else:
+
+        def link(entity: int) -> str:
+            return self._link("/entity", entity_id=entity)
+
+        if isinstance(value, values.AtomExplanation):
             assert value.proof is not None
-            edges, columns = drawing.proof_edges(
-                ((node.goal, node.rule) for node in value.proof.nodes),
-                lambda i: names.predicates[i - 1],
-            )
+            goals = ((node.goal, node.rule) for node in value.proof.nodes)
             title = f"proof of {value.atom.text}"
+            return drawing.draw_proof(names, goals, title, link)
+        facts = [
+            drawing.Edge(
+                fact.arguments[0].id, fact.arguments[1].id, fact.relation.name
+            )
+            for group in value.groups
+            for fact in group.facts
+            if len(fact.arguments) == TAIL
+        ]
+        edges, columns = drawing.neighbourhood(value.entity.id, facts)
+        title = f"{value.entity.name} and its neighbours"
         return drawing.draw(
-            edges,
-            columns,
-            lambda i: names.entities[i - 1],
-            lambda i: self._link("/entity", entity_id=i),
-            title,
+            edges, columns, lambda i: names.entities[i - 1], link, title
         )
 
     async def _on_error(self, request: Request, error: Exception) -> Response:
