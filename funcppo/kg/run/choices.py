@@ -33,7 +33,7 @@ from funcppo.kg.config import (
     RunConfig,
 )
 from funcppo.kg.graph.dataset import Dataset
-from funcppo.kg.logic import derive, fixpoint, resolve
+from funcppo.kg.logic import derive, fixpoint
 from funcppo.kg.logic import kb as kbase
 from funcppo.kg.logic.derive import RulePlan, plan_rules
 from funcppo.kg.logic.fixpoint import (
@@ -50,7 +50,6 @@ from funcppo.kg.ranking.ranking import (
     ListedQueries,
     RankingProtocol,
     check_queries,
-    ranked_sides,
 )
 from funcppo.kg.run import budget, fit, held_out, rule_files
 from funcppo.kg.run.budget import Choice, RunTime
@@ -62,15 +61,11 @@ from funcppo.kg.run.fit import (
 )
 from funcppo.kg.run.run import (
     DEFAULT_STEPS,
-    MAX_VALIDATION_SUCCESSORS,
-    MIN_VALIDATION_QUERIES,
     NO_PROOF_ROW,
     PROOF_SCORES,
     Run,
     build_run,
-    count_search_successors,
     fitted_state,
-    validation_queries,
     with_valid_evidence,
 )
 from funcppo.kg.scores import evidence, learned
@@ -82,7 +77,6 @@ from funcppo.kg.search.task import (
     as_counts,
     entity_pool,
     held_out_triples,
-    with_other_facts,
     with_rule_counts,
 )
 
@@ -387,7 +381,6 @@ class Trial(NamedTuple):
     # on the sampled valid queries and sides, ties in random order; None: not tried
     ranks: F64[Tensor, "Q"] | None = None
     is_derived: float = 0.0  # share of the answers that the rules derive
-    atoms_per_query: float = 0.0  # distinct candidates that were scored
 
     @property
     def label(self) -> str:
@@ -412,8 +405,6 @@ class Settings(NamedTuple):
     best: Trial
     # those that were kept at a height below it, and the best, ascending
     by_height: tuple[Trial, ...]
-    # the first of a greater height at which rules derive more answers, though they rank no better; None without one
-    deeper: Trial | None = None
     # of the rules without object identity, as `Dataset.rule_counts` holds them; None if none were counted
     rule_counts: np.ndarray | None = None
     # what the rules fire from, on the host; None where height 1 was not tried
@@ -478,11 +469,10 @@ def choose_settings(
     first = Trial(heights[0], identities[0], smoothings[0], scores[0])
     start = Candidate(first.label, first, None)
 
-    grid, kept, deeper = None, [], None
+    grid, kept = None, []
     if any(len(of) > 1 for of in values) and len(dataset.valid):
         grid = _Grid(dataset, cfg, run_time, deadline)
         kept = grid.choose(*values)
-        deeper = grid.deeper
     elif any(len(of) > 1 for of in values):
         run_time.note(f"no valid split: {first.label}")
     if grid and not kept:
@@ -491,7 +481,6 @@ def choose_settings(
     return Settings(
         kept[-1].value,
         tuple(one.value for one in kept),
-        deeper,
         grid.rule_counts if grid else dataset.rule_counts,
         grid.plan if grid else None,
     )
@@ -523,17 +512,6 @@ def check_rankable(dataset: Dataset, split: np.ndarray) -> None:
     check_queries(dataset, split, pool.numpy(), sides)
 
 
-def _rank_held(
-    held: _HeldCandidates, listed: ListedQueries, name: str
-) -> tuple[F64[Tensor, "Q"], float, int]:
-    """Rank the listed queries by a score; return ranks, the share of derived answers, and the number of atoms."""
-    # What the rules say chooses the settings of a score with other facts too.
-    score = parse(name.removesuffix(OTHER_FACTS))
-    ranked = ranking.rank_listed(listed, lambda *_: score.log_odds(held))
-    is_derived = float(ranked.answer_provable.double().mean())
-    return fit.reciprocal_ranks(ranked), is_derived, len(ranked.scored_atom)
-
-
 class _Grid:
     """Trials of settings, all on the same sample of valid queries."""
 
@@ -558,7 +536,6 @@ class _Grid:
         self.run_time = run_time
         self.deadline = deadline
         self.max_atoms = cfg.max_atoms
-        self.deeper: Trial | None = None
         self.plan = None
         if cfg.max_height in (None, 1):
             self.plan = plan_rules(self.kb, self.sizes, cfg.memory_share)
@@ -623,10 +600,7 @@ class _Grid:
         if kept:
             stage = Stage(f"height {height}", lambda *_: [best])
             if choose(stage, kept[-1], self.run_time) is kept[-1]:
-                if best.value.is_derived > kept[-1].value.is_derived:
-                    self.deeper = self.deeper or best.value
                 return kept
-        self.deeper = None
         return [*kept, best]
 
     def _try_height(
@@ -736,21 +710,23 @@ class _Grid:
 
         def rank(
             kind: tuple[float | None, str],
-        ) -> tuple[F64[Tensor, "Q"], float, int]:
+        ) -> tuple[F64[Tensor, "Q"], float]:
             if deadline.is_over:
                 raise RowBudgetExceeded("more time than was left")
             kb = with_confidence(self.kb, counts, kind[0])
             held = _HeldCandidates(kb, listed, derivations)
-            return _rank_held(held, listed, kind[1])
+            # What the rules say chooses the settings of a score with other facts too.
+            score = parse(kind[1].removesuffix(OTHER_FACTS))
+            ranked = ranking.rank_listed(
+                listed, lambda *_: score.log_odds(held)
+            )
+            is_derived = float(ranked.answer_provable.double().mean())
+            return fit.reciprocal_ranks(ranked), is_derived
 
         show("ranking", 0, len(kinds))
         trials: list[Trial] = []
         for ranks, kind in zip(map_in_threads(rank, kinds), kinds):
-            ranked, is_derived, n_atoms = ranks
-            each = n_atoms / len(self.queries)
-            trials.append(
-                Trial(height, object_identity, *kind, ranked, is_derived, each)
-            )
+            trials.append(Trial(height, object_identity, *kind, *ranks))
             show("ranking", len(trials), len(kinds))
         return trials
 
@@ -909,7 +885,7 @@ def start_run(
         seconds = run_time.part(VALID_SHARE).seconds_left
         run = with_valid_evidence(run, seconds)
         run_time.end_phase("evidence of valid")
-    run, by_rules = _choose_other_facts(run, run_time)
+    run, by_rules = _rank_valid_by_rules(run, run_time)
     run = _rank_test_by_rules(run, run_time)
     if run.questions is not None:
         run = _Learner(run, run_time).learn(by_rules)
@@ -974,124 +950,20 @@ def _build_chosen(
             run_time.note_cut(f"height {trial.height} not taken: {error}")
             continue
         run_time.end_phase("what the rules derive")
-        if run_config.learner == "auto" and settings.deeper is not None:
-            return _try_proofs(run, run_config, settings.deeper, run_time)
         return run
     raise AssertionError("a choice has settings for a height")
 
 
-def _try_proofs(
-    run: Run, run_config: RunConfig, trial: Trial, run_time: RunTime
-) -> Run:
-    """Return the run that learns from proofs at a greater height, if untrained it ranks valid better than rules.
-
-    Args:
-      run: at the height by which rules rank valid best.
-      trial: of a height at which they derive more.
-    """
-    shape = resolve.make_resolve_config(
-        run.task.kb, run.task.sizes, trial.height
-    )
-    n_successors = count_search_successors(shape.max_successors, trial.height)
-    n_queries = min(MIN_VALIDATION_QUERIES, len(run.task.dataset.valid))
-    if (
-        n_queries * trial.atoms_per_query * n_successors
-        > MAX_VALIDATION_SUCCESSORS
-    ):
-        run_time.note(
-            f"proofs at height {trial.height} not tried: their search takes too long"
-        )
-        return run
-    deadline = run_time.part(DERIVING_SHARE)
-    deeper_config = replace(
-        run_config,
-        prover=trial.apply(run_config.prover),
-        learner="proofs",
-        rule_score=trial.score,
-    )
-
-    def rank(*_: object) -> Iterator[Candidate[Run]]:
-        report = held_out.stopping_at(deadline, run_time.on_phase)
-        show = partial(
-            report, f"ranking valid by proofs of height {trial.height}"
-        )
-        try:
-            found = held_out.rank_valid(deeper, deeper.state.start_params, show)
-        except held_out.TimeOver:
-            run_time.note_cut(
-                f"proofs at height {trial.height} not tried: there was no time for it"
-            )
-            return
-        label = f"proofs at height {trial.height}"
-        yield Candidate(label, deeper, fit.reciprocal_ranks(found))
-
-    try:
-        deeper = build_run(
-            deeper_config, run.task.dataset, run_time.on_phase, deadline
-        )
-    except ValueError as error:
-        run_time.note_cut(f"height {trial.height} not taken: {error}")
-        return run
-    by_rules = ranking.rank_split(
-        run.task,
-        validation_queries(deeper),
-        parse(run.run_config.rule_score),
-        RankingProtocol(sides=ranked_sides(run.task)),
-    )
-    name = f"rules at height {run.task.max_height}"
-    start = Candidate(name, run, fit.reciprocal_ranks(by_rules))
-    return choose(Stage("proofs", rank), start, run_time).value
-
-
-def _count_other_facts(
-    run: Run, run_time: RunTime, _: object, deadline: Deadline
-) -> Iterator[Candidate[Run]]:
-    """Yield the run with other facts in its rule score, with its ranks of valid; nothing if counting takes too long."""
-    report = held_out.stopping_at(deadline, run_time.on_phase)
-    variant = f"{run.run_config.rule_score}{OTHER_FACTS}"
-    try:
-        report("counting other facts")
-        task = with_other_facts(run.task, report, MAX_TRIAL_ROWS)
-    except held_out.TimeOver:
-        run_time.note_cut(f"{variant}: not tried: there was no time for it")
-        return
-    except RowBudgetExceeded:
-        run_time.note_cut(
-            f"{variant}: not tried: it makes more than {MAX_TRIAL_ROWS:,} rows of joins"
-        )
-        return
-
-    valid = run.valid_evidence
-    if valid is not None:
-        of_valid = replace(valid.task, other_facts=task.other_facts)
-        valid = replace(valid, task=of_valid)
-    config = replace(run.run_config, rule_score=variant)
-    counted = replace(run, task=task, valid_evidence=valid, run_config=config)
-    by_variant = held_out.rank_valid_by_rules(counted)
-    assert by_variant is not None, "the other score ranks valid"
-    yield Candidate(variant, counted, fit.reciprocal_ranks(by_variant))
-
-
-def _choose_other_facts(
+def _rank_valid_by_rules(
     run: Run, run_time: RunTime
 ) -> tuple[Run, F64[Tensor, "Q"] | None]:
-    """Return the run with its rule score, with other facts too where valid says so, and its ranks of valid."""
-    name = run.run_config.rule_score
+    """Return the run with the metric of its rule score on valid, and the ranks of valid by it."""
     run_time.on_phase("ranking valid by rule confidences")
     ranked = held_out.rank_valid_by_rules(run)
     if ranked is None:
         return run, None
-    start = Candidate(name, run, fit.reciprocal_ranks(ranked))
-
-    best = start
-    if parse(name).takes_other_facts:
-        count = partial(_count_other_facts, run, run_time)
-        stage = Stage("other facts in the rule score", count)
-        best = choose(stage, start, run_time, run_time.part(TEST_SHARE))
-    ranked = held_out.rank_valid_by_rules(best.value)
-    assert ranked is not None, "it has ranked valid"
     metric = held_out.metric_of(run, ranked)
-    return replace(best.value, rule_metric=metric), best.ranks
+    return replace(run, rule_metric=metric), fit.reciprocal_ranks(ranked)
 
 
 def _rank_test_by_rules(run: Run, run_time: RunTime) -> Run:

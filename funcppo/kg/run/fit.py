@@ -75,8 +75,6 @@ from funcppo.runtime.capture import GraphedStep, clear_graph_pools
 MAX_QUEUED_STEPS = 16
 # the first steps of a training, which tell what a step takes
 MAX_FIRST_STEPS, FIRST_SECONDS = 16, 0.3
-# a first step of a CPU that takes longer tells it alone
-MAX_FIRST_SECONDS = 0.5
 
 State = TypeVar("State")
 
@@ -139,23 +137,18 @@ class Training(Generic[State]):
     def step_seconds(self) -> float:
         """Return the seconds of a step, by the first ones, which are made where none is yet."""
         if self._step_seconds is None:
-            began = time.monotonic()
+            # The first step loads what computes it; on a GPU it records a graph, beside those of other trainings.
             self._make(1.0)
-            is_on_gpu = tree.leaves(self.state)[0].is_cuda
-            # The first step on a GPU records a graph, beside those of other trainings.
             clear_graph_pools()
-            self._step_seconds = time.monotonic() - began
             n_before, began = self.n_made, time.monotonic()
+            seconds = 0.0
             while (
-                (is_on_gpu or self._step_seconds < MAX_FIRST_SECONDS)
-                and time.monotonic() - began < FIRST_SECONDS
-                and self.n_made - n_before < MAX_FIRST_STEPS
+                seconds < FIRST_SECONDS
+                and self.n_made < MAX_FIRST_STEPS
                 and self._make(1.0)
             ):
-                pass
-            if self.n_made > n_before:
                 seconds = time.monotonic() - began
-                self._step_seconds = seconds / (self.n_made - n_before)
+            self._step_seconds = seconds / max(self.n_made - n_before, 1)
         return self._step_seconds
 
     @property

@@ -408,13 +408,8 @@ def with_path_scores(
     evidence: Evidence,
     network: PathNetwork | None,
     left_out: LeftOut,
-    is_asked: Bool[Tensor, "Q"] | None = None,
 ) -> Evidence:
-    """Return the evidence with each candidate's score by a path network; 0 without a network.
-
-    Args:
-      is_asked: the questions whose candidates have a score; None for all.
-    """
+    """Return the evidence with each candidate's score by a path network; 0 without a network."""
     if network is None:
         none = torch.zeros_like(evidence.base_score)
         return evidence._replace(path_score=none)
@@ -424,7 +419,6 @@ def with_path_scores(
         left_out,
         evidence.candidate_offsets,
         evidence.entity,
-        is_asked,
     )
     return evidence._replace(path_score=values.float())
 
@@ -458,30 +452,6 @@ def concatenate(parts: Sequence[Evidence]) -> Evidence:
                 shifted = shifted[1:]
             rows[name].append(shifted if name in shifts else column)
     return Evidence(**{name: torch.cat(parts) for name, parts in rows.items()})
-
-
-def slice_questions(evidence: Evidence, start: int, stop: int) -> Evidence:
-    """Return the evidence of questions `start` to `stop - 1`, with rows counted from 0."""
-    candidate = evidence.candidate_offsets[start : stop + 1]
-    first, last = int(candidate[0]), int(candidate[-1])
-    firing = evidence.firing_offsets[first : last + 1]
-    link = evidence.link_offsets[first : last + 1]
-    spans = {
-        **dict.fromkeys(QUESTION_FIELDS, slice(start, stop)),
-        **dict.fromkeys(CANDIDATE_FIELDS, slice(first, last)),
-        **dict.fromkeys(FIRING_FIELDS, slice(int(firing[0]), int(firing[-1]))),
-        "link_label": slice(int(link[0]), int(link[-1])),
-    }
-    columns = {name: getattr(evidence, name)[x] for name, x in spans.items()}
-    answer = columns.pop("answer")
-    return Evidence(
-        candidate_offsets=candidate - first,
-        answer=torch.where(answer < 0, answer, answer - first),
-        question=columns.pop("question") - start,
-        firing_offsets=firing - firing[0],
-        link_offsets=link - link[0],
-        **columns,
-    )
 
 
 def rule_confidence(

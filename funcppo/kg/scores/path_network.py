@@ -529,7 +529,6 @@ def candidate_scores(
     left_out: LeftOut,
     offsets: I64[Tensor, "Q1"],
     entity: I64[Tensor, "L"],
-    is_asked: Bool[Tensor, "Q"] | None = None,
 ) -> F64[Tensor, "L"]:
     """Compute each candidate's logit minus the mean over all entities.
 
@@ -537,7 +536,6 @@ def candidate_scores(
       left_out: what a question leaves out.
       offsets: of the candidates of each question.
       entity: the candidates.
-      is_asked: the questions whose candidates have a score, that of others is 0; None for all.
     """
     asked = Questions(
         make_label(questions.predicate, questions.side),
@@ -549,11 +547,8 @@ def candidate_scores(
         torch.bincount(omitted.row, minlength=len(asked.label))
     )
     counts = offsets.diff()
-    has_score = counts > 0
-    if is_asked is not None:
-        has_score = has_score & is_asked
     # `split` would give one empty part.
-    asked_rows = has_score.nonzero().squeeze(1)
+    asked_rows = counts.nonzero().squeeze(1)
     size = n_at_once(network.cfg, network.graph)
     parts = asked_rows.split(size) if len(asked_rows) else ()
 

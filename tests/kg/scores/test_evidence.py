@@ -230,12 +230,6 @@ def test_parts_are_the_whole(cfg):
     joined = evidence.concatenate(parts)
     for name, column in whole._asdict().items():
         assert torch.equal(getattr(joined, name), column), name
-    halves = (
-        evidence.slice_questions(whole, start, start + len(rows) // 2 + 1)
-        for start in (0, len(rows) // 2 + 1)
-    )
-    for name, column in evidence.concatenate(list(halves))._asdict().items():
-        assert torch.equal(getattr(whole, name), column), name
 
 
 def test_the_base_score_is_noisy_or_of_the_cubed_confidences():
@@ -286,16 +280,10 @@ def test_priors_come_from_models_that_have_not_seen_the_fact():
 
 
 def check_added(plain, found, column, add):
-    """Scores that are added afterwards, or part by part, are the same."""
+    """Scores that are added afterwards are the same."""
     assert not getattr(plain, column).any()
     expected = getattr(found, column)
     assert torch.equal(getattr(add(plain), column), expected)
-    some = slice(*found.candidate_offsets[[1, 4]].tolist())
-    for part in (
-        add(evidence.slice_questions(plain, 1, 4)),
-        evidence.slice_questions(found, 1, 4),
-    ):
-        assert torch.equal(getattr(part, column), expected[some])
 
 
 def test_both_questions_of_a_fact_leave_it_out():
