@@ -58,10 +58,9 @@ class QuestionConfig:
     """Weigh a prior of each candidate by a Bellman-Ford network over the known facts (--bellman-ford.*), which proves
     nothing. auto: if that ranks the valid split better by more than two standard errors, and there is time to train
     it."""
-    odds_power: PositiveFloat | Literal["auto"] = "auto"
+    odds_power: PositiveFloat = 2.0
     """Weight of the log-odds of a rule's confidence that training starts with. With 1 the odds of the rules that derive
-    a candidate are added; the larger it is, the less other rules add to the best one. auto: 2, or the next of 1 and 3
-    that ranks the valid split better by more than two standard errors."""
+    a candidate are added; the larger it is, the less other rules add to the best one."""
     no_proof: FiniteFloat | Literal["auto"] | None = "auto"
     """Log-odds in place of the rules of an entity that none derives: all other evidence then ranks it, without a proof.
     None: such entities rank last, in no order. auto: what ranks the valid split best, None without a gain of more than

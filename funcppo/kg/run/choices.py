@@ -713,15 +713,16 @@ class _Grid:
         ) -> tuple[F64[Tensor, "Q"], float]:
             if deadline.is_over:
                 raise RowBudgetExceeded("more time than was left")
-            kb = with_confidence(self.kb, counts, kind[0])
-            held = _HeldCandidates(kb, listed, derivations)
+            held = _HeldCandidates(
+                with_confidence(self.kb, counts, kind[0]), listed, derivations
+            )
             # What the rules say chooses the settings of a score with other facts too.
             score = parse(kind[1].removesuffix(OTHER_FACTS))
             ranked = ranking.rank_listed(
                 listed, lambda *_: score.log_odds(held)
             )
-            is_derived = float(ranked.answer_provable.double().mean())
-            return fit.reciprocal_ranks(ranked), is_derived
+            is_derived = ranked.answer_provable.double().mean()
+            return fit.reciprocal_ranks(ranked), float(is_derived)
 
         show("ranking", 0, len(kinds))
         trials: list[Trial] = []
@@ -1068,7 +1069,12 @@ class _Learner:
         Args:
           by_rules: the ranks of valid by the rule score; None without valid.
         """
-        untrained = self._choose_power()
+        given, began = self.run.questions, time.monotonic()
+        assert given is not None, "the run learns from questions"
+        params = fit.untrained_params(given)
+        fitted = Fitted(given, params, self.run.valid_evidence)
+        untrained = self._candidate("sum of odds", fitted)
+        self.metric_seconds = time.monotonic() - began
         start = Candidate("rules", untrained.value, by_rules)
         stage = Stage("sum of odds", lambda *_: [untrained])
         best = choose(stage, start, self.run_time)
@@ -1089,30 +1095,6 @@ class _Learner:
             )
             best = choose_in_time([last], best, self.run_time)
         return self._finish(best, best.label != "rules")
-
-    def _choose_power(self) -> Candidate[Fitted]:
-        """Return the untrained weights with the power of the odds that is set or ranks valid best."""
-        given, valid = self.run.questions, self.run.valid_evidence
-        assert given is not None, "the run learns from questions"
-        power = self.options.odds_power
-        first, *others = (2.0, 1.0, 3.0) if power == "auto" else (power,)
-        if valid is None:
-            others = []
-
-        def of_power(power: float) -> Candidate[Fitted]:
-            setup = fit.with_weights_of(given, odds_power=power)
-            params = fit.untrained_params(setup)
-            return self._candidate(f"{power:g}", Fitted(setup, params, valid))
-
-        stage = Stage(
-            "power of the odds", lambda *_: (of_power(p) for p in others)
-        )
-        began = time.monotonic()
-        best = choose(stage, of_power(first), self.run_time)
-        self.metric_seconds = (time.monotonic() - began) / (1 + len(others))
-        power = best.value.setup.weighed.odds_power
-        self.options = replace(self.options, odds_power=power)
-        return best
 
     def _stages(self) -> list[Stage[Fitted]]:
         """Return the stages that the settings leave open or ask for; without valid those that it need not judge."""

@@ -198,7 +198,7 @@ def set_up(task: ProverTask, cfg: QuestionConfig) -> QuestionSetup:
     """Index the facts of a task of height 1, and set up what weighs their evidence.
 
     Args:
-      cfg: degrees and priors that are left open are not weighed, and odds start with power 1.
+      cfg: degrees and priors that are left open are not weighed.
     """
     facts = evidence.index_facts(
         task.kb,
@@ -214,7 +214,7 @@ def set_up(task: ProverTask, cfg: QuestionConfig) -> QuestionSetup:
         uses_degrees=cfg.degrees is True,
         uses_embedding=cfg.embedding is True,
         uses_bellman_ford=cfg.bellman_ford is True,
-        odds_power=1.0 if cfg.odds_power == "auto" else cfg.odds_power,
+        odds_power=cfg.odds_power,
         no_proof=None if cfg.no_proof == "auto" else cfg.no_proof,
     )
     return QuestionSetup(facts=facts, aggregation=world, weighed=weighed)

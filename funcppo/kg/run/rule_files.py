@@ -32,11 +32,9 @@ from funcppo.kg.graph.dataset import (
     training_part,
 )
 from funcppo.kg.graph.rules import (
-    COUNTS_PREFIX,
     RuleStatistics,
     RuleTableFormat,
     format_rule_table,
-    with_counts_line,
     with_encoded_rules,
 )
 from funcppo.kg.logic import fixpoint, kb
@@ -247,60 +245,6 @@ def no_rules_message(name: str, cfg: MiningConfig) -> str:
         f"{cfg.min_confidence:g}: expected --rules FILE, which `funcppo mine` "
         "finds more of with --min-support 2"
     )
-
-
-def keep_holdable(
-    mined: RuleFile, dataset: Dataset, max_derivations: float
-) -> RuleFile:
-    """Drop the last mined rules if valid and test need more derivations of all rules than memory can hold.
-
-    What a rule derives is taken to be spread evenly over entities. With few entities in most queries, rules that derive
-    nearly every pair are what fills the memory; they have the least confidence, and are the last ones.
-
-    Args:
-      mined: rules of the data set, best first.
-      dataset: with these rules.
-      max_derivations: pairs of an atom and a rule that derives it.
-
-    Returns:
-      The file of the rules that are kept, next to the other, with a note; the same if all are.
-    """
-    text = mined.path.read_text(encoding="utf-8")
-    header, *lines = [
-        line for line in text.splitlines() if not line.startswith(COUNTS_PREFIX)
-    ]
-    column = header.lstrip("#").split("\t").index("train_body_pairs")
-    body_pairs = np.array([float(line.split("\t")[column]) for line in lines])
-    head = dataset.rules[:, 0, 0]
-    needed = body_pairs * _query_share(dataset)[head]
-    n_kept = int(np.searchsorted(needed.cumsum(), max_derivations, "right"))
-    if n_kept == len(lines):
-        return mined
-
-    n_kept = max(1, n_kept)
-    path = mined.path.with_suffix(".holdable.tsv")
-    text = "\n".join([header, *lines[:n_kept], ""])
-    if dataset.rule_counts is not None:  # read from the other file
-        text = with_counts_line(text, dataset)
-    write_atomically(path, lambda file: file.write(text.encode()))
-    note = (
-        f"the last {len(lines) - n_kept:,} of {len(lines):,} mined rules are left out: valid and test would need about "
-        f"{needed.sum():,.0f} derivations of all of them, and {max_derivations:,.0f} are planned for"
-    )
-    return RuleFile(path, mined.message, (*mined.notes, note))
-
-
-def _query_share(dataset: Dataset) -> np.ndarray:
-    """Return, by predicate id, the share of the predicate's atoms that may be candidates of valid and test."""
-    queries = np.concatenate([dataset.valid, dataset.test])
-    share_not_queried = np.ones(dataset.n_predicates + 1)
-    for place in range(1, min(queries.shape[1], 3)):
-        pairs = np.unique(queries[:, [0, place]], axis=0)
-        n_queries = np.bincount(pairs[:, 0], minlength=len(share_not_queried))
-        share_not_queried = share_not_queried * (
-            1 - n_queries / dataset.n_constants
-        )
-    return 1 - share_not_queried
 
 
 def cache_rules(

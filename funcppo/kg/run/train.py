@@ -677,10 +677,7 @@ def begin(
     dataset, mined = _read_data(config, run_time), None
     if config.rules is None and not len(dataset.rules):
         rule_files.check_memory(dataset, memory_limit, config.device)
-        planned, _ = budget.plan_settings(
-            config, len(dataset.facts), memory_limit
-        )
-        mine = partial(_mine, dataset, planned, run_time, announce, cache_dir)
+        mine = partial(_mine, dataset, config, run_time, announce, cache_dir)
         mined, dataset = mine(choices.mining_configs(dataset, mining_seconds))
         config = replace(config, rules=str(mined.path))
 
@@ -703,7 +700,7 @@ def _read_data(config: RunConfig, run_time: RunTime) -> Dataset:
 
 def _mine(
     dataset: Dataset,
-    planned: RunConfig,
+    config: RunConfig,
     run_time: RunTime,
     announce: Callable[[str], object],
     cache_dir: Path | None,
@@ -712,7 +709,7 @@ def _mine(
     """Mine rules by each of the settings; return the file that ranks valid best, and the data set with its rules.
 
     Args:
-      planned: settings of the run that fit its memory.
+      config: settings of the run.
       configs: the settings, by name.
 
     Raises:
@@ -723,26 +720,23 @@ def _mine(
     def show_mining(stage: str, done: float, total: float) -> None:
         on_phase(f"mining rules: {stage}", round(done), round(total) or None)
 
-    # Half of the derivations that can be held, those that mined rules may plan for.
-    most = prover_task.MAX_DERIVATIONS_PER_ATOM * planned.prover.max_atoms / 2
     mined: dict[str, RuleFile] = {}
     datasets: dict[str, Dataset] = {}
     for i, (name, cfg) in enumerate(configs.items(), 1):
         try:
             found = rule_files.get_or_mine_rules(
-                dataset, cfg, planned.device, show_mining, announce, cache_dir
+                dataset, cfg, config.device, show_mining, announce, cache_dir
             )
         except ValueError as error:
             run_time.note(f"mining defaults of {name}: {error}")
             if i == len(configs) and not mined:
                 raise
             continue
-        with_rules = loaders.with_rule_file(dataset, found.path)
-        mined[name] = rule_files.keep_holdable(found, with_rules, most)
-        datasets[name] = loaders.with_rule_file(dataset, mined[name].path)
+        mined[name] = found
+        datasets[name] = loaders.with_rule_file(dataset, found.path)
     run_time.end_phase("mining")
     deadline = run_time.part(choices.SETTINGS_SHARE)
-    chosen = choices.choose_rules(datasets, planned.prover, run_time, deadline)
+    chosen = choices.choose_rules(datasets, config.prover, run_time, deadline)
     file = mined[chosen]
     run_time.notes.append(Note("rules", file.message))
     run_time.notes += [Note("detail", note) for note in file.notes]

@@ -146,42 +146,6 @@ def test_data_without_a_pattern_are_an_error(tmp_path):
         get_or_mine_rules(load("family_tree:30:1"), none, tmp_path)
 
 
-def test_rules_beyond_what_can_be_held_are_left_out_and_counted(tmp_path):
-    # Everybody knows everybody by the second rule, a few by the first.
-    lines = "#train_body_pairs\trule\n2\tp(X, Y) :- q(X, Y)\n16\tp(X, Y) :- r(X, Z), r(Y, Z)\n"
-    path = tmp_path / "rules.tsv"
-    path.write_text(lines)
-    names = [f"e{i}" for i in range(4)]
-    train = [("e0", "q", "e1"), ("e2", "q", "e3")]
-    train += [(name, "r", "e0") for name in names]
-    dataset = from_triples(
-        train,
-        valid=[("e0", "p", "e1")],
-        test=[("e0", "p", "e2")],
-        rules="p(X, Y) :- q(X, Y)\np(X, Y) :- r(X, Z), r(Y, Z)",
-    )
-    mined = rule_files.RuleFile(path, "mined", ("a note",))
-
-    # One of four heads and two of four tails are asked for: 1 - 3/4 * 2/4 of all pairs.
-    share = 1 - 3 / 4 * 2 / 4
-    assert rule_files.keep_holdable(mined, dataset, 18 * share) == mined
-    kept = rule_files.keep_holdable(mined, dataset, 18 * share - 0.1)
-    assert kept.path != path and path.read_text() == lines
-    assert kept.path.read_text().splitlines() == lines.splitlines()[:2]
-    assert kept.notes[0] == "a note"
-    assert kept.notes[1].startswith("the last 1 of 2 mined rules are left out")
-    # One rule is always kept.
-    least = rule_files.keep_holdable(mined, dataset, 0.1)
-    assert len(least.path.read_text().splitlines()) == 2
-
-    # Counts that are those of the facts stay so.
-    counts = np.array([[1, 2, 0], [1, 16, 0]])
-    counted = dataclasses.replace(dataset, rule_counts=counts)
-    kept = rule_files.keep_holdable(mined, counted, 18 * share - 0.1)
-    *rows, mark = kept.path.read_text().splitlines()
-    assert rows == lines.splitlines()[:2] and mark.startswith("#counts\t")
-
-
 # -- counts under object identity
 
 
