@@ -37,7 +37,7 @@ from funcppo.kg.ranking.evaluate import Evaluator
 from funcppo.kg.ranking.explain import Explanation
 from funcppo.kg.ranking.ranking import Ranking, random_rows
 from funcppo.kg.ranking.recount import Atom, Atoms, Logic, RecountLimitError
-from funcppo.kg.scores.rules import other_fact_shares
+from funcppo.kg.scores.score import other_fact_shares
 from funcppo.kg.search.task import ProverTask, known_triples, with_other_facts
 
 # log-odds; float64 sums in another order, as the recount makes them, differ by less

@@ -38,10 +38,16 @@ from funcppo.kg.logic.derive import (
 from funcppo.kg.logic.fixpoint import Derivations
 from funcppo.kg.logic.kb import HEAD, TAIL, KBSizes
 from funcppo.kg.logic.row_index import sort_keys, unique_rows_with_inverse
-from funcppo.kg.scores import evidence, rules
+from funcppo.kg.scores import evidence
 from funcppo.kg.scores.evidence import Evidence, EvidenceConfig, FactIndex
-from funcppo.kg.scores.rules import OtherFactCounts
-from funcppo.kg.scores.score import Candidates, Need, Score
+from funcppo.kg.scores.score import (
+    Candidates,
+    Need,
+    OtherFactCounts,
+    Score,
+    count_other_facts_of,
+    is_derived_within,
+)
 from funcppo.kg.search.beam import (
     UNPROVED_PENALTY,
     ProgressCallback,
@@ -111,7 +117,7 @@ class TaskCandidates(Candidates):
     def derived_within(self, height: int) -> Bool[Tensor, "L"]:
         """Return whether T_P derives each candidate within a height; a known fact is derived from other facts."""
         task = with_answers(self._task, self.atoms, (TAIL,))
-        is_derived = rules.is_derived(task.least_model, height, self.atoms)
+        is_derived = is_derived_within(task.least_model, height, self.atoms)
         is_unproved = is_unproved_fact(task, self.atoms)
         return is_derived & ~is_unproved.to(is_derived.device)
 
@@ -126,7 +132,7 @@ class TaskCandidates(Candidates):
 
     def n_other_facts(self) -> I64[Tensor, "L"]:
         """Count, for each candidate, the other facts of its relation with the same entity on the asked side."""
-        return rules.count_other_facts_of(
+        return count_other_facts_of(
             self.kb,
             self._task.sizes,
             self.other_fact_counts().degrees,

@@ -29,7 +29,7 @@ from funcppo.kg.logic.resolve import (
     Successors,
     resolve,
 )
-from funcppo.kg.scores import rules
+from funcppo.kg.scores.score import to_log_odds
 from funcppo.kg.search.env import (
     Observation,
     World,
@@ -176,7 +176,7 @@ def log_odds(cfg: SearchConfig, result: SearchResult) -> F64[Tensor, "B"]:
     """
     if cfg.score == "success":
         return result.log_score.double() - result.failed_log_mass.double()
-    return rules.log_odds(result.log_score)
+    return to_log_odds(result.log_score)
 
 
 def _select_rows(
@@ -785,7 +785,7 @@ def score_by_rules(
             best_action,
             best_action + UNPROVED_PENALTY,
         )
-    return rules.log_odds(best_derivation)
+    return to_log_odds(best_derivation)
 
 
 def all_finished(state: SchedulerState) -> Bool[Tensor, ""]:

@@ -47,7 +47,7 @@ from funcppo.kg.logic.joins import RowBudget, RowBudgetExceeded
 from funcppo.kg.logic.kb import KBSizes, KnowledgeBase
 from funcppo.kg.logic.resolve import ResolveConfig
 from funcppo.kg.logic.row_index import unique_rows
-from funcppo.kg.scores.rules import OtherFactCounts, count_other_facts
+from funcppo.kg.scores.score import OtherFactCounts, count_other_facts
 from funcppo.kg.search import env as prover_env
 from funcppo.kg.search import network
 from funcppo.kg.search.env import World

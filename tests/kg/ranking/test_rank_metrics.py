@@ -20,7 +20,7 @@ from funcppo.kg.ranking.rank_metrics import (
     ZERO_SCORE,
     RankCounts,
 )
-from funcppo.kg.scores import rules
+from funcppo.kg.scores import score as rules
 
 GOLDEN = pathlib.Path(__file__).with_name("golden") / "pykeen_ranks.json"
 _spec = importlib.util.spec_from_file_location(
@@ -86,14 +86,14 @@ def test_probabilities_near_0_and_near_1_are_told_apart():
     log_p = torch.tensor([1e-30, 1.001e-30, 0.5], dtype=torch.float64).log()
     near_1 = -torch.tensor([1e-5, 1e-6, 1e-12], dtype=torch.float64)
     log_p = torch.cat([log_p, near_1])
-    line = rank_metrics.quantise(rules.log_odds(log_p))
+    line = rank_metrics.quantise(rules.to_log_odds(log_p))
     assert (line.diff() > 0).all()
     assert line[2] == 0
     assert [rank_metrics.log_score(int(x)) for x in line] == pytest.approx(
         log_p.tolist(), abs=1e-4
     )
     ends = torch.tensor([-torch.inf, 0.0, 1e-7])
-    assert rank_metrics.quantise(rules.log_odds(ends)).tolist() == [
+    assert rank_metrics.quantise(rules.to_log_odds(ends)).tolist() == [
         ZERO_SCORE,
         CERTAIN_SCORE,
         CERTAIN_SCORE,

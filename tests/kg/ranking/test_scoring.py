@@ -17,7 +17,8 @@ from funcppo.kg.logic.kb import HEAD, TAIL
 from funcppo.kg.ranking import explain, ranking, scoring
 from funcppo.kg.ranking.ranking import RankingProtocol
 from funcppo.kg.ranking.scoring import PolicyScore, search_config
-from funcppo.kg.scores import evidence, learned, rules
+from funcppo.kg.scores import evidence, learned
+from funcppo.kg.scores import score as rules
 from funcppo.kg.scores.learned import LearnedScore, Weights
 from funcppo.kg.scores.score import parse
 from funcppo.kg.search import env as prover_env
@@ -503,7 +504,7 @@ def test_with_the_oracle_success_is_the_sum_over_the_rules_that_derive():
         )
     for score, want in (
         ("success", success.double().logit()),
-        ("greedy", rules.log_odds(greedy)),
+        ("greedy", rules.to_log_odds(greedy)),
     ):
         how = search_config(task, cfg, score, **SIZES)
         got = scoring.score_atoms(
