@@ -1084,9 +1084,13 @@ class _Learner:
             setup = self._list(best.value.setup, part, self._n_askable())
             self.run_time.end_phase("training questions")
             best = best._replace(value=best.value._replace(setup=setup))
+        # What gains most on few seconds comes last, after all priors.
+        plain = fit.with_weights_of(
+            fitted.setup, uses_embedding=False, uses_bellman_ford=False
+        )
+        self._reserve_without_proof(fitted._replace(setup=plain), 2)
         best = choose_in_time(stages, best, self.run_time)
         if self.options.no_proof == "auto" and by_rules is not None:
-            # After all priors, which rank what no rule derives.
             last = Stage(
                 "answers without a proof",
                 self._rank_without_proof,
@@ -1256,17 +1260,30 @@ class _Learner:
     def _cost_without_proof(
         self, best: Candidate[Fitted]
     ) -> tuple[float, float]:
-        """Return the seconds of ranking all entities for valid and test, once, and for valid with a few log-odds."""
-        fitted, found = self._knowing(best), self.run.ranked_test
-        if fitted is None or fitted.valid is None:
+        """Return the seconds of ranking all entities for valid, once and with a few log-odds."""
+        fitted = self._knowing(best)
+        if fitted is None:
             return 0.0, 0.0
-        each = fit.seconds_of_all_entities(
-            self.run.task, fitted.setup, fitted.params, fitted.valid
-        )
-        once = each * fitted.valid.n_questions + self.metric_seconds
-        of_test = 2 * each * found.n_queries if found else 0.0
-        self.run_time.reserve("answers without a proof", of_test)
+        once = self._reserve_without_proof(fitted, 0) + self.metric_seconds
         return once, 4 * once
+
+    def _reserve_without_proof(self, fitted: Fitted, n_ways: int) -> float:
+        """Reserve the seconds of ranking all entities for test; return those of valid.
+
+        Args:
+          n_ways: of ranking valid that have time too.
+        """
+        found, valid = self.run.ranked_test, fitted.valid
+        if valid is None or self.options.no_proof != "auto":
+            return 0.0
+        each = fit.seconds_of_all_entities(
+            self.run.task, fitted.setup, fitted.params, valid
+        )
+        n_of_test = 2 * found.n_queries if found else 0
+        of_valid = each * valid.n_questions
+        seconds = each * n_of_test + n_ways * of_valid
+        self.run_time.reserve("answers without a proof", seconds)
+        return of_valid
 
     def _cost_of_more(self, best: Candidate[Fitted]) -> tuple[float, float]:
         """Return the seconds of listing and fitting half as many questions more, and all."""
@@ -1528,15 +1545,16 @@ class _Learner:
             self._reserve_priors(valid, time.monotonic() - began)
 
         params = fit.widened(setup, best.value.params)
+        fitted = best.value._replace(setup=setup, params=params, valid=valid)
+        self._reserve_without_proof(fitted, 2)
         for weight in (1.0, 0.5, 2.0, 0.25) if valid else (0.5,):
             of_all = torch.full_like(params.linked_weight, weight)
-            changed = best.value._replace(
-                setup=setup,
-                params=params._replace(network_prior_weight=of_all),
-                valid=valid,
-            )
+            params = params._replace(network_prior_weight=of_all)
             yield self._candidate(
-                f"on, weight {weight:g}", changed, best, "+ path network"
+                f"on, weight {weight:g}",
+                fitted._replace(params=params),
+                best,
+                "+ path network",
             )
 
     def _reserve_priors(self, valid: SplitEvidence, seconds: float) -> None:

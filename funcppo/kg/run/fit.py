@@ -369,13 +369,29 @@ def seconds_of_all_entities(
     part = next(iter(collected.parts.values()))[0].evidence
     score = LearnedScore("evidence", make_weights(task, setup, params))
     questions = evidence.questions_of(part)
-    seconds = 0.0
-    for n in (1, min(16, len(part.label))):
+    return _seconds_of_some(
+        lambda n: score.log_odds_of_all(select_questions(questions, slice(n))),
+        len(part.label),
+    )
+
+
+def _seconds_of_some(compute: Callable[[int], Tensor], most: int) -> float:
+    """Return the seconds of a question, by those of a few; a GPU takes as long for many as for few.
+
+    Args:
+      compute: the scores of some number of questions.
+      most: that there are.
+    """
+    took, n = 0.0, 0
+    for n in (1, min(16, most), min(256, most)):
         began = time.monotonic()
-        some = select_questions(questions, slice(n))
-        score.log_odds_of_all(some).sum().item()
-        seconds = (time.monotonic() - began) / max(n, 1)
-    return seconds
+        found = compute(n)
+        found.sum().item()
+        took = time.monotonic() - began
+        # The first one on a GPU loads what computes it.
+        if took > FIRST_SECONDS and not (found.is_cuda and n == 1):
+            break
+    return took / max(n, 1)
 
 
 def reciprocal_ranks(ranked: Ranking) -> F64[Tensor, "Q"]:
@@ -804,19 +820,10 @@ def network_training(
 def seconds_of_prior(network: PathNetwork) -> float:
     """Return the seconds of the scores of a question by a network, as those of a few questions take."""
     label, entity = network.graph.source_label, network.graph.source_entity
-    size = path_network.n_at_once(network.cfg, network.graph)
-    took, n = 0.0, 0
-    # The first ones load what computes them; a GPU takes as long for many as for few.
-    for i, most in enumerate((1, 16, size)):
-        if i > 1 and took > FIRST_SECONDS:
-            break
-        n = min(most, size, len(label))
-        began = time.monotonic()
-        path_network.entity_scores(network, label[:n], entity[:n]).sum().item()
-        took = time.monotonic() - began
-        if not label.is_cuda and took > FIRST_SECONDS:
-            break
-    return took / max(n, 1)
+    return _seconds_of_some(
+        lambda n: path_network.entity_scores(network, label[:n], entity[:n]),
+        len(label),
+    )
 
 
 def _max_step_bytes(device: str) -> float:

@@ -217,10 +217,6 @@ def index_facts(
         plan = plan_rules(kb, sizes)
     plan = replace(plan, memory_share=memory_share, with_walks=True)
     facts = binary_facts(kb)
-    if not len(facts):
-        none = facts.new_zeros(0)
-        embedding = link_embedding.without_models(facts.device)
-        return FactIndex(none, none, none, none, plan, embedding)
     predicate, head, tail = facts[:, 0], facts[:, HEAD], facts[:, TAIL]
     as_head, as_tail = make_label(predicate, HEAD), make_label(predicate, TAIL)
 

@@ -638,6 +638,24 @@ def test_entities_without_a_proof_are_ranked_where_valid_says_so(
     assert_opened_run_scores_the_same(run, tmp_path)
 
 
+def test_the_time_of_answers_without_a_proof_is_kept_from_priors(
+    tmp_path, monkeypatch
+):
+    reserved = []
+
+    def choose_nothing(stages, best, run_time):
+        reserved.append(dict(run_time.reserved))
+        return best
+
+    monkeypatch.setattr(choices, "choose_in_time", choose_nothing)
+    graph = seating(n_tables=10)
+    new_run(
+        on_graph(QUESTIONS, replace(graph, test=graph.valid), tmp_path),
+        run_time=RunTime(100.0),
+    )
+    assert reserved[0]["answers without a proof"] > 0
+
+
 def assert_opened_run_scores_the_same(run, folder):
     """A run that is stored and opened again scores with the same evidence and priors."""
     save_checkpoint(run, folder)
