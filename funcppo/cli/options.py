@@ -760,7 +760,7 @@ def describe(program: type, prog: str, stored: object, has_all: bool) -> str:
     common = parser.add_argument_group("all programs")
     for words, metavar, text in _common_options(settings, has_all):
         action = "append" if metavar else "store_true"
-        named = {"metavar": metavar} if metavar else {}
+        named: dict[str, Any] = {"metavar": metavar} if metavar else {}
         common.add_argument(words, action=action, help=text, **named)
     if has_all:
         group = parser.add_argument_group("settings of --set")
