@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 from funcppo.cli.common import (
     JsonObject,
@@ -49,7 +49,6 @@ if TYPE_CHECKING:
 
     from funcppo.kg.logic.fixpoint import LeastModel
     from funcppo.kg.logic.kb import KnowledgeBase
-    from funcppo.kg.logic.prove import FactHeights
     from funcppo.kg.search.task import PhaseCallback
 
 _RELATION_COLUMNS = {
@@ -182,19 +181,18 @@ class Data:
         print_notes(dataset.notes)
         return {"dataset": dataset.name, "files": [*map(str, files)]}
 
-    def _max_height(self, default: int) -> int | None:
-        """Return the maximum height of a proof; None for no limit."""
-        if self.height == "fixpoint":
-            return None
-        return default if self.height is None else self.height
+    def _derive(self, dataset: Dataset, default_height: int) -> Derived:
+        """Derive the atoms that the rules entail within the options' limits.
 
-    def _derive(
-        self, dataset: Dataset, max_height: int | None, deadline: Deadline
-    ) -> tuple[KnowledgeBase, LeastModel]:
-        """Derive the atoms that the rules entail within the options' limits; return knowledge base and least model."""
+        Args:
+          default_height: maximum height of a proof without --height.
+        """
         from funcppo.kg.logic import fixpoint, kb
         from funcppo.kg.logic.joins import RowBudget
 
+        height = default_height if self.height is None else self.height
+        max_height = None if height == "fixpoint" else height
+        deadline = Deadline(at=time.monotonic() + self.seconds)
         with fixpoint_progress() as progress:
             knowledge_base, sizes = kb.from_dataset(dataset)
             model = fixpoint.least_model(
@@ -206,7 +204,7 @@ class Data:
                 budget=RowBudget(sys.maxsize, deadline=deadline),
                 progress=progress,
             )
-        return knowledge_base, model
+        return Derived(knowledge_base, model, max_height, deadline)
 
     def _describe(self) -> JsonObject:
         """Describe the data set, and count by relation the triples of valid and test that its rules derive."""
@@ -223,23 +221,14 @@ class Data:
         if not len(dataset.rules):
             return result
 
-        max_height = self._max_height(1)
-        deadline = Deadline(at=time.monotonic() + self.seconds)
-        knowledge_base, model = self._derive(dataset, max_height, deadline)
-        derivable = result["derivable"] = {
-            "height": "fixpoint" if max_height is None else max_height,
-            "n_rules": len(dataset.rules),
-            "stop_reason": model.stop_reason,
-            "stop_code": model.stop_code,
-        }
+        derived = self._derive(dataset, 1)
+        result["derivable"] = {**derived.to_json()}
         for split in SPLITS[1:]:
             table = getattr(dataset, split)
-            height, *_ = _derivation_heights(
-                knowledge_base, model, table, max_height, deadline
-            )
-            derived = table[(height >= 0).numpy(), 0].tolist()
-            names = (dataset.predicates[i - 1] for i in derived)
-            derivable[split] = dict(Counter(names))
+            height, *_ = _derivation_heights(derived, table)
+            relations = table[(height >= 0).numpy(), 0].tolist()
+            names = (dataset.predicates[i - 1] for i in relations)
+            result["derivable"][split] = dict(Counter(names))
         return result
 
     def _count_provable(self) -> JsonObject:
@@ -259,39 +248,30 @@ class Data:
 
         split: np.ndarray = getattr(dataset, str(self.provable))
         is_program = not len(dataset.valid) and not len(dataset.test)
-        max_height = self._max_height(1 if is_train else 3)
-        deadline = Deadline(at=time.monotonic() + self.seconds)
-        knowledge_base, model = self._derive(dataset, max_height, deadline)
-        n_derivable: dict[str, int] = {}
-        n_undecided = 0
-        if is_train:
-            found = _prove_facts(
-                knowledge_base, model, _as_tensor(split), 1, deadline
+        derived = self._derive(dataset, 1 if is_train else 3)
+        model = derived.model
+        n_known, n_undecided, n_derivable = 0, 0, {}
+        if is_train or not is_program:
+            height, last, n_undecided = _derivation_heights(
+                derived, split, is_train=is_train
             )
-            n_derivable["1"] = int((found.height == 1).sum())
-            n_undecided = found.n_undecided
-        elif not is_program:
-            height, last_height, n_undecided = _derivation_heights(
-                knowledge_base, model, split, max_height, deadline
-            )
-            for limit in range(1, last_height + 1):
-                within = (height >= 0) & (height <= limit)
-                n_derivable[str(limit)] = int(within.sum())
+            for limit in range(1, last + 1):
+                is_within = (height >= 0) & (height <= limit)
+                n_derivable[str(limit)] = int(is_within.sum())
+        if not is_train:
+            n_known = _count_facts(model, split)
         return {
             "dataset": dataset.name,
             "split": None if is_program and not is_train else self.provable,
             "n_queries": len(split),
-            "n_known_facts": 0 if is_train else _count_facts(model, split),
+            "n_known_facts": n_known,
             "n_facts": model.sizes.n_facts,
-            "n_rules": model.sizes.n_rules,
-            "height": "fixpoint" if max_height is None else max_height,
+            **derived.to_json(),
             "n_undecided_facts": n_undecided,
             "n_derivable_by_height": n_derivable,
             "n_atoms_after_step": list(model.n_atoms_after_step),
             "complete": model.complete,
             "fixpoint": model.reached_fixpoint,
-            "stop_reason": model.stop_reason,
-            "stop_code": model.stop_code,
             "fixpoint_seconds": round(model.seconds, 3),
             "object_identity": self.object_identity,
             "leave_one_out": is_train,
@@ -341,26 +321,37 @@ class Data:
 # -- what the rules derive
 
 
-def _as_tensor(split: np.ndarray) -> Tensor:
-    """Return the atoms of a split as int64 [Q, W]."""
-    import torch
+class Derived(NamedTuple):
+    """Least model of a data set, as far as the limits allowed."""
 
-    return torch.from_numpy(split).long()
+    knowledge_base: KnowledgeBase
+    model: LeastModel
+    max_height: int | None  # asked for; None for the fixpoint
+    deadline: Deadline  # of all that is derived
+
+    def to_json(self) -> JsonObject:
+        """Return what was derived by, and what ended it."""
+        height = "fixpoint" if self.max_height is None else self.max_height
+        return {
+            "height": height,
+            "n_rules": self.model.sizes.n_rules,
+            "stop_reason": self.model.stop_reason,
+            "stop_code": self.model.stop_code,
+        }
 
 
 def _count_facts(model: LeastModel, split: np.ndarray) -> int:
     """Count the atoms of a split that are known facts."""
+    import torch
+
     from funcppo.kg.logic import fixpoint
 
-    return int((fixpoint.atom_height(model, _as_tensor(split)) == 0).sum())
+    atoms = torch.from_numpy(split).long()
+    return int((fixpoint.atom_height(model, atoms) == 0).sum())
 
 
 def _derivation_heights(
-    knowledge_base: KnowledgeBase,
-    model: LeastModel,
-    split: np.ndarray,
-    max_height: int | None,
-    deadline: Deadline,
+    derived: Derived, split: np.ndarray, *, is_train: bool = False
 ) -> tuple[Tensor, int, int]:
     """Compute the height at which each atom of a split is derived, a fact from other facts.
     Return the heights [Q], the last height, and the number of undecided facts.
@@ -369,17 +360,20 @@ def _derivation_heights(
     to hold: that step is evaluated for the split only. The proof of a fact from other facts may need more.
 
     Args:
-      max_height: what the model was asked for; None for the fixpoint.
-      deadline: when the evaluation ends; neither that step nor facts are evaluated then.
+      derived: neither that step nor facts are evaluated after its deadline.
+      is_train: all atoms are facts, which are proved at height 1.
     """
-    from funcppo.kg.logic import derive, fixpoint
+    import torch
+
+    from funcppo.kg.logic import derive, fixpoint, prove
     from funcppo.kg.logic.joins import RowBudget, RowBudgetExceeded
 
-    atoms = _as_tensor(split)
+    knowledge_base, model, max_height, deadline = derived
+    budget = RowBudget(sys.maxsize, deadline=deadline)
+    atoms = torch.from_numpy(split).long()
     height = fixpoint.atom_height(model, atoms)
     last_height = len(model.n_atoms_after_step) - 1
-    if model.stop_reason and not deadline.is_over:
-        budget = RowBudget(sys.maxsize, deadline=deadline)
+    if model.stop_reason and not deadline.is_over and not is_train:
         with suppress(RowBudgetExceeded):
             derived_next = derive.derived_in_next_step(
                 knowledge_base, model, atoms, budget
@@ -388,29 +382,17 @@ def _derivation_heights(
             height = height.where((height >= 0) | ~derived_next, last_height)
     is_fact = height == 0
     limit = last_height if model.stop_reason else max_height
-    found = _prove_facts(knowledge_base, model, atoms[is_fact], limit, deadline)
-    height = height.masked_scatter(is_fact, found.height)
-    last_height = max([last_height, *found.height.tolist()])
-    return height, last_height, found.n_undecided
-
-
-def _prove_facts(
-    knowledge_base: KnowledgeBase,
-    model: LeastModel,
-    facts: Tensor,
-    max_height: int | None,
-    deadline: Deadline,
-) -> FactHeights:
-    """Return the heights of facts [n, W] that are proved from other facts, as far as the time allows."""
-    from funcppo.kg.logic import prove
-    from funcppo.kg.logic.joins import RowBudget
-
     limits = prove.Limits(
-        max_height=max_height,
+        max_height=1 if is_train else limit,
         object_identity=model.object_identity,
         budget=RowBudget(sys.maxsize, deadline=deadline),
     )
-    return prove.fact_heights(knowledge_base, model.sizes, facts, limits)
+    found = prove.fact_heights(
+        knowledge_base, model.sizes, atoms[is_fact], limits
+    )
+    height = height.masked_scatter(is_fact, found.height)
+    last_height = max([last_height, *found.height.tolist()])
+    return height, 1 if is_train else last_height, found.n_undecided
 
 
 def _with_counts(

@@ -58,7 +58,7 @@ _DEFAULT = MiningConfig()
 class Mine:
     """Mine rules from the training triples of a data set and write them with their counts.
 
-    The rules are closed paths h(X,Y) :- b1(X,Z), b2(Z,Y), each atom in either direction; with --constants also
+    The rules are closed paths h(X,Y) :- b1(X,Z), b2(Z,Y), each atom in either direction, and, with constants,
     h(X,c) :- b(X,Z), h(X,c) :- b(X,d), and the same with h(X,X). A rule is kept if it is the most
     confident one for some fact that it derives from other facts. The same options give the same file, unless the time
     is over before the work; a note then says so. Ctrl-C or SIGTERM ends the search, and the rules found by then are
@@ -92,9 +92,9 @@ class Mine:
     """Minimum leave-one-out confidence, 0 to 1."""
     constants: bool = False
     """Also mine rules with constants, h(X,c) :- b(X,Z) and h(X,c) :- b(X,d), and with h(X,X) in place of h(X,c).
-    Default: off; on in a large graph (more than 50,000 facts) that is not sparse."""
+    Default: on, unless without_constants is set."""
     without_constants: Annotated[bool, HIDDEN] = False
-    """Mine no rules with constants in such a graph either. Default: off."""
+    """Mine no rules with constants. Default: off."""
     votes_per_fact: Annotated[PositiveInt | None, HIDDEN] = None
     """Keep a rule if it is among the N best rules for at least one fact that it derives. Default: 1; 3 in a tiny dense
     graph, and in one of 2,000 to 50,000 facts."""
@@ -170,8 +170,7 @@ class Mine:
             field.name: getattr(self, field.name)
             for field in fields(MiningConfig)
         }
-        if not self.constants:
-            options["constants"] = False if self.without_constants else None
+        options["constants"] = self.constants or not self.without_constants
         if self.object_identity:
             options["seconds"] = (1 - IDENTITY_SHARE) * self.seconds
             if self.max_rows is not None:
@@ -182,10 +181,6 @@ class Mine:
 
     def _check_outputs(self) -> None:
         """Check the output files before any work."""
-        if self.constants and self.without_constants:
-            raise ValueError(
-                "--constants, --set without_constants: expected one of them"
-            )
         if self.object_identity and self.format != "AnyBURL":
             raise ValueError(
                 f"--object-identity: expected --format AnyBURL, got {self.format}, whose counts are without"
@@ -230,15 +225,11 @@ class Mine:
         self, dataset: Dataset, cfg: MiningConfig, mined: MinedDataset
     ) -> list[str]:
         """Write the rules, also to the cache if `train` would mine them with these settings; return notes on files."""
-        from funcppo.kg.graph.rules import (
-            compatibility_notes,
-            format_rule_table,
-        )
+        from funcppo.kg.graph.rules import format_rule_table
         from funcppo.kg.run import rule_files
 
         rules, counts, result = mined
-        notes = compatibility_notes(rules, self.format)
-
+        notes: list[str] = []
         # Kept first: nothing is lost where FILE cannot be written.
         default = rule_files.mining_config(dataset, seconds=cfg.seconds)
         is_default = cfg == default and not self.object_identity
@@ -273,18 +264,13 @@ def _summarise(
 
     rules, _, result = mined
     head_end = result.rules.end_constants[:, 0]
-    is_path = head_end == 0
-
-    # The first label of a row is the head; a body that is shorter than the table ends with negative labels.
-    lengths = (result.rules.labels[:, 1:] >= 0).sum(1)
-    n_by_length = Counter(lengths[is_path].tolist())
+    lengths = result.rules.body_length[head_end == 0]
+    n_by_length = Counter(sorted(lengths.tolist()))
     return {
         "dataset": rules.name,
         "n_facts": len(rules.facts),
         "n_rules": len(rules.rules),
-        "n_path_rules_by_length": {
-            str(length): n for length, n in sorted(n_by_length.items())
-        },
+        "n_path_rules_by_length": {str(x): n for x, n in n_by_length.items()},
         "n_constant_rules": int((head_end > 0).sum()),
         "n_loop_rules": int((head_end == SAME_ENTITY).sum()),
         "n_candidate_rules": result.n_candidates,

@@ -165,10 +165,6 @@ S1 = "countries_s1 --out {tmp}/r"
             f"{S1} --object-identity",
             "--object-identity: expected --format AnyBURL, got tsv",
         ),
-        (
-            f"{S1} --constants --set without_constants=on",
-            "--constants, --set without_constants: expected one of them",
-        ),
         ("{tmp} --out {tmp}/r", "train.txt"),
     ],
 )
