@@ -148,20 +148,25 @@ def limit_memory(
     else:
         import resource
 
-        kind = resource.RLIMIT_DATA
-        before, most = resource.getrlimit(kind)
+        before, most = resource.getrlimit(resource.RLIMIT_DATA)
         lower = (
             limit if before == resource.RLIM_INFINITY else min(limit, before)
         )
 
-        def set_limit(soft: float, _: object) -> None:
-            resource.setrlimit(kind, (int(soft), most))
+        set_limit = partial(_set_soft_limit, most)
 
     set_limit(lower, number)
     try:
         yield
     finally:
         set_limit(before, number)
+
+
+def _set_soft_limit(most: int, limit: float, _: object) -> None:
+    """Limit the data of this process to some bytes; `most` stays the limit of that limit."""
+    import resource
+
+    resource.setrlimit(resource.RLIMIT_DATA, (int(limit), most))
 
 
 def is_out_of_memory(error: RuntimeError) -> bool:

@@ -301,7 +301,7 @@ def forward_kernel(
         _store_hidden(y2, place, y, n_left, n_second, R, S, values_only)
         y = _product(y, head, precision) + bias3
         if values_only:
-            _store_values(out, y, needed, stack // 2, row, n_rows, R, Y)
+            _store_values(out, y, needed, stack // 2, row, n_rows, R, Y)  # pyright: ignore[reportPossiblyUnboundVariable]
         else:
             _store(out + place * n_outputs, y, n_left, n_outputs, R, Y)
 

@@ -146,7 +146,7 @@ def _to_copy(
 def _where(
     writer: Writer,
     dtype: torch.dtype,
-    result: Tensor,
+    result: object,
     condition: LaneTensor,
     *args: Any,
 ) -> LaneTensor:
@@ -414,7 +414,7 @@ def _choose(
             template = f"({template} | ({{0}} == {i - n_back}))"
         is_it = writer.pointwise(template, [index], torch.int64, torch.bool)
         other = x._replace(places=numbers)
-        chosen = _where(writer, x.dtype, x.places, is_it, other, chosen)
+        chosen = _where(writer, x.dtype, None, is_it, other, chosen)
     return chosen
 
 

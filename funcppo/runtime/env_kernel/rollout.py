@@ -690,7 +690,7 @@ class RolloutKernel:
         for i, x in enumerate(shared):
             if f"p{i}" in code.rounded:
                 shared[i] = x.to(torch.bfloat16).to(torch.float32)
-        key, *_ = tree.leaves(random_inputs)
+        key = tree.leaves(random_inputs)[0]
         n_steps = len(key)
 
         def empty(shape: tuple[int, ...], x: Tensor) -> Tensor:
