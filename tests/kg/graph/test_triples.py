@@ -345,13 +345,6 @@ def test_the_order_of_occurrence_is_that_of_a_dictionary(numbers):
     assert order.tolist() == list(dict.fromkeys(numbers))
 
 
-def test_the_order_of_occurrence_is_kept_over_blocks():
-    numbers = np.zeros(9_000_000, np.int32)
-    numbers[[10, 5_000_000]] = 3
-    numbers[[8_999_999, 4_500_000]] = 2
-    assert order_of_occurrence(numbers, 5).tolist() == [0, 3, 2]
-
-
 @given(st.lists(st.tuples(NUMBERS, NUMBERS, NUMBERS)), st.booleans())
 def test_rows_that_repeat_another_are_dropped(rows, has_large_numbers):
     """A code of three numbers near 2^31 needs more than 64 bits."""
