@@ -25,7 +25,13 @@ from funcppo.cli.common import (
 from funcppo.cli.options import HIDDEN, Opt, OptionalFile, ScoreOptions
 from funcppo.core.files import shorten
 from funcppo.core.settings import DeviceName, Size
-from funcppo.kg.graph.triples import DEFAULT_CONFIG, DataConfig, iter_rows
+from funcppo.kg.graph.triples import (
+    DEFAULT_CONFIG,
+    DataConfig,
+    find_columns,
+    is_column_word,
+    iter_rows,
+)
 
 # PyTorch takes seconds to import, and --help is not to wait for it
 if TYPE_CHECKING:
@@ -35,11 +41,6 @@ if TYPE_CHECKING:
     # Writes records; whether they are the first ones.
     WriteFn = Callable[[list[JsonObject], bool], object]
 
-HEADERS = (
-    ["head", "relation", "tail"],
-    ["subject", "predicate", "object"],
-    ["h", "r", "t"],
-)
 LABELS = {"1": True, "true": True, "0": False, "-1": False, "false": False}
 
 
@@ -104,17 +105,18 @@ class Score(ScoreOptions):
         Raises:
           ValueError: a line is no triple, or lacks a label; names it.
         """
-        if self.triples == "-":
-            content, place = sys.stdin.buffer.read(), "standard input"
-        else:
-            from funcppo.kg.graph.text import read_content
-
-            content, place = read_content(Path(self.triples)), self.triples
+        place = "standard input" if self.triples == "-" else self.triples
+        places: list[int] = []  # of the columns, by a header that names them
         rows: list[Row] = []
-        for number, row in enumerate(iter_rows(content, place), 1):
-            is_header = not rows and [x.lower() for x in row[:3]] in HEADERS
-            if is_header or row in ([], [""]):
+        for number, row in enumerate(_iter_file(self.triples, place), 1):
+            if number == 1:
+                places = _header_columns(row)
+                if places:
+                    continue
+            if row in ([], [""]):
                 continue
+            if places:
+                row = [x for i in places for x in row[i : i + 1]]
             is_labelled = all(x.lower() in LABELS for x in row[3:])
             widths = {len(row), *map(len, rows[:1])}
             if widths not in ({3}, {4}) or not is_labelled:
@@ -168,6 +170,26 @@ class Score(ScoreOptions):
         if has_labels and fitted is not None:
             summary |= summarise_labels(probabilities, labels, fitted.threshold)
         return summary
+
+
+def _iter_file(name: str, place: str) -> Iterator[Row]:
+    """Return an iterator over the rows of a file of triples, or of standard input."""
+    from funcppo.kg.graph import loaders, text
+
+    if name.endswith(".parquet"):
+        return loaders.parquet_rows(Path(name))
+    content = text.read_content(Path(name))
+    text.decode(content, place)
+    return iter_rows(content, place)
+
+
+def _header_columns(row: Row) -> list[int]:
+    """Return the columns of head, relation, tail and perhaps label that a header names; none if the row is a triple."""
+    found = find_columns(row)
+    if found is None or not all(is_column_word(row[i]) for i in found):
+        return []
+    others = [i for i in range(len(row)) if i not in found]
+    return found + [i for i in others if len(others) == 1 or row[i] == "label"]
 
 
 @contextmanager

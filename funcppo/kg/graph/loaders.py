@@ -16,7 +16,7 @@ import importlib
 import io
 import re
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
@@ -755,6 +755,27 @@ def format_parquet(csv_text: str, columns: Mapping[str, str]) -> bytes:
                 f"auto_detect=false, columns={dict(columns)})) TO {_quote(str(target))} (FORMAT parquet)"
             )
         return target.read_bytes()
+
+
+def parquet_rows(path: Path) -> Iterator[list[str]]:
+    """Yield the names of the columns of a Parquet file, then its rows as texts.
+
+    Raises:
+      ValueError: DuckDB is not installed, or cannot read the file.
+    """
+    duckdb = _import_duckdb("Parquet")
+    source = f"SELECT * FROM read_parquet({_quote_path(path)})"
+    try:
+        with closing(duckdb.connect()) as database:
+            table = database.sql(source)
+            rows = [table.columns, *table.fetchall()]
+    except duckdb.Error as error:
+        first_line = str(error).splitlines()[0]
+        raise ValueError(
+            f"{path}: expected Parquet, got {first_line}"
+        ) from None
+    for row in rows:
+        yield ["" if x is None else str(x) for x in row]
 
 
 def _read_by_duckdb(

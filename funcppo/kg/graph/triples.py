@@ -190,8 +190,9 @@ def _iter_json_rows(content: bytes, path: str) -> Iterator[list[str]]:
             keys = list(row)
             yield keys
         values = [row.get(key, "") for key in keys]
+        names = [values[i] for i in find_columns(keys) or range(len(keys))]
         # A number has several spellings unless it is whole.
-        if any(isinstance(x, float | bool | list | dict) for x in values):
+        if any(isinstance(x, float | bool | list | dict) for x in names):
             raise ValueError(
                 f"{path}:{number}: expected texts or whole numbers, got {shorten(repr(row))}"
             )

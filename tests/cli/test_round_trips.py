@@ -1,0 +1,155 @@
+"""What one program writes, the others read: the same triples, rules, answers, scores and runs."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from funcppo.kg.graph import loaders
+from tests.cli.runner import funcppo, json_of, prove, settings
+
+NAMES = ["a b", 'q"uote', "it's", "x,y", "7", "007", "_u", "X", "\u65e5", "[]"]
+NAMES += ["a\\b", "true", "-7", "?v", "#h", ";s", "<b>", "http://x.org/a#b"]
+RELATIONS = ["r", "has part", "P'", "s,t"]
+RULES = """0.5\tr(X,Y) :- 'has part'(X,Y)
+0.25\t'has part'(X,Y) :- 'P\\''(Y,X)
+0.5\t's,t'(X,'x,y') :- r(X,Z)
+"""
+FIXED = settings("score=noisy-or height=1 smoothing=5 object_identity=off")
+
+
+@pytest.fixture(scope="module")
+def odd(tmp_path_factory):
+    """A folder of triples and rules whose names need quotes in some format."""
+    folder = tmp_path_factory.mktemp("odd")
+    n = len(NAMES)
+    rows = [
+        (NAMES[i], RELATIONS[(i + j) % 4], NAMES[(3 * i + j + 1) % n])
+        for i in range(n)
+        for j in range(4)
+    ]
+    parts = {"valid": rows[:4], "test": rows[4:8], "train": rows[8:]}
+    for name, part in parts.items():
+        text = "".join("\t".join(row) + "\n" for row in part)
+        (folder / f"{name}.txt").write_text(text)
+    (folder / "rules.txt").write_text(RULES)
+    return folder
+
+
+def named(dataset, table):
+    return [
+        (
+            dataset.entities[h - 1],
+            dataset.predicates[r - 1],
+            dataset.entities[t - 1],
+        )
+        for r, h, t in table.tolist()
+    ]
+
+
+@pytest.mark.parametrize("ending", ["tsv", "csv", "parquet"])
+def test_written_triples_are_a_data_set_and_are_scored(
+    odd, tmp_path, monkeypatch, capsys, ending
+):
+    pytest.importorskip("duckdb")
+    out = f"out={tmp_path}/{{split}}.{ending}"
+    assert funcppo(monkeypatch, "data", odd, "--set", out) == 0
+    before, after = loaders.load(odd), loaders.load(tmp_path)
+    for split in ("train", "valid", "test"):
+        tables = [named(d, getattr(d, split)) for d in (before, after)]
+        assert tables[0] == tables[1]
+    words = [odd, tmp_path / f"test.{ending}", *FIXED]
+    assert funcppo(monkeypatch, "score", *words, "--out", tmp_path / "s.jsonl") == 0  # fmt: skip
+    lines = (tmp_path / "s.jsonl").read_text().splitlines()
+    rows = [json.loads(line) for line in lines]
+    triples = [(row["head"], row["relation"], row["tail"]) for row in rows]
+    assert triples == named(before, before.test)
+
+
+@pytest.mark.parametrize("ending", ["csv", "jsonl", "parquet"])
+def test_new_facts_and_scores_are_read_as_triples(
+    odd, tmp_path, monkeypatch, capsys, ending
+):
+    """By `score`, what it wrote itself included, and as a data set."""
+    pytest.importorskip("duckdb")
+    new, *scored = (tmp_path / f"{x}.{ending}" for x in ("new", "s1", "s2"))
+    words = [odd, "--relation", "has part", "--new", "--out", new]
+    words += ["--score", "noisy-or", "--height", "1"]
+    assert funcppo(monkeypatch, "predict", *words) == 0
+    for source, target in zip((new, scored[0]), scored):
+        words = [odd, source, *FIXED, "--out", target]
+        assert funcppo(monkeypatch, "score", *words) == 0
+    datasets = [loaders.load(path) for path in (new, *scored)]
+    triples = [named(d, d.train) for d in datasets]
+    assert triples[0] == triples[1] == triples[2] and len(triples[0]) > 3
+    if ending != "parquet":
+        assert scored[0].read_text() == scored[1].read_text()
+
+
+@pytest.mark.parametrize("form", ["tsv", "AnyBURL", "AMIE"])
+def test_mined_rules_are_the_same_in_every_format_to_every_reader(
+    odd, tmp_path, monkeypatch, capsys, form
+):
+    out = tmp_path / "rules.tsv"
+    words = [odd, "--min-support", "2", "--format", "tsv"]
+    assert funcppo(monkeypatch, "mine", *words, "--out", out) == 0
+    other = tmp_path / "other"
+    words[-1] = form
+    assert funcppo(monkeypatch, "mine", *words, "--out", other) == 0
+    rules = [loaders.load(odd, str(x)).rules.tolist() for x in (out, other)]
+    assert sorted(rules[0]) == sorted(rules[1]) and rules[0]
+    counts = []
+    for file in (out, other):
+        options = ["--rules", str(file), "--all"]
+        query = "'has part'(X, Y)"
+        status, found = json_of(capsys, prove, str(odd), query, *options)
+        atoms = sorted(answer["atom"] for answer in found["answers"])
+        counts.append((status, atoms))
+    assert counts[0] == counts[1]
+    query, *_ = counts[0][1]  # a printed answer is a query
+    assert prove(str(odd), query, "--rules", str(other)) == 0
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (b"a\tr\t\xff\n", "triples.tsv:1: expected UTF-8, got byte 0xff"),
+        (b"PAR1", "triples.parquet: expected Parquet, got "),
+    ],
+)
+def test_a_file_of_triples_that_is_no_text_is_one_line(
+    odd, tmp_path, monkeypatch, capsys, content, problem
+):
+    name = problem.partition(":")[0]
+    (tmp_path / name).write_bytes(content)
+    monkeypatch.chdir(tmp_path)
+    assert funcppo(monkeypatch, "score", odd, name, *FIXED) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"funcppo: {problem}") and error.count("\n") == 1
+
+
+def test_a_header_tells_the_order_of_the_columns_that_are_scored(
+    odd, tmp_path, monkeypatch, capsys
+):
+    """As pandas and networkx name them."""
+    file = tmp_path / "t.csv"
+    file.write_text('source,target,relation\n"a b",7,r\n')
+    assert funcppo(monkeypatch, "score", odd, file, *FIXED) == 0
+    assert capsys.readouterr().out.splitlines()[1].startswith("a b,r,7,")
+
+
+def test_queries_that_are_no_utf_8_and_a_loop_of_links_are_one_line(
+    odd, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "q.txt").write_bytes(b"r(7,X)\n\xff\n")
+    (tmp_path / "loop").symlink_to("loop")
+    for words, problem in (
+        (["predict", odd, "--queries", "q.txt", "--csv", "o.csv"], "q.txt:2: expected UTF-8"),
+        (["data", odd, "--rules", "loop"], "Symlink loop"),
+        (["prove", odd, "r(7,X)", "--json", "loop"], "Symlink loop"),
+    ):  # fmt: skip
+        assert funcppo(monkeypatch, *words) == 2
+        error = capsys.readouterr().err
+        assert problem in error and error.count("\n") == 1
