@@ -170,7 +170,8 @@ def _exit_for(error: Exception) -> NoReturn:
         exit_with_error(line, status=distributed.EXIT_STALLED)
     if isinstance(error, FieldError):
         exit_with_error(f"--{error.field.replace('_', '-')}: {error.problem}")
-    if isinstance(error, ValueError | OSError):
+    # Of a loop of links pathlib raises an error of no type of its own.
+    if isinstance(error, ValueError | OSError) or "Symlink loop" in line:
         exit_with_error(line)
 
     # Gloo raises errors of no type of its own.

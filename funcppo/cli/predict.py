@@ -30,7 +30,12 @@ from funcppo.cli.common import (
 from funcppo.cli.options import HIDDEN, JsonOutput, OptionalFile, ScoreOptions
 from funcppo.core.files import close_log, shorten
 from funcppo.core.settings import PositiveInt, UnitInterval
-from funcppo.kg.graph.text import escape_unprintable, format_name, score_text
+from funcppo.kg.graph.text import (
+    escape_unprintable,
+    format_name,
+    read_text,
+    score_text,
+)
 
 # PyTorch takes seconds to import, and --help is not to wait for it
 if TYPE_CHECKING:
@@ -251,7 +256,7 @@ class Predict(ScoreOptions):
             return [(query, self.query)], read.notes
         path = Path(str(self.queries))
         queries: list[WrittenQuery] = []
-        text = path.read_text(encoding="utf-8-sig")
+        text = read_text(path)
         for number, line in enumerate(text.split("\n"), 1):
             if not line.strip():
                 continue
