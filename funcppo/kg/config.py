@@ -48,9 +48,8 @@ class QuestionConfig:
     links: bool = True
     """Weigh the facts that link a candidate to the question's entity. Some benchmarks never link a pair twice, which
     these facts give away. Default: on."""
-    degrees: bool | Literal["auto"] = "auto"
-    """Weigh the degrees of a candidate in every relation. auto: if that ranks the valid split better by more than two
-    standard errors."""
+    degrees: bool = False
+    """Weigh the degrees of a candidate in every relation."""
     embedding: bool | Literal["auto"] = "auto"
     """Weigh a prior of each candidate by link embeddings (--embedding.*), which proves nothing. auto: if that ranks the
     valid split better by more than two standard errors, and there is time to train them."""

@@ -1042,7 +1042,6 @@ GAINS = {
     "larger link embeddings": 0.01,
     "more questions": 0.006,
     "linked candidates": 0.002,
-    "degrees": 0.001,
 }
 
 
@@ -1128,14 +1127,6 @@ class _Learner:
                     self._move_linked,
                     self._cost_of_metrics,
                     self._obstacle_of_linked,
-                )
-            if has_valid and options.degrees == "auto":
-                add(
-                    "degrees",
-                    "fits",
-                    self._fit_degrees,
-                    self._cost_of_fit,
-                    self._needs_fit,
                 )
             if has_valid and options.max_questions is None:
                 add(
@@ -1438,14 +1429,6 @@ class _Learner:
             changed = fitted._replace(params=params)
             yield self._candidate(f"{share:.0%} of it", changed, best, "fit")
 
-    def _fit_degrees(
-        self, best: Candidate[Fitted], deadline: Deadline
-    ) -> Iterator[Candidate[Fitted]]:
-        """Yield the fit with degrees."""
-        setup = fit.with_weights_of(best.value.setup, uses_degrees=True)
-        fitted = self._refit(best, deadline, setup)
-        yield self._candidate("+ degrees", fitted, best, "+ degrees")
-
     def _ask_more(
         self, best: Candidate[Fitted], deadline: Deadline
     ) -> Iterator[Candidate[Fitted]]:
@@ -1620,7 +1603,6 @@ class _Learner:
         weighed, config = setup.weighed, self.run.run_config
         options = replace(
             self.options,
-            degrees=weighed.uses_degrees,
             embedding=weighed.uses_embedding,
             bellman_ford=weighed.uses_bellman_ford,
             no_proof=weighed.no_proof,

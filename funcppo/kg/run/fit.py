@@ -198,7 +198,7 @@ def set_up(task: ProverTask, cfg: QuestionConfig) -> QuestionSetup:
     """Index the facts of a task of height 1, and set up what weighs their evidence.
 
     Args:
-      cfg: degrees and priors that are left open are not weighed.
+      cfg: priors that are left open are not weighed.
     """
     facts = evidence.index_facts(
         task.kb,
@@ -211,7 +211,7 @@ def set_up(task: ProverTask, cfg: QuestionConfig) -> QuestionSetup:
         sizes=task.sizes,
         n_shapes=learned.n_shapes(world),
         uses_links=cfg.links,
-        uses_degrees=cfg.degrees is True,
+        uses_degrees=cfg.degrees,
         uses_embedding=cfg.embedding is True,
         uses_bellman_ford=cfg.bellman_ford is True,
         odds_power=cfg.odds_power,
