@@ -1084,10 +1084,7 @@ class _Learner:
             self.run_time.end_phase("training questions")
             best = best._replace(value=best.value._replace(setup=setup))
         # What gains most on few seconds comes last, after all priors.
-        plain = fit.with_weights_of(
-            fitted.setup, uses_embedding=False, uses_bellman_ford=False
-        )
-        self._reserve_without_proof(fitted._replace(setup=plain), 2)
+        self._reserve_without_proof(untrained.value, 2)
         best = choose_in_time(stages, best, self.run_time)
         if self.options.no_proof == "auto" and by_rules is not None:
             last = Stage(

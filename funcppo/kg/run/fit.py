@@ -367,6 +367,14 @@ def seconds_of_all_entities(
 ) -> float:
     """Return the seconds of the scores of all entities for a question, as those of a few questions take."""
     part = next(iter(collected.parts.values()))[0].evidence
+    # A prior that the user has set may not be trained yet.
+    weighed, has_network = setup.weighed, setup.facts.network is not None
+    has_models = link_embedding.n_models(setup.facts.embedding) > 0
+    setup = with_weights_of(
+        setup,
+        uses_embedding=weighed.uses_embedding and has_models,
+        uses_bellman_ford=weighed.uses_bellman_ford and has_network,
+    )
     score = LearnedScore("evidence", make_weights(task, setup, params))
     questions = evidence.questions_of(part)
     return _seconds_of_some(
