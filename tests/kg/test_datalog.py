@@ -87,7 +87,7 @@ def format_program(clauses: list[tuple[Atom, ...]], random: Random) -> str:
 def assert_answers(path, clauses, random, expected, object_identity=False):
     """Assert that `prove` gives the expected ground atoms, for open queries and for others, each in two spellings."""
     dataset = load(path)
-    base = kb.from_dataset(dataset)
+    rules = prove.Clauses(*kb.from_dataset(dataset))
     heads = sorted({(c[0].predicate, len(c[0].args)) for c in clauses})
     for predicate, arity in heads:
         mixed = [*VARIABLES[:2], *random.sample(NAMES, 2)]
@@ -95,12 +95,11 @@ def assert_answers(path, clauses, random, expected, object_identity=False):
             atom = Atom(predicate, tuple(terms))
             query = read_query(dataset, format_atom(atom, set(), random))
             if query.dataset is not dataset:  # it has a constant of its own
-                base = kb.from_dataset(dataset := query.dataset)
-            limits = dict(max_height=None, max_atoms=10**6)
+                dataset = query.dataset
+                rules = prove.Clauses(*kb.from_dataset(dataset))
+            limits = prove.Limits(object_identity=object_identity)
             ids = tuple(query.atom.tolist())
-            found = prove.solve(
-                *base, ids, object_identity=object_identity, **limits
-            )
+            found = prove.solve(rules, ids, limits)
             assert found.complete
             rows = set(found.heights)
             if not query.variables:  # it is no fact while it is proved
