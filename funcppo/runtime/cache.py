@@ -244,7 +244,7 @@ class CompiledFunction(Generic[Result]):
     def _guarded(self) -> Callable[..., Result]:
         """Return the function compiled by PyTorch with guards, which is not saved."""
         use_folder()
-        _raise_recompile_limit()
+        raise_recompile_limit()
         if self._function_id is None:
             self._note_uncached("its module does not have it by its name")
         options = self._options | self._prepare()
@@ -259,7 +259,7 @@ class CompiledFunction(Generic[Result]):
         """Load or compile the code for calls with this key."""
         start = time.perf_counter()
         reason = ""
-        _raise_recompile_limit()
+        raise_recompile_limit()
         if self._code_by_key:
             last = next(reversed(self._code_by_key))
             reason = describe_change(last, key, args)
@@ -349,7 +349,7 @@ class CompiledFunction(Generic[Result]):
             uncached_reasons.setdefault(self._name, reason)
 
 
-def _raise_recompile_limit() -> None:
+def raise_recompile_limit() -> None:
     """Raise PyTorch's limit of compilations of one function to at least 64."""
     config = torch._dynamo.config
     config.recompile_limit = max(64, config.recompile_limit)

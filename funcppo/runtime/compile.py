@@ -187,6 +187,7 @@ def compile_function(
     if reason_against_compiling():
         return fn
     if backend != "inductor":
+        cache.raise_recompile_limit()
         options = backend_options(backend)
         return torch.compile(fn, fullgraph=True, dynamic=False, **options)
     # a softmax over few actions would be a kernel of its own otherwise

@@ -471,9 +471,8 @@ def _derived_atoms(
     if (by_query_if_large and is_too_many) or (
         not with_derivations and (is_mapped or is_many)
     ):
-        return by_query(
-            f"T_P to height 1: the rules derive {n_heads:,} heads, each query its own when it is asked"
-        )
+        note = f"T_P to height 1: the rules derive {n_heads:,} heads, each query its own when it is asked"
+        return by_query(note if is_many or is_too_many else "")
 
     if not with_derivations and settings.max_height == 1:
         try:
@@ -583,7 +582,7 @@ def _without_atoms(
         object_identity=settings.object_identity,
         facts=None if with_facts else none,
     )
-    return model, None, [note]
+    return model, None, [note] if note else []
 
 
 def _unproved_facts(

@@ -198,8 +198,10 @@ def test_counts_of_rules_with_constants_are_those_of_brute_force(facts):
     for found in rules.find_constant_rules(edges, search, budget):
         assert found.rules.pca_pairs.isnan().all()
         derived = facts_by_rule(facts, found)
-        parts = list(rules.count_pca_pairs(edges, found.rules, budget))
-        pca_pairs = torch.cat([pairs for _, pairs in parts])
+        pca_pairs = torch.full_like(found.rules.pca_pairs, -1.0)
+        parts = rules.count_pca_pairs(edges, found.rules, budget)
+        for part, pairs in parts:
+            pca_pairs[part] = pairs
         whole = found.rules._replace(pca_pairs=pca_pairs)
         for i, clause in enumerate(clauses_of(whole)):
             assert clause not in seen
