@@ -204,18 +204,22 @@ def reached(runs: list[Row], device: str) -> str:
     return mean_and_spread(values) or "-"
 
 
+def sample_text(results: Row) -> str:
+    """Return how many test triples a sample has; empty if all are ranked."""
+    is_sample, n = results["test_is_sample"], results["n_test_queries"]
+    return f", a sample of {n:,} test triples" if is_sample else ""
+
+
 def levels() -> str:
     """Return a row a data set: what `funcppo train` reaches on a CPU and on a GPU, beside what is published."""
     rows = []
     for (name, label), runs in zip(SETS.items(), runs_of("levels", SETS)):
         last = max(runs, key=lambda run: run["device"])  # of a GPU, if any is
         results = last["results"]
-        if results["test_is_sample"]:
-            label += f", a sample of {results['n_test_queries']:,} test triples"
         answers = results["test"][results["answering_row"]]
         rows.append(
             [
-                label,
+                label + sample_text(results),
                 published_text(name),
                 metric_text(rule_scores(runs)["mrr"]),
                 reached(runs, "cpu"),
@@ -238,10 +242,12 @@ def readme_results() -> str:
     ]
     all_runs = zip(SETS.items(), runs_of("levels", SETS))
     for (name, label), runs in [*all_runs][:4]:
-        device = max(run["device"] for run in runs)
-        rows.append(
-            [f"{label}: MRR", reached(runs, device), published_text(name)]
+        last = max(runs, key=lambda run: run["device"])
+        mrr, label = (
+            reached(runs, last["device"]),
+            label + sample_text(last["results"]),
         )
+        rows.append([f"{label}: MRR", mrr, published_text(name)])
     head = ["", "funcppo", "others"]
     origins = origin(*TIMED_RECORDS) + origin_of_runs("levels")
     return table(head, rows) + origins

@@ -115,12 +115,14 @@ class RunTime:
         """Return the seconds since the last phase ended."""
         return self._clock() - self._phase_start
 
-    def reserve(self, name: str, seconds: float) -> None:
-        """Leave seconds to a part of the ranking of test, at most `END_SHARE` of the time left."""
-        self.reserved.pop(name, None)
+    def reserve(
+        self, name: str, seconds: float, share: float = END_SHARE
+    ) -> None:
+        """Leave seconds to a part of the ranking of test, at most a share of the time left, or as many as before."""
+        before = self.reserved.pop(name, 0.0)
         left = self.part().seconds_left
         if math.isfinite(left):
-            self.reserved[name] = min(seconds, END_SHARE * left)
+            self.reserved[name] = min(seconds, max(share * left, before))
 
     def say_work(self, text: str) -> None:
         """Set how far what the present stage trains came."""

@@ -43,6 +43,14 @@ def test_learning_has_the_time_that_is_not_reserved():
     for seconds in (100.0, 3.0):
         run_time.reserve("priors", seconds)
     assert run_time.reserved == {"test": 20.0, "priors": 3.0}
+    # Late in a run what was reserved stays, though a fifth of the time left would be less.
+    now[0] = 80.0
+    run_time.reserve("priors", 3.0)
+    assert run_time.reserved["priors"] == 3.0
+    run_time.reserve("priors", 5.0)
+    assert run_time.reserved["priors"] == 3.0
+    run_time.reserve("priors", 4.0, 1.0)
+    assert run_time.reserved["priors"] == 4.0
     now[0] = 200.0
     assert run_time.part().is_over
     assert RunTime(None).part(0.1).seconds_left == math.inf

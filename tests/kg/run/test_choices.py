@@ -271,17 +271,12 @@ def test_the_gains_are_those_of_the_record():
             if row["stage"] in shares and before is not None:
                 gain = (after - before) / (1 - before)
                 shares[row["stage"]].append(gain)
+            # So it may count as the simpler way: a quarter of the fit ranks each valid split better than rules do.
+            if row["stage"] == "listwise fit" and "fit" not in row["tried"]:
+                assert row["tried"]["25% of it"] > before
     for name, gain in choices.GAINS.items():
         mean = sum(shares[name]) / len(shares[name])
         assert gain == pytest.approx(mean, rel=0.3, abs=0.004), name
-    # A quarter of the fit may count as the simpler way: it gains, and loses on next to none.
-    rows = json.loads((RESULTS / "small_graphs.json").read_text())["rows"]
-    z_scores = [
-        gain / max(error, 1e-9)
-        for gain, error in (row["quarter"] for row in rows)
-    ]
-    assert sum(z < -2 for z in z_scores) <= 1
-    assert sum(z > 2 for z in z_scores) >= 7
 
 
 # -- settings of rules
