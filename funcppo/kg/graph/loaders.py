@@ -565,12 +565,12 @@ def _read_files(
     paths: dict[str, Path], cfg: DataConfig
 ) -> tuple[dict[str, TripleFile], list[str]]:
     """Read the triples of each split's file; return them and the names that they number."""
+    is_parquet = any(path.suffix == ".parquet" for path in paths.values())
+    if cfg.reader == "duckdb" or is_parquet:
+        return _read_by_duckdb(paths, cfg.columns)
     numbers = NameNumbers()
     files: dict[str, TripleFile] = {}
     for split, path in paths.items():
-        if cfg.reader == "duckdb" or path.suffix == ".parquet":
-            files[split] = _read_by_duckdb(path, cfg.columns, numbers)
-            continue
         shown = str(path)
         if cfg.format != "auto" or shown == "-":
             shown += f".{cfg.format}".replace("auto", "tsv")
@@ -728,6 +728,8 @@ def format_triples(rows: Sequence[Triple], name: str) -> bytes:
 
 # -- DuckDB
 
+_NAMES = ("h", "r", "t")
+
 
 def _import_duckdb(purpose: str) -> Any:
     """Import DuckDB for a purpose, or raise ValueError."""
@@ -779,49 +781,61 @@ def parquet_rows(path: Path) -> Iterator[list[str]]:
 
 
 def _read_by_duckdb(
-    path: Path, columns: str | None, numbers: NameNumbers
-) -> TripleFile:
-    """Read the triples of a file by DuckDB, a part of them at a time.
+    paths: Mapping[str, Path], columns: str | None
+) -> tuple[dict[str, TripleFile], list[str]]:
+    """Read the triples of each split's file by DuckDB; return them and the names that they number.
 
     Args:
       columns: as `parse_columns` reads them; None for the three columns of a file.
-      numbers: receives the names of the file.
 
     Raises:
-      ValueError: DuckDB is not installed, or the file is wrong; names it.
+      ValueError: DuckDB is not installed, or a file is wrong; names the file.
     """
     duckdb = _import_duckdb("reading by DuckDB")
-    with closing(duckdb.connect()) as database:
-        try:
-            query, has_header = _select_triples(database, path, columns)
-            database.execute(query)
-            parts = iter(partial(database.fetchmany, 1 << 16), [])
-            rows = chain.from_iterable(parts)
-            triples = numbers.number(chain.from_iterable(rows))
-        except duckdb.Error as error:
-            line = " ".join(str(error).split())
-            raise ValueError(f"{path}: DuckDB: {line}") from None
+    files: dict[str, TripleFile] = {}
+    with tempfile.TemporaryDirectory(prefix="funcppo-") as folder:
+        # The rest of a large file is kept in the folder.
+        config: Any = {"temp_directory": folder, "memory_limit": "50%"}
+        database = duckdb.connect(f"{folder}/triples.db", config=config)
+        with closing(database):
+            has_header: dict[str, bool] = {}
+            for split, path in paths.items():
+                try:
+                    has_header[split] = _copy(database, split, path, columns)
+                except duckdb.Error as error:
+                    line = " ".join(str(error).split())
+                    raise ValueError(f"{path}: DuckDB: {line}") from None
 
-    is_csv = separator_of(str(path)) == ","
-    names = list(numbers)
-    for number, name in enumerate(names):
-        if not _is_name(name) or (is_csv and name[0] == " "):
-            row = int((triples == number).any(1).argmax())
-            got = tuple(names[i] for i in triples[row])
-            raise ValueError(
-                f"{path}: row {row + 1}: expected three names on one line without spaces before them, got "
-                f"{shorten(repr(got))}"
+            every_name = " UNION ALL ".join(
+                f"SELECT {name} AS name FROM {split}"
+                for split in paths
+                for name in _NAMES
             )
-    if has_header or not len(triples):
-        return TripleFile(triples, 1, [])
-    return drop_header(triples, names, str(path), columns)
+            database.execute(
+                "CREATE TABLE names AS SELECT name, CAST(row_number() OVER () - 1 AS INTEGER) AS number "
+                f"FROM (SELECT DISTINCT name FROM ({every_name}))"
+            )
+            found = database.execute("SELECT name FROM names ORDER BY number")
+            names: list[str] = found.fetchnumpy()["name"].tolist()
+            for split, path in paths.items():
+                file = TripleFile(_fetch_triples(database, split), 1, [])
+                if len(file.triples) and not has_header[split]:
+                    file = drop_header(file.triples, names, str(path), columns)
+                files[split] = file
+    return files, names
 
 
-def _select_triples(
-    database: Any, path: Path, columns: str | None
-) -> tuple[str, bool]:
-    """Return the query that selects the three columns of a file in its order, and whether it has names of columns."""
-    name = str(path)
+def _copy(database: Any, split: str, path: Path, columns: str | None) -> bool:
+    """Copy the three columns of a file to the table of its split, in the order of the file.
+
+    Returns:
+      Whether the file has names of columns; a first line of names that are not recognised is a row of the table.
+
+    Raises:
+      ValueError: it has no such columns, or a name is missing, has a line break, a NUL byte, or white space that text
+        files drop.
+    """
+    name, is_csv = str(path), separator_of(str(path)) == ","
     if path.suffix == ".parquet":
         source = f"read_parquet({_quote_path(path)})"
         present: list[str] = database.sql(f"SELECT * FROM {source}").columns
@@ -835,17 +849,43 @@ def _select_triples(
         chosen = choose_columns(first, columns, name)
         present = [f"c{i}" for i in range(chosen.n_columns)]
         types = ", ".join(f"'{column}': 'VARCHAR'" for column in present)
-        is_csv = separator_of(name) == ","
         delimiter, quote = (",", '"') if is_csv else ("\\t", "")
         source = (
             f"read_csv({_quote_path(path)}, delim='{delimiter}', quote='{quote}', escape='{quote}', auto_detect=false, "
             f"header={str(chosen.has_header).lower()}, columns={{{types}}}, strict_mode=true)"
         )
     selected = ", ".join(
-        f"CAST({_quote(present[i], chr(34))} AS VARCHAR)"
-        for i in chosen.indices
+        f"CAST({_quote(present[i], chr(34))} AS VARCHAR) AS {name}"
+        for i, name in zip(chosen.indices, _NAMES)
     )
-    return f"SELECT {selected} FROM {source}", chosen.has_header
+    database.execute(f"CREATE TABLE {split} AS SELECT {selected} FROM {source}")
+
+    wrong = "{0} IS NULL OR {0} = '' OR regexp_matches({0}, '[\\n\\r\\x00]')"
+    if is_csv:
+        wrong += " OR starts_with({0}, ' ')"
+    condition = " OR ".join(wrong.format(name) for name in _NAMES)
+    row = database.execute(
+        f"SELECT rowid, h, r, t FROM {split} WHERE {condition} LIMIT 1"
+    ).fetchone()
+    if row is not None:
+        raise ValueError(
+            f"{path}: row {row[0] + 1}: expected three names on one line without spaces before them, got "
+            f"{shorten(repr(row[1:]))}"
+        )
+    return chosen.has_header
+
+
+def _fetch_triples(database: Any, split: str) -> np.ndarray:
+    """Return the triples of a split as numbers of names, int32 [n, 3], in the order of the file."""
+    # Joins keep no order: each row carries its place.
+    found = database.execute(
+        f"SELECT s.rowid AS place, a.number AS h, b.number AS r, c.number AS t FROM {split} s "
+        "JOIN names a ON s.h = a.name JOIN names b ON s.r = b.name JOIN names c ON s.t = c.name"
+    ).fetchnumpy()
+    triples = np.empty((len(found["place"]), 3), np.int32)
+    for column, name in enumerate(_NAMES):
+        triples[found["place"], column] = found[name]
+    return triples
 
 
 def _quote_path(path: Path) -> str:

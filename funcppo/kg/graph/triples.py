@@ -689,8 +689,8 @@ class DataConfig:
     """Columns of head, relation and tail in files of triples: three names of the header line, or three numbers from 1,
     with commas between them. Default: the three columns of files without a header."""
     reader: Literal["text", "duckdb"] = "text"
-    """What reads files with tabs or commas: text reads them whole, duckdb part by part (extra `big`). Parquet is always
-    read by DuckDB."""
+    """What reads files with tabs or commas: text reads them whole, duckdb in bounded memory with all cores (extra
+    `big`). Parquet is always read by DuckDB."""
     split_ratios: str | None = None
     """Shares of train, valid and test, such as 0.8,0.1,0.1, by which the triples of one file, or of a folder without
     valid and test, are split at random. Default: no split; a single file is train."""
