@@ -390,10 +390,12 @@ def _read_observation_space(name: str, space: Any) -> _Observations:
     """
     spaces = importlib.import_module("gymnasium.spaces")
     if isinstance(space, spaces.Discrete):
-        n, first = int(space.n), int(space.start)
-        return _Observations(
-            (), torch.int64, n, lambda obs: np.asarray(obs, np.int64) - first
-        )
+        first = int(space.start)
+
+        def count_from_0(obs: Any) -> np.ndarray:
+            return np.asarray(obs, np.int64) - first
+
+        return _Observations((), torch.int64, int(space.n), count_from_0)
     if not isinstance(space, spaces.Box):
         raise ValueError(
             f"{name}: expected observations of a Box or a Discrete space, got {type(space).__name__}; "
@@ -408,12 +410,11 @@ def _read_observation_space(name: str, space: Any) -> _Observations:
     if is_image:
         dtype, tensor_dtype = np.uint8, torch.uint8
     shape = tuple(space.shape) or (1,)
-    return _Observations(
-        shape,
-        tensor_dtype,
-        None,
-        lambda obs: np.asarray(obs, dtype).reshape(-1, *shape),
-    )
+
+    def in_rows(obs: Any) -> np.ndarray:
+        return np.asarray(obs, dtype).reshape(-1, *shape)
+
+    return _Observations(shape, tensor_dtype, None, in_rows)
 
 
 def _read_action_space(name: str, space: Any) -> _Actions:
@@ -427,12 +428,11 @@ def _read_action_space(name: str, space: Any) -> _Actions:
     n_numbers = math.prod(shape)
     if isinstance(space, spaces.Box) and dtype.kind == "f":
         low, high = space.low, space.high
-        return _Actions(
-            n_numbers,
-            None,
-            True,
-            lambda x: np.clip(x.reshape(-1, *shape), low, high).astype(dtype),
-        )
+
+        def within(x: np.ndarray) -> np.ndarray:
+            return np.clip(x.reshape(-1, *shape), low, high).astype(dtype)
+
+        return _Actions(n_numbers, None, True, within)
 
     if isinstance(space, spaces.Discrete):
         sizes = (int(space.n),)
@@ -445,11 +445,13 @@ def _read_action_space(name: str, space: Any) -> _Actions:
             f"{name}: expected actions of a Discrete, MultiDiscrete or MultiBinary space or floats, got {space}"
         )
     start = getattr(space, "start", 0)
+
+    def count_from_start(x: np.ndarray) -> np.ndarray:
+        return (x.reshape(-1, *shape) + start).astype(dtype)
+
+    is_one = isinstance(space, spaces.Discrete)
     return _Actions(
-        sum(sizes),
-        None if isinstance(space, spaces.Discrete) else sizes,
-        False,
-        lambda x: (x.reshape(-1, *shape) + start).astype(dtype),
+        sum(sizes), None if is_one else sizes, False, count_from_start
     )
 
 

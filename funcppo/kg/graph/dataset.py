@@ -839,7 +839,7 @@ def _inverse_notes(
         if n_leaked:
             texts: list[str] = []
             for pair, _ in Counter(code[is_leak].tolist()).most_common():
-                a, b = divmod(pair, len(relations) + 1)
+                a, b = divmod(int(pair), len(relations) + 1)
                 names = [shorten(relations[i - 1]) for i in (a, b)]
                 texts.append(
                     f"{names[0]} is symmetric"
