@@ -398,12 +398,12 @@ class _Miner:
         chosen = select_rows(seen, rows)
         if len(rows):
             self.budget.start_stage("exact counts", float(chosen.cost.sum()))
-        for part in rules.count_path_rules(
+        for found in rules.count_path_rules(
             self.edges, chosen, self.priority, self.budget, COUNT_SHARE
         ):
-            counted = above_thresholds(part.found, *self._thresholds())
+            counted = above_thresholds(found, *self._thresholds())
             self.votes = add_votes(self.votes, counted)
-            self.n_uncounted_samples -= len(part.rows)
+            self.n_uncounted_samples -= len(found.rules.cost)
 
     def _count_pca_pairs(self) -> None:
         """Count the PCA pairs of the rules with constants, the best ones first, as far as the budget goes."""

@@ -97,13 +97,6 @@ class RuleTable(NamedTuple):
     n_pairs: F64[Tensor, "R"]
 
 
-class CountedPart(NamedTuple):
-    """Some of the rules with their counts, and the facts that they derive."""
-
-    rows: I64[Tensor, "r"]  # rows of these rules in the table of all
-    found: FoundRules
-
-
 def make_rules(
     edges: EdgeIndex,
     labels: I64[Tensor, "R 6"],
@@ -571,7 +564,7 @@ def count_path_rules(
     priority: F32[Tensor, "C1"],
     budget: Budget,
     share: float,
-) -> Iterator[CountedPart]:
+) -> Iterator[FoundRules]:
     """Yield path rules of at most three body atoms with exact counts, part by part, until the budget's share is spent.
 
     A rule that costs more than a chunk is counted from one range of the sources after the other.
@@ -600,8 +593,7 @@ def count_path_rules(
             sums, facts, numbers = zip(*parts)
             counts = [torch.stack(column).sum(0) for column in zip(*sums)]
             counted = make_rules(edges, some.labels, counts, some.cost)
-            found = FoundRules(counted, torch.cat(facts), torch.cat(numbers))
-            yield CountedPart(rows, found)
+            yield FoundRules(counted, torch.cat(facts), torch.cat(numbers))
 
 
 def inverse(order: Tensor) -> Tensor:

@@ -190,14 +190,6 @@ class QuestionEvidence(NamedTuple):
     evidence: Evidence
 
 
-class QueryEstimate(NamedTuple):
-    """Number of queries whose evidence keeps within bounds, and the seconds to collect it."""
-
-    n_queries: int
-    # to collect their evidence, as the first of them did; many together take less
-    seconds: float
-
-
 # -- scores of atoms
 
 
@@ -384,12 +376,15 @@ def count_queries_within(
     sides: Sequence[int],
     max_firings: float,
     max_rows: float,
-) -> QueryEstimate:
+) -> tuple[int, float]:
     """Estimate from the first queries how many, at least one, keep within bounds on firings and rows of joins.
 
     Args:
       max_firings: the most firings.
       max_rows: the most rows that the joins make for them.
+
+    Returns:
+      Their number, and the seconds to collect their evidence, as the first of them did; many together take less.
     """
     start = time.monotonic()
     pilot = torch.from_numpy(np.ascontiguousarray(queries[:PILOT_QUERIES]))
@@ -404,7 +399,7 @@ def count_queries_within(
     per_query = max(share / n_pilot, 1e-12)
     n_queries = min(len(queries), max(1, int(1 / per_query)))
     seconds = (time.monotonic() - start) * n_queries / n_pilot
-    return QueryEstimate(n_queries, seconds)
+    return n_queries, seconds
 
 
 # -- derivations of a task
