@@ -363,7 +363,7 @@ def train(
       learner: of `fp.ppo`.
       total_steps: environment steps in all; the last update is made whole.
       seed: of the first state.
-      device: of the first state.
+      device: of the first state; the world of the learner is moved there.
       state: of another run, to start from in place of a new one: its parameters, moments, environments and key. The
         update is counted from 0, and the scalars are those of the learner.
       params: of another run, to start from with new moments and environments.
@@ -393,8 +393,7 @@ def train(
             f"learner: expected one of fp.distribute, which {n_processes} processes of torchrun share, "
             "got one of a single process"
         )
-    learner = with_length(learner, total_steps)
-    check_device(device)
+    learner = _on_device(with_length(learner, total_steps), device)
 
     def prepare(state: State) -> tuple[StepFn, StrategyRecord | None]:
         if not compile_step or _is_finished(learner, state):
@@ -801,6 +800,13 @@ def _restart_environments(learner: AnyLearner, state: State) -> State:
         episode_stats=new.episode_stats,
         memory=new.memory,
     )
+
+
+def _on_device(learner: AnyLearner, device: torch.device | str) -> AnyLearner:
+    """Return the learner with its world on a device, which is checked."""
+    check_device(device)
+    world = tree.map(lambda x: x.to(device), learner.world)
+    return replace(learner, world=world)
 
 
 def check_device(device: object) -> None:
@@ -1239,8 +1245,7 @@ def train_many(
             "learner: expected an environment that can be vectorised, got one that steps on the host; "
             "fp.train trains one seed after the other"
         )
-    check_device(device)
-
+    learner = _on_device(learner, device)
     first = init_many(learner, seeds, device, scalars)
     return _run(
         learner,

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import funcppo as fp
+from examples import variants
 from funcppo import logs, trainer
 from funcppo.core import tree
 from funcppo.envs import wrappers
@@ -158,6 +159,13 @@ def test_evaluation_changes_nothing_and_repeats_itself(whole_run):
     assert [e.update for e in evaluated.evaluations] == [4, 6]
     again = fp.evaluate_policy(LEARNER, whole_run.state, n_episodes=5, seed=3)
     assert again == evaluated.evaluations[-1]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_the_world_of_a_learner_goes_where_it_trains():
+    learner = variants.make("reference", n_envs=4, n_steps=8)
+    result = fp.train(learner, 32, device="cuda")
+    assert all(x.is_cuda for x in tree.leaves(result.state.params))
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
