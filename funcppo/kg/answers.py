@@ -883,17 +883,20 @@ class TripleScorer:
     ) -> list[Json]:
         """Return the triples of all relations between two entities as `score` does, the most probable first.
 
-        Without a valid split the smaller one of the ranks on both sides orders them.
+        Without a valid split those that rules derive come first, by the larger one of the scores on both sides.
 
         Args:
           with_known: those of known triples too.
         """
         found = self.score([(head, name, tail) for name in self._relations])
 
-        def order(record: Json) -> tuple[float, float]:
-            chance = record["probability"]
+        def order(record: Json) -> tuple[bool, float, float]:
+            chance, is_open = record["probability"], False
+            if chance is None:
+                chance = max(record["score_head"], record["score_tail"])
+                is_open = record["verdict"] == NO_PROOF
             rank = min(record["rank_head"], record["rank_tail"])
-            return (rank if chance is None else -chance, rank)
+            return is_open, -chance, rank
 
         kept = [x for x in found if with_known or not x["known"]]
         return sorted(kept, key=order)

@@ -483,3 +483,21 @@ def test_the_relations_of_a_pair_are_ranked_by_probability(
     assert f"?r(e1, e2): {len(found)} of 4 relations" in capsys.readouterr().out
     for query in ("?r(e1, X)", "?r(e1, nobody)", "?r(e1)"):
         assert refused(monkeypatch, capsys, run, query)
+
+
+def test_without_valid_the_relations_that_rules_derive_come_first(
+    monkeypatch, capsys, tmp_path
+):
+    (tmp_path / "train.txt").write_text("a\tp\tb\nb\tp\tc\nc\tz\ta\na\ta\tb\n")
+    (tmp_path / "rules.txt").write_text(
+        "0.2\tr(X,Y) :- p(X,Z), p(Z,Y)\n0.9\ts(X,Y) :- p(X,Z), p(Z,Y)\n"
+    )
+    capsys.readouterr()
+    words = ("predict", tmp_path, "?r(a, c)", "--height", 1, "--json", "-")
+    assert funcppo(monkeypatch, *words, "--score", "noisy-or") == 0
+    found = json.loads(capsys.readouterr().out)["answers"]
+    verdicts = [record["verdict"] for record in found]
+    assert verdicts == ["derived", "derived", *["no proof"] * 3]
+    assert {record["probability"] for record in found} == {None}
+    scores = [r["score_tail"] for r in found[:2]]
+    assert scores == sorted(scores, reverse=True)
