@@ -33,7 +33,7 @@ from funcppo.kg.config import (
     RunConfig,
 )
 from funcppo.kg.graph.dataset import Dataset
-from funcppo.kg.logic import derive, fixpoint
+from funcppo.kg.logic import derive, fixpoint, resolve
 from funcppo.kg.logic import kb as kbase
 from funcppo.kg.logic.derive import RulePlan, plan_rules
 from funcppo.kg.logic.fixpoint import (
@@ -50,6 +50,7 @@ from funcppo.kg.ranking.ranking import (
     ListedQueries,
     RankingProtocol,
     check_queries,
+    ranked_sides,
 )
 from funcppo.kg.run import budget, fit, held_out, rule_files
 from funcppo.kg.run.budget import Choice, RunTime
@@ -61,11 +62,15 @@ from funcppo.kg.run.fit import (
 )
 from funcppo.kg.run.run import (
     DEFAULT_STEPS,
+    MAX_VALIDATION_SUCCESSORS,
+    MIN_VALIDATION_QUERIES,
     NO_PROOF_ROW,
     PROOF_SCORES,
     Run,
     build_run,
+    count_search_successors,
     fitted_state,
+    validation_queries,
     with_valid_evidence,
 )
 from funcppo.kg.scores import evidence, learned
@@ -381,6 +386,7 @@ class Trial(NamedTuple):
     # on the sampled valid queries and sides, ties in random order; None: not tried
     ranks: F64[Tensor, "Q"] | None = None
     is_derived: float = 0.0  # share of the answers that the rules derive
+    atoms_per_query: float = 0.0  # distinct candidates that were scored
 
     @property
     def label(self) -> str:
@@ -405,6 +411,8 @@ class Settings(NamedTuple):
     best: Trial
     # those that were kept at a height below it, and the best, ascending
     by_height: tuple[Trial, ...]
+    # the first of a greater height at which rules derive more answers, though they rank no better; None without one
+    deeper: Trial | None = None
     # of the rules without object identity, as `Dataset.rule_counts` holds them; None if none were counted
     rule_counts: np.ndarray | None = None
     # what the rules fire from, on the host; None where height 1 was not tried
@@ -481,6 +489,7 @@ def choose_settings(
     return Settings(
         kept[-1].value,
         tuple(one.value for one in kept),
+        grid.deeper if grid else None,
         grid.rule_counts if grid else dataset.rule_counts,
         grid.plan if grid else None,
     )
@@ -535,6 +544,7 @@ class _Grid:
         self.kb, self.sizes = kbase.from_dataset(dataset)
         self.run_time = run_time
         self.deadline = deadline
+        self.deeper: Trial | None = None
         self.max_atoms = cfg.max_atoms
         self.plan = None
         if cfg.max_height in (None, 1):
@@ -600,7 +610,10 @@ class _Grid:
         if kept:
             stage = Stage(f"height {height}", lambda *_: [best])
             if choose(stage, kept[-1], self.run_time) is kept[-1]:
+                if best.value.is_derived > kept[-1].value.is_derived:
+                    self.deeper = self.deeper or best.value
                 return kept
+        self.deeper = None
         return [*kept, best]
 
     def _try_height(
@@ -710,7 +723,7 @@ class _Grid:
 
         def rank(
             kind: tuple[float | None, str],
-        ) -> tuple[F64[Tensor, "Q"], float]:
+        ) -> tuple[F64[Tensor, "Q"], float, float]:
             if deadline.is_over:
                 raise RowBudgetExceeded("more time than was left")
             held = _HeldCandidates(
@@ -722,7 +735,11 @@ class _Grid:
                 listed, lambda *_: score.log_odds(held)
             )
             is_derived = ranked.answer_provable.double().mean()
-            return fit.reciprocal_ranks(ranked), float(is_derived)
+            return (
+                fit.reciprocal_ranks(ranked),
+                float(is_derived),
+                len(ranked.scored_atom) / len(self.queries),
+            )
 
         show("ranking", 0, len(kinds))
         trials: list[Trial] = []
@@ -951,8 +968,79 @@ def _build_chosen(
             run_time.note_cut(f"height {trial.height} not taken: {error}")
             continue
         run_time.end_phase("what the rules derive")
+        if run_config.learner == "auto" and settings.deeper is not None:
+            return _try_proofs(run, run_config, settings.deeper, run_time)
         return run
     raise AssertionError("a choice has settings for a height")
+
+
+def _try_proofs(
+    run: Run, run_config: RunConfig, trial: Trial, run_time: RunTime
+) -> Run:
+    """Return the run that learns from proofs at a greater height, if untrained it ranks valid better than rules.
+
+    Args:
+      run: at the height by which rules rank valid best.
+      trial: of a height at which they derive more.
+    """
+    shape = resolve.make_resolve_config(
+        run.task.kb, run.task.sizes, trial.height
+    )
+    n_successors = count_search_successors(shape.max_successors, trial.height)
+    n_queries = min(MIN_VALIDATION_QUERIES, len(run.task.dataset.valid))
+    if (
+        n_queries * trial.atoms_per_query * n_successors
+        > MAX_VALIDATION_SUCCESSORS
+    ):
+        run_time.note(
+            f"proofs at height {trial.height} not tried: their search takes too long"
+        )
+        return run
+    deadline = run_time.part(DERIVING_SHARE)
+    deeper_config = replace(
+        run_config,
+        prover=trial.apply(run_config.prover),
+        learner="proofs",
+        rule_score=trial.score,
+    )
+
+    def rank(*_: object) -> Iterator[Candidate[Run]]:
+        report = held_out.stopping_at(deadline, run_time.on_phase)
+        show = partial(
+            report, f"ranking valid by proofs of height {trial.height}"
+        )
+        try:
+            found = held_out.rank_valid(deeper, deeper.state.start_params, show)
+        except held_out.TimeOver:
+            run_time.note_cut(
+                f"proofs at height {trial.height} not tried: there was no time for it"
+            )
+            return
+        yield Candidate(
+            f"proofs at height {trial.height}",
+            deeper,
+            fit.reciprocal_ranks(found),
+        )
+
+    try:
+        deeper = build_run(
+            deeper_config, run.task.dataset, run_time.on_phase, deadline
+        )
+    except ValueError as error:
+        run_time.note_cut(f"height {trial.height} not taken: {error}")
+        return run
+    by_rules = ranking.rank_split(
+        run.task,
+        validation_queries(deeper),
+        parse(run.run_config.rule_score),
+        RankingProtocol(sides=ranked_sides(run.task)),
+    )
+    start = Candidate(
+        f"rules at height {run.task.max_height}",
+        run,
+        fit.reciprocal_ranks(by_rules),
+    )
+    return choose(Stage("proofs", rank), start, run_time).value
 
 
 def _rank_valid_by_rules(

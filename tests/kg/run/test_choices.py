@@ -17,8 +17,9 @@ from funcppo.kg.config import (
     ListwiseConfig,
     ProverTaskConfig,
     QuestionConfig,
+    RunConfig,
 )
-from funcppo.kg.graph.loaders import from_triples
+from funcppo.kg.graph.loaders import from_triples, load
 from funcppo.kg.logic import fixpoint
 from funcppo.kg.logic.joins import RowBudgetExceeded
 from funcppo.kg.ranking import ranking
@@ -277,6 +278,13 @@ def test_the_gains_are_those_of_the_record():
     for name, gain in choices.GAINS.items():
         mean = sum(shares[name]) / len(shares[name])
         assert gain == pytest.approx(mean, rel=0.3, abs=0.004), name
+
+
+def test_a_run_learns_from_proofs_where_untrained_they_rank_better_than_rules():
+    """Rules of clans derive all answers at height 2 alone, and rank them no better there."""
+    name = "clans:1500:0"
+    run = choices.start_run(RunConfig(dataset=name), load(name))
+    assert (run.run_config.learner, run.task.max_height) == ("proofs", 2)
 
 
 # -- settings of rules
