@@ -106,6 +106,10 @@ def _without(key):
     ("change", "message"),
     [
         (
+            _without("dataset"),
+            "config.json: dataset: expected a value, got none",
+        ),
+        (
             _without("ppo"),
             "config.json: ppo: expected an object, got None",
         ),
