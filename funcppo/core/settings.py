@@ -497,11 +497,9 @@ def from_json(config_type: type[ConfigT], raw: Json, prefix: str) -> ConfigT:
     # A file of another program lacks a nested config, which says more.
     for name in fields:
         _check_name(name, types, prefix)
-    for one in dataclasses.fields(config_type):
-        default, missing = one.default, dataclasses.MISSING
-        is_required = default is missing and one.default_factory is missing
-        if is_required and one.name not in fields:
-            raise ValueError(f"{prefix}{one.name}: expected a value, got none")
+    for name, parameter in inspect.signature(config_type).parameters.items():
+        if parameter.default is parameter.empty and name not in fields:
+            raise ValueError(f"{prefix}{name}: expected a value, got none")
     try:
         return config_type(**fields)
     except (TypeError, ValueError) as error:
