@@ -343,7 +343,16 @@ def ppo(
     if env.host is not None and env.host.n_envs is not None:
         options = {"n_envs": env.host.n_envs} | options
     check_settings(env.cfg, "env.cfg")
+    for name, fn in {"loss": loss, "advantages": advantages}.items():
+        if fn is not None and not callable(fn):
+            raise TypeError(f"{name}: expected a function, got {describe(fn)}")
 
+    names = [field.name for field in fields(PPOConfig)]
+    for name in options:
+        if name not in names:
+            raise TypeError(
+                f"{name}: expected one of the options {', '.join(names)}"
+            )
     ppo_config = PPOConfig(**options)
     agent = _build_agent(network, env)
     check_settings(agent.cfg, "agent.cfg")

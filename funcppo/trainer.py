@@ -810,19 +810,22 @@ def _on_device(learner: AnyLearner, device: torch.device | str) -> AnyLearner:
 
 
 def check_device(device: object) -> None:
-    """Check that PyTorch has a device.
+    """Check that tensors with numbers can be made on a device.
 
     Raises:
-      ValueError: it has none of this name.
+      ValueError: PyTorch has no such device, or it holds no numbers.
     """
+    problem = ""
     try:
-        torch.empty(0, device=cast(Any, device))
+        place = torch.empty(0, device=cast(Any, device)).device
+        problem = "which holds no numbers" if place.type == "meta" else ""
     # PyTorch without CUDA raises an AssertionError.
     except (AssertionError, RuntimeError, TypeError) as error:
         problem = str(error).partition("\n")[0]
+    if problem:
         raise ValueError(
             f"device: expected one that PyTorch has here, such as cpu or cuda, got {device!r}: {problem}"
-        ) from None
+        )
 
 
 def checkpoint_path(checkpoint: str | Path | None) -> Path | None:

@@ -63,7 +63,9 @@ def test_a_learner_is_the_full_form(env, cfg):
         ({"network": torch.nn.Linear(4, 3)}, TypeError, "got the module Linear; an Agent"),
         ({"network": lambda spec: None}, TypeError, "which returns NoneType"),
         ({"env": replace(fp.envs.cartpole(), spec=None)}, ValueError, "env.spec: expected an EnvironmentSpec"),
-        ({"n_env": 3}, TypeError, "got an unexpected keyword argument 'n_env'"),
+        ({"n_env": 3}, TypeError, "n_env: expected one of the options n_envs, "),
+        ({"loss": 3}, TypeError, "loss: expected a function, got int"),
+        ({"advantages": "gae"}, TypeError, "advantages: expected a function, got str"),
         ({"gae_lambda": 1.0, "n_microbatches": 0}, ValueError, "n_microbatches: expected 1 or more, got 0"),
     ],
 )  # fmt: skip

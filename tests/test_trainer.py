@@ -454,6 +454,7 @@ def test_a_run_that_ended_before_its_first_checkpoint_begins_its_log_again(
         (BOTH, TypeError, {"log": [["a"]]}, r"log: expected .*, got \['a'\]"),
         (BOTH, TypeError, {"logs": "a"}, "logs: expected an option of .* log"),
         (BOTH, ValueError, {"device": "gpu"}, "device: expected"),
+        (BOTH, ValueError, {"device": "meta"}, "device: expected"),
         (BOTH, ValueError, {"device": "cuda:99"}, "device: expected"),
         (BOTH, ValueError, {"device": 1.5}, "device: expected"),
         (ALONE, ValueError, {"total_steps": 0}, "total_steps: expected 1 or"),

@@ -167,9 +167,14 @@ def key(seed: int, device: torch.device | str = "cpu") -> I64[Tensor, "2"]:
 
     Raises:
       TypeError: the seed is no integer.
+      ValueError: it has more than 64 bits.
     """
     if not hasattr(seed, "__index__"):
         raise TypeError(f"seed: expected an integer, got {type(seed).__name__}")
+    if not -(1 << 63) <= seed < 1 << 64:
+        raise ValueError(
+            f"seed: expected an integer of 64 bits, got one of {int(seed).bit_length()} bits"
+        )
     words = [seed >> 32 & _MASK, seed & _MASK]
     return torch.tensor(words, dtype=torch.int64, device=device)
 

@@ -12,7 +12,9 @@ Names:
 
 from __future__ import annotations
 
+import difflib
 import importlib
+import inspect
 from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
@@ -121,13 +123,35 @@ def make(name: str, **options: Any) -> AnyEnvironment:
 
     Raises:
       ValueError: there is no environment of that name, or an option is out of range.
-      TypeError: the environment has no such option.
+      TypeError: the name is no string, or the environment has no such option.
     """
+    if not isinstance(cast(object, name), str):
+        raise TypeError(
+            f"name: expected a string such as CartPole-v1, got {type(name).__name__}"
+        )
     if name not in ENVIRONMENTS:
         raise ValueError(
-            f"{name}: expected one of {', '.join(ENVIRONMENTS)}; fp.envs.gymnasium makes those of Gymnasium"
+            f"{name}: expected an environment, got none of that name; {_nearest(name)}"
         )
     build = cast(Any, __getattr__(ENVIRONMENTS[name]))
+    known = inspect.signature(build).parameters
+    for option in options:
+        if option not in known:
+            raise TypeError(
+                f"{option}: expected one of the options {', '.join(known)} of {name}"
+            )
     if name.startswith("MinAtar/"):
         options = {"minimal_actions": name.endswith("-v1")} | options
     return build(**options)
+
+
+def _nearest(name: str) -> str:
+    """Format a hint on the environment whose name is most similar to an unknown name, or on all names."""
+    by_lower_case = {known.lower(): known for known in ENVIRONMENTS}
+    found = difflib.get_close_matches(name.lower(), by_lower_case, 1, 0.6)
+    if found:
+        return f"the nearest is {by_lower_case[found[0]]}"
+    return (
+        f"there are {', '.join(ENVIRONMENTS)}; "
+        f"fp.envs.gymnasium makes those of Gymnasium"
+    )

@@ -172,3 +172,9 @@ def test_bounds_are_rounded_as_float32_rounds(x):
 def test_a_seed_that_is_no_integer_is_refused_by_name(seed):
     with pytest.raises(TypeError, match=r"^seed: expected an integer, got"):
         random.key(seed)
+
+
+@pytest.mark.parametrize("seed", [1 << 64, -(1 << 63) - 1, 1 << 10_000])
+def test_a_seed_of_more_than_64_bits_is_refused(seed):
+    with pytest.raises(ValueError, match="seed: expected an integer of 64 bit"):
+        random.key(seed)

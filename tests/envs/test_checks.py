@@ -258,9 +258,27 @@ def test_options_reach_the_environment():
         fp.envs.make("CartPole-v1", max_steps=0)
 
 
-@pytest.mark.parametrize("given", ["CartPole-v0", "cartpole", "zzz"])
-def test_an_unknown_name_is_answered_by_all(given):
-    problem = f"^{given}: expected one of CartPole-v1, Pendulum-v1, .*Gymnasium"
-    with pytest.raises(ValueError, match=problem) as error:
+def test_an_unknown_option_is_named():
+    with pytest.raises(TypeError, match=r"^steps: expected .*max_steps"):
+        fp.envs.make("CartPole-v1", steps=3)
+
+
+@pytest.mark.parametrize(
+    ("given", "nearest"),
+    [
+        ("CartPole-v0", "CartPole-v1"),
+        ("cartpole", "CartPole-v1"),
+        ("acrobot-v1", "Acrobot-v1"),
+        ("MinAtar/Breakout", "MinAtar/Breakout-v[01]"),
+        ("MountainCarContinous-v0", "MountainCarContinuous-v0"),
+    ],
+)
+def test_an_unknown_name_is_answered_by_the_nearest(given, nearest):
+    with pytest.raises(ValueError, match=f"^{given}: .*{nearest}$") as error:
         fp.envs.make(given)
     assert "\n" not in str(error.value)
+
+
+def test_a_name_like_none_is_answered_by_all():
+    with pytest.raises(ValueError, match="there are CartPole-v1, Pendulum-v1"):
+        fp.envs.make("zzz")
