@@ -75,6 +75,7 @@ from funcppo.kg.graph.triples import (
     is_triple_file,
     iter_rows,
     map_names,
+    order_of_occurrence,
     read_triples,
     separator_of,
     split_triples,
@@ -536,6 +537,7 @@ def _load_splits(
             raise ValueError(
                 f"{paths[split]}: empty: expected lines of head<TAB>relation<TAB>tail"
             )
+    _check_spelling(paths, files, names, cfg)
     splits = dict.fromkeys(SPLITS, np.zeros((0, 3), np.int32))
     splits |= {split: file.triples for split, file in files.items()}
     notes = [note for file in files.values() for note in file.notes]
@@ -577,6 +579,49 @@ def _read_files(
         content = read_content(path)
         files[split] = read_triples(content, shown, numbers, cfg.columns)
     return files, list(numbers)
+
+
+# What names between NUL bytes that are not single-spaced have.
+_UNUSUAL_SPACES = (
+    "  ",
+    " \0",
+    "\0 ",
+    *(c for c in map(chr, range(1, 0x3001)) if c.isspace() and c != " "),
+)
+
+
+def _check_spelling(
+    paths: dict[str, Path],
+    files: dict[str, TripleFile],
+    names: list[str],
+    cfg: DataConfig,
+) -> None:
+    """Check that no two entities, and no two relations, differ in white space only.
+
+    Raises:
+      ValueError: two do; names the file and line of the second.
+    """
+    # Only a name that is not single-spaced can be another spelling.
+    text = "\0" + "\0".join(names) + "\0"
+    if not any(spaces in text for spaces in _UNUSUAL_SPACES):
+        return
+    single_spaced = [" ".join(name.split()) for name in names]
+    for columns in ([0, 2], [1]):
+        spellings: dict[str, int] = {}  # by the name with single spaces
+        for split, file in files.items():
+            # Terms of RDF are exact.
+            if is_rdf(str(paths[split])) or is_rdf(f".{cfg.format}"):
+                continue
+            rows = file.triples[:, columns]
+            order = order_of_occurrence(rows.ravel(), len(names))
+            for number in order.tolist():
+                first = spellings.setdefault(single_spaced[number], number)
+                if first != number:
+                    line = file.first_line + (rows == number).any(1).argmax()
+                    raise ValueError(
+                        f"{paths[split]}:{line}: expected one spelling, got {shorten(names[first])} and "
+                        f"{shorten(names[number])}, which differ in white space"
+                    )
 
 
 # -- triples in memory

@@ -245,6 +245,10 @@ EMPTY = "empty: expected lines of head<TAB>relation<TAB>tail"
         ("rules.txt", "r(X,Y) :- r(Y,X)\n\0", "rules.txt:2: expected text, got a NUL byte"),
         ("train.csv", "a,r,b\n", "train.txt: expected one of it and train.csv, got both"),
         ("train.txt.gz", "", "train.txt: expected one of it and train.txt.gz, got both"),
+        ("valid.txt", "a\tr\tb\na\tr\tb \n",
+         "valid.txt:2: expected one spelling, got 'b' and 'b ', which differ in white space"),
+        ("test.txt", "a\tr\u00a0\tb\n",
+         "test.txt:1: expected one spelling, got 'r' and 'r\\xa0', which differ in white space"),
         ("rules.txt", "r(a, b).", "rules.txt:1: as Prolog: expected rules with a body: facts belong in facts.txt"),
     ],
 )  # fmt: skip
