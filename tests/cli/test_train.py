@@ -392,6 +392,26 @@ def test_a_run_of_a_gpu_is_not_resumed_without_one(
     assert capsys.readouterr().err == f"funcppo: {line}\n"
 
 
+@pytest.mark.parametrize(
+    ("field", "value", "expected"),
+    [
+        ("score", ["success"], "one of success, best-proof"),
+        ("rule_metric", 1.5, "a number from 0 to 1 or null"),
+    ],
+)
+def test_a_checkpoint_that_says_something_else_of_its_run_is_one_line(
+    field, value, expected, trained, monkeypatch, capsys, tmp_path
+):
+    shutil.copytree(trained, tmp_path / "run")
+    run = open_run(trained)
+    path = tmp_path / "run" / CHECKPOINT_FILE
+    meta = checkpoint.read(path)[1] | {field: value}
+    checkpoint.save(path, run.state, meta)
+    assert continued(tmp_path / "run", monkeypatch) == 2
+    line = f"{path}: {field}: expected {expected}, got {value!r}"
+    assert capsys.readouterr().err == f"funcppo: {line}\n"
+
+
 def test_log_compiles_prints_what_compilers_and_graphs_did(
     monkeypatch, capsys, tmp_path
 ):

@@ -824,7 +824,7 @@ def open_run(
     arrays, meta = checkpoint.read(path)
     run = replace(run, state=_like_stored(run, meta))
     state = _move_state(run, arrays, trained, where)
-    return _with_state(run, state, meta, damage_notes)
+    return _with_state(run, path, state, meta, damage_notes)
 
 
 def resume_run(
@@ -852,16 +852,20 @@ def _restore(
     run = build_run(run_config, dataset, on_phase)
     like = _like_stored(run, checkpoint.read(path)[1])
     state, meta = checkpoint.restore(path, like, dataset.fingerprint)
-    return _with_state(run, state, meta, damage_notes)
+    return _with_state(run, path, state, meta, damage_notes)
 
 
 def _with_state(
     run: Run,
+    path: Path,
     state: RunState,
     meta: checkpoint.Meta,
     damage_notes: Sequence[str],
 ) -> Run:
     """Return the run with the state and metadata of a checkpoint."""
+    _check_meta(
+        path, meta, (EVIDENCE_SCORE,) if run.questions else PROOF_SCORES
+    )
     setup = run.questions
     if setup is not None and link_embedding.n_models(state.embedding):
         setup = fit.with_embedding(setup, state.embedding, "fact")
@@ -1001,6 +1005,44 @@ def _check_unchanged(
             f"{expected}, got {dataset.fingerprint} ({len(dataset.train):,} train triples, "
             f"{dataset.n_constants:,} entities, {len(dataset.rules):,} rules)"
         )
+
+
+def _check_meta(
+    path: Path, meta: checkpoint.Meta, scores: tuple[RunScore, ...]
+) -> None:
+    """Raise ValueError unless the checkpoint's metadata has the expected fields and types."""
+    checks: dict[str, tuple[str, Callable[[Any], bool]]] = {
+        "score": (f"one of {', '.join(scores)}", lambda x: x in scores),
+        "pending_row": (
+            "the metrics of an update",
+            lambda x: x is None or logs.is_row(x),
+        ),
+        "rule_metric": (
+            "a number from 0 to 1 or null",
+            lambda x: x is None or (isinstance(x, float) and 0 <= x <= 1),
+        ),
+        "is_learnt_better": ("true or false", lambda x: isinstance(x, bool)),
+        "step_names": (
+            "names of stages",
+            lambda x: (
+                isinstance(x, list) and all(isinstance(n, str) for n in x)
+            ),
+        ),
+        "notes": (
+            "pairs of a kind and a text",
+            lambda x: (
+                isinstance(x, list)
+                and all(isinstance(note, list) and len(note) == 2 for note in x)
+            ),
+        ),
+    }
+
+    for name, (expected, is_valid) in checks.items():
+        found = meta.get(name)
+        if not is_valid(found):
+            raise ValueError(
+                f"{path}: {name}: expected {expected}, got {found!r}"
+            )
 
 
 def save_checkpoint(run: Run, folder: Path) -> None:
