@@ -19,6 +19,7 @@ from funcppo import checkpoint, logs
 from funcppo.core.settings import CONFIG_FILE, METRICS_FILE
 from funcppo.kg.config import CHECKPOINT_FILE, RESULTS_FILE, read_config
 from funcppo.kg.run import train as training
+from funcppo.kg.run.run import open_run
 from funcppo.runtime.capture import ReplayMode
 from tests.cli.runner import SMALL, TRAINED, contains, funcppo, settings
 from tests.kg.run.runs import assert_equal_runs
