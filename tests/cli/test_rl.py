@@ -241,7 +241,7 @@ def test_several_places_of_a_log_add_up(monkeypatch, tmp_path):
     ("words", "problem"),
     [
         ("", "ENV: expected an environment, got none"),
-        ("cartpole-v1", "expected one of CartPole-v1, Pendulum-v1, "),
+        ("cartpole-v1", "the nearest is CartPole-v1"),
         ("CartPole-v1 --resume", "--resume: expected --out RUN too"),
         ("CartPole-v1 --log csv wandb", "--log csv: expected --out RUN too"),
         ("CartPole-v1 --resume --overwrite", "expected one of them"),
