@@ -405,16 +405,6 @@ def test_several_seeds_at_once_are_refused_before_any_step():
 # Learning
 
 
-@pytest.fixture(scope="module")
-def compiled():
-    """A learner, the state that it was compiled for, its compiled step, and calls of environments meanwhile."""
-    ppo = counting()
-    state = ppo.init(fp.random.key(0))
-    before = Counter.n_calls
-    fast = fp.compile(ppo, state, backend="aot_eager")
-    return ppo, state, fast, Counter.n_calls - before
-
-
 @on_gpu
 def test_learning_is_a_cuda_graph_and_equals_the_eager_step():
     """Three updates; actions go to the host and observations come back in each step."""

@@ -59,30 +59,3 @@ def test_a_record_is_as_old_as_its_date_or_its_commits(tmp_path):
     assert json.loads(json.dumps(provenance.describe_machine()))["date"] == str(
         today
     )
-
-
-# measures of the code
-
-SMALL = '''"""A module."""
-SIZES = (1, 2 * 3)
-LIMIT: int = -5
-NAME = "a"
-
-class A(typing.Protocol[T]):
-    def method(self) -> None:
-        # A comment.
-        pass
-
-@dataclass(frozen=True)
-class B: ...
-
-class C(A): ...
-
-def add(a: Any, b: int) -> int:
-    """The sum."""
-    total = a + b
-    return total
-'''
-
-
-# data

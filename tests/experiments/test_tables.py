@@ -18,18 +18,6 @@ def test_digits_are_significant_and_never_scientific():
     assert tables.digits(0.9973, 2) == "1"
 
 
-def larger(value, key=""):
-    """A record with every measured number larger: those with a fraction, and some counts."""
-    if isinstance(value, dict):
-        return {name: larger(member, name) for name, member in value.items()}
-    if isinstance(value, list):
-        return [larger(member, key) for member in value]
-    if isinstance(value, float):
-        return 1.4 * value
-    is_count = key in ("rules", "n_tried") and isinstance(value, int)
-    return 3 * value if is_count else value
-
-
 @pytest.mark.parametrize("name", PRINTED)
 def test_a_printed_block_is_the_text_of_its_record(name, tmp_path, monkeypatch):
     monkeypatch.setattr(paths, "RESULTS", tmp_path)

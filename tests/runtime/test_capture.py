@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from functools import cache, partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -15,11 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from funcppo.config import Config, PPOConfig
 from funcppo.core import random, tree
-from funcppo.kg.config import ProverTaskConfig
-from funcppo.kg.graph import loaders
-from funcppo.kg.search import task as prover_task
 from funcppo.runtime.capture import (
     CUDAGRAPH_OPTIONS,
     CaptureError,
@@ -328,34 +324,6 @@ def test_a_graphed_scan_equals_the_scan(device):
     assert len(graphed_scan.captures()) == 3
     assert graphed_scan.fallback_reasons() == (
         [] if device == "cuda" else ["no CUDA tensor in the state"]
-    )
-
-
-PPO = PPOConfig(n_envs=4, n_steps=6, n_updates=10, n_epochs=2, n_minibatches=2)
-
-
-@cache
-def cartpole(device: str) -> tuple[Config, Any]:
-    return cartpole_config(
-        max_steps=5,
-        n_envs=4,
-        n_steps=6,
-        n_updates=10,
-        n_epochs=2,
-        n_minibatches=2,
-    ), WORLD
-
-
-@cache
-def prover(device: str) -> tuple[Config, Any]:
-    """Countries S1 to height 2; the policy picks facts too."""
-    ready = prover_task.build_task(
-        loaders.load("countries_s1", None),
-        ProverTaskConfig(max_height=2, max_depth=4),
-        device,
-    )
-    return prover_task.build_config(ready, PPO), prover_task.training_world(
-        ready
     )
 
 

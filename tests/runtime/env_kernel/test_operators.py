@@ -146,10 +146,6 @@ def test_matrix_products_with_what_rows_share(
     torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
 
 
-def half(x: Tensor) -> Tensor:
-    return x.to(torch.bfloat16)
-
-
 @pytest.mark.parametrize(
     ("fn", "reason"),
     [
