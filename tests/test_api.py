@@ -18,22 +18,27 @@ from tests.forked import printed_by
 ROOT = Path(__file__).parents[1]
 
 
-def run_python(code: str) -> str:
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [
+        (
+            "dir(funcppo); funcppo.__version__; "
+            "print([m for m in sys.modules if m.startswith(('torch', 'optree', 'numpy', 'funcppo.'))])",
+            "['funcppo.core']",
+        ),
+        (
+            "import funcppo as fp; fp.PPOConfig(n_envs=8); fp.envs; fp.nets; print('torch' in sys.modules)",
+            "False",
+        ),
+    ],
+)
+def test_what_needs_no_torch_imports_none(code, expected):
+    """A config of settings is made and checked without it, too."""
+    code = f"import sys, funcppo; {code}"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     )
-    return done.stdout.strip()
-
-
-def test_importing_the_package_imports_no_torch_and_of_ours_the_version_only():
-    code = "import sys, funcppo; dir(funcppo); funcppo.__version__; "
-    code += "print([m for m in sys.modules if m.startswith(('torch', 'optree', 'numpy', 'funcppo.'))])"
-    assert run_python(code) == "['funcppo.core']"
-
-
-def test_settings_and_environments_are_found_without_torch():
-    code = "import sys, funcppo as fp; fp.PPOConfig(n_envs=8); fp.envs; fp.nets; print('torch' in sys.modules)"
-    assert run_python(code) == "False"
+    assert done.stdout.strip() == expected
 
 
 @pytest.mark.parametrize(
@@ -41,12 +46,15 @@ def test_settings_and_environments_are_found_without_torch():
     [
         "import funcppo.train_step",
         "from funcppo import train_step",
+        "import funcppo.envs.classic, funcppo.nets.networks",
         "funcppo.ppo",
     ],
 )
-def test_the_training_step_stays_a_module_and_ppo_a_function(first):
-    code = f"import funcppo; {first}; print(type(funcppo.train_step).__name__, type(funcppo.ppo).__name__)"
-    assert printed_by(code) == ["module function"]
+def test_modules_and_functions_stay_so_whatever_was_imported_before(first):
+    code = f"import funcppo as fp, funcppo; {first}; "
+    code += "found = fp.train_step, fp.ppo, fp.envs.cartpole, fp.envs.pendulum, fp.nets.mlp; "
+    code += "print(*[type(x).__name__ for x in found])"
+    assert printed_by(code) == ["module" + 4 * " function"]
 
 
 @pytest.mark.parametrize("name", sorted(set(fp.__all__) - {"__version__"}))
@@ -75,12 +83,6 @@ def test_an_unknown_name_is_an_attribute_error(module):
         match=f"module '{module.__name__}' has no attribute 'nothing'",
     ):
         _ = module.nothing
-
-
-def test_environments_and_networks_are_functions_whatever_was_imported_before():
-    code = "import funcppo.envs.classic, funcppo.nets.networks, funcppo as fp; "
-    code += "print([type(x).__name__ for x in (fp.envs.cartpole, fp.envs.pendulum, fp.nets.mlp)])"
-    assert printed_by(code) == ["['function', 'function', 'function']"]
 
 
 def test_the_version_and_the_marker_of_types_are_packaged():

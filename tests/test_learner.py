@@ -207,12 +207,9 @@ def as_state(make):
     ("make", "got"),
     [
         (Motion, "got Motion; register it by fp.tree.register_dataclass"),
-        (lambda motion, steps: {"motion": motion, "steps": steps}, "got dict"),
         (lambda motion, steps: (motion, {"steps": steps}), "got dict at"),
-        (lambda motion, steps: (motion, None), "got NoneType at"),
-        (lambda motion, steps: (motion, steps.tolist()), "got int at"),
     ],
-    ids=["dataclass", "dict", "nested dict", "None", "numbers"],
+    ids=["dataclass", "nested dict"],
 )
 def test_a_state_that_is_no_tree_of_tensors_is_refused_in_one_line(make, got):
     with pytest.raises(TypeError) as raised:
@@ -250,14 +247,9 @@ def test_a_compiled_learner_takes_the_same_steps_and_says_how(fast):
         assert_trees_equal(
             (state, metrics), (want, expected), rtol=1e-4, atol=1e-5
         )
-    assert (
-        compiled.record.strategy == "one-graph"
-        and compiled.record.failures == ()
-    )
-    assert (
-        compiled.record.replay_mode == "none"
-        and compiled.record.backend == "aot_eager"
-    )
+    record = compiled.record
+    assert (record.strategy, record.failures) == ("one-graph", ())
+    assert (record.replay_mode, record.backend) == ("none", "aot_eager")
 
 
 def test_a_state_from_elsewhere_and_metrics_are_left_alone_and_the_returned_state_is_not(
@@ -280,14 +272,10 @@ def test_a_state_from_elsewhere_and_metrics_are_left_alone_and_the_returned_stat
     assert int(held.update) == 1 and int(again.update) == 2
 
 
-def first_leaf_as(dtype):
-    """Changes the dtype of the first leaf alone."""
-
-    def change(whole):
-        first, *others = tree.leaves(whole)
-        return tree.unflatten(whole, [first.to(dtype), *others])
-
-    return change
+def with_a_double(whole):
+    """The tree with its first leaf alone in float64."""
+    first, *others = tree.leaves(whole)
+    return tree.unflatten(whole, [first.double(), *others])
 
 
 @pytest.mark.parametrize(
@@ -297,12 +285,6 @@ def first_leaf_as(dtype):
         (lambda state: state.params, "expected a TrainState, as init"),
         (
             lambda state: state._replace(
-                params=first_leaf_as(torch.bfloat16)(state.params)
-            ),
-            "expected torch.bfloat16 in every tensor, got torch.float32 at params.hidden",
-        ),
-        (
-            lambda state: state._replace(
                 params=tree.map(torch.Tensor.double, state.params)
             ),
             "expected torch.float64 in every tensor, got torch.float32 at mu.hidden",
@@ -310,7 +292,7 @@ def first_leaf_as(dtype):
         (
             lambda state: state._replace(
                 opt_state=state.opt_state._replace(
-                    nu=first_leaf_as(torch.float64)(state.opt_state.nu)
+                    nu=with_a_double(state.opt_state.nu)
                 )
             ),
             "expected torch.float32 in every tensor, got torch.float64 at nu.hidden",

@@ -37,38 +37,6 @@ def whole_run():
     return fp.train(LEARNER, TOTAL_STEPS, seed=3)
 
 
-def test_metrics_are_logged_and_a_continued_run_continues_them(tmp_path):
-    """The line of an update after the checkpoint is made again."""
-    options = {
-        "checkpoint": tmp_path / "run.npz",
-        "evaluate_every": 2,
-        "n_episodes": 1,
-    }
-
-    def fail(progress):
-        if progress.update == 3:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        log = fp.MetricsLog(tmp_path / "log", "csv")
-        fp.train(
-            LEARNER,
-            128,
-            callbacks=[log, fail],
-            checkpoint_every=2,
-            **options,
-        )
-    log = fp.MetricsLog(tmp_path / "log", "csv")
-    fp.train(LEARNER, 128, callbacks=[log], **options)
-    rows = logs.read(tmp_path / "log" / "metrics.jsonl")
-    assert [row["update"] for row in rows] == [1, 2, 3, 4]
-    assert [row["steps"] for row in rows] == [32, 64, 96, 128]
-    assert ["greedy_return" in row for row in rows] == [False, True] * 2
-    with open(tmp_path / "log" / "metrics.csv") as file:
-        cells = list(csv.DictReader(file))
-    assert [float(row["loss"]) for row in cells] == [r["loss"] for r in rows]
-
-
 def test_a_run_continued_from_its_checkpoint_equals_one_without_a_stop(
     whole_run, tmp_path
 ):
@@ -232,7 +200,7 @@ def test_an_interrupt_saves_the_last_state_that_callbacks_have_seen(
         return interrupt() if int(state.update) == 2 else step(learner, state)
 
     path = tmp_path / "run.npz"
-    log = fp.MetricsLog(tmp_path)
+    log = fp.MetricsLog(tmp_path, "csv")
     options = {"seed": 3, "checkpoint": path, "n_episodes": 1}
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         if moment == "evaluation":
@@ -243,11 +211,17 @@ def test_an_interrupt_saves_the_last_state_that_callbacks_have_seen(
         callbacks = [log, interrupt_late] if moment == "callback" else [log]
         fp.train(LEARNER, TOTAL_STEPS, callbacks=callbacks, **options)
     assert len(calls) == 1 and saved_update(path) == 2
-    log = fp.MetricsLog(tmp_path)
+    log = fp.MetricsLog(tmp_path, "csv")
     rest = fp.train(LEARNER, TOTAL_STEPS, callbacks=[log], **options)
     assert_trees_equal(rest.state, whole_run.state, rtol=0, atol=0)
     rows = logs.read(tmp_path / "metrics.jsonl")
     assert [row["update"] for row in rows] == [1, 2, 3, 4, 5, 6]
+    assert [row["steps"] for row in rows] == [32 * i for i in range(1, 7)]
+    evaluated = [row["update"] for row in rows if "greedy_return" in row]
+    assert evaluated == ([3, 6] if moment == "evaluation" else [])
+    with open(tmp_path / "metrics.csv") as file:
+        cells = list(csv.DictReader(file))
+    assert [float(row["loss"]) for row in cells] == [r["loss"] for r in rows]
 
 
 def test_what_is_not_learnt_from_is_noted():
@@ -344,7 +318,7 @@ def test_running_moments_leave_a_bad_number_out():
         assert (moments.n > 1500).all() and (moments.variance > 0.1).all()
 
 
-BOTH, ALONE = [fp.train, fp.train_many], [fp.train]
+BOTH, ALONE, MANY = [fp.train, fp.train_many], [fp.train], [fp.train_many]
 
 
 def with_bonus(bonus: float, **changes):
@@ -376,7 +350,7 @@ def begin(train, path, learner=LEARNER, **options):
         (BOTH, {"learner": with_bonus(1.0, network=fp.nets.gru(9))}, "agent.cfg: expected RecurrentConfig.*, got MLP"),
         (BOTH, {"learner": with_bonus(1.0, env=fp.envs.cartpole())}, "env.cfg: expected EpisodeConfig.*, got Wrap"),
         (ALONE, {"params": LEARNER.init(fp.random.key(5)).params}, "params: exp"),
-        (BOTH[1:], {"scalars": {"gamma": [0.5]}}, "scalars: exp"),
+        (MANY, {"scalars": {"gamma": [0.5]}}, "scalars: exp"),
     ],
 )  # fmt: skip
 def test_a_checkpoint_is_of_everything_that_its_result_depends_on(
@@ -457,21 +431,36 @@ def test_a_run_that_ended_before_its_first_checkpoint_begins_its_log_again(
         (BOTH, ValueError, {"device": "meta"}, "device: expected"),
         (BOTH, ValueError, {"device": "cuda:99"}, "device: expected"),
         (BOTH, ValueError, {"device": 1.5}, "device: expected"),
-        (ALONE, ValueError, {"total_steps": 0}, "total_steps: expected 1 or"),
+        (BOTH, ValueError, {"total_steps": 0}, "total_steps: expected 1 or"),
         (ALONE, ValueError, {"evaluate_every": 0}, "evaluate_every: expected"),
         (ALONE, ValueError, {"n_episodes": 1.5}, "n_episodes: expected an int"),
         (ALONE, ValueError, {"checkpoint_every": -1}, "checkpoint_every: exp"),
         (ALONE, TypeError, {"learner": "CartPole"}, "learner: .*, got str"),
         (ALONE, TypeError, {"callbacks": print}, "callbacks: expected a list"),
         (ALONE, TypeError, {"callbacks": [3]}, r"callbacks: .*, got \[3\]"),
+        (MANY, ValueError, {"seeds": 0}, "seeds: expected 1 or more, got 0"),
+        (MANY, ValueError, {"scalars": {"rate": [1, 2]}}, "scalars: exp"),
+        (MANY, ValueError, {"scalars": {"gamma": [1]}}, "scalars: gamma: exp"),
+        (MANY, ValueError, {"scalars": {"gamma": 0.9}}, "scalars: gamma: exp"),
+        (MANY, ValueError, {"scalars": {"gamma": [0.9, 1.5]}}, "gamma: exp"),
+        (
+            MANY,
+            ValueError,
+            {"scalars": {"learning_rate": [1e-3, float("nan")]}},
+            "learning_rate: .*, got nan",
+        ),
+        (MANY, TypeError, {"scalars": [1, 2]}, "scalars: expected num"),
+        (MANY, ValueError, {"strategy": "fast"}, "strategy: expected auto"),
     ],
 )
 def test_what_cannot_be_meant_is_named_in_one_line(
     trains, error, options, line
 ):
     for train in trains:
+        seeds = {"seeds": 2} if train is fp.train_many else {}
+        given = {"learner": LEARNER, "total_steps": 32} | seeds | options
         with pytest.raises(error, match=f"^{line}") as raised:
-            train(**({"learner": LEARNER, "total_steps": 32} | options))
+            train(**given)
         assert "\n" not in str(raised.value)
 
 
@@ -579,31 +568,6 @@ def test_each_seed_learns_with_its_own_scalars():
         for i in range(2)
     ]  # fmt: skip
     assert changes[0] == 0 < changes[1]
-
-
-@pytest.mark.parametrize(
-    ("options", "error", "problem"),
-    [
-        ({"seeds": 0}, ValueError, "seeds: expected 1 or more, got 0"),
-        ({"total_steps": 0}, ValueError, "total_steps: expected 1 or more"),
-        ({"scalars": {"rate": [1, 2]}}, ValueError, "scalars: expected one of"),
-        ({"scalars": {"gamma": [1]}}, ValueError, "scalars: gamma: expected 2"),
-        ({"scalars": {"gamma": [0.9, 1.5]}}, ValueError, "gamma: expected 0 to"),
-        (
-            {"scalars": {"learning_rate": [1e-3, float("nan")]}},
-            ValueError,
-            "learning_rate: expected 0 or more, got nan",
-        ),
-        ({"strategy": "fast"}, ValueError, "strategy: expected auto, one-graph"),
-        ({"scalars": {"gamma": 0.9}}, ValueError, "scalars: gamma: expected 2"),
-        ({"scalars": [1, 2]}, TypeError, "scalars: expected numbers by their"),
-    ],
-)  # fmt: skip
-def test_what_is_out_of_range_is_named(options, error, problem):
-    options = {"total_steps": 32, "seeds": 2} | options
-    with pytest.raises(error, match=f"^{problem}") as raised:
-        fp.train_many(LEARNER, **options)
-    assert "\n" not in str(raised.value)
 
 
 CARTPOLE = fp.envs.cartpole()

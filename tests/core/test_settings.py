@@ -5,8 +5,6 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import math
-import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal, get_args, get_origin
@@ -190,8 +188,3 @@ def test_an_option_out_of_range_is_one_line_that_names_it(
     assert error.startswith(f"funcppo: {option}: expected ")
     assert error.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
-
-
-def test_checking_a_config_imports_no_torch():
-    code = "import sys, funcppo.core.settings; sys.exit('torch' in sys.modules)"
-    subprocess.run([sys.executable, "-c", code], check=True)
