@@ -70,6 +70,14 @@ def keys(n, seed=0):
     return fp.random.split(fp.random.key(seed), n)
 
 
+def start(env, n):
+    return env.reset(env.cfg, None, keys(n))
+
+
+def step(env, state, action):
+    return env.step_functional(env.cfg, None, state, action, keys(len(action)))
+
+
 def by_hand(make_env, key, actions):
     """Steps of single environments, each reset when its episode ends: (final observation, reward, flags, next)."""
     envs = [make_env() for _ in key]
@@ -115,7 +123,7 @@ def test_each_step_is_that_of_the_environments_themselves(
     first, steps = by_hand(
         partial(gym.make, name, **options), keys(n_rows), np.clip(actions, low, high)
     )  # fmt: skip
-    state = env.reset(env.cfg, None, keys(n_rows))
+    state = start(env, n_rows)
     assert np.array_equal(state.obs, first.astype(np.float32))
     n_ends = np.zeros(2)
     for row_actions, wanted in zip(actions, steps):
@@ -141,12 +149,10 @@ def test_no_environment_is_stepped_past_its_end(end):
             return obs, reward, is_terminated, is_over != is_terminated, info
 
     env = fp.envs.gymnasium(Strict)
-    state = env.reset(env.cfg, None, keys(2))
+    state = start(env, 2)
     action = torch.zeros(2, dtype=torch.int64)
     for count in (1.0, 2.0, 3.0, 3.0, 3.0, 3.0, 3.0):
-        state, timestep = env.step_functional(
-            env.cfg, None, state, action, keys(2)
-        )
+        state, timestep = step(env, state, action)
         assert state.obs[:, 0].tolist() == [count] * 2
         assert getattr(timestep, end).tolist() == [count == 3.0] * 2
 
@@ -157,16 +163,14 @@ def test_no_environment_is_stepped_past_its_end(end):
 def test_a_discrete_observation_is_one_hot():
     env = fp.envs.gymnasium("FrozenLake-v1", is_slippery=False)
     assert env.spec.observation_size == 16 and env.spec.action_size == 4
-    state = env.reset(env.cfg, None, keys(2))
-    action = torch.tensor([1, 2])  # down, right
-    state, _ = env.step_functional(env.cfg, None, state, action, keys(2))
+    state, _ = step(env, start(env, 2), torch.tensor([1, 2]))  # down, right
     obs = env.observe(env.cfg, None, state)
     assert obs.dtype == torch.float32 and obs.sum(-1).tolist() == [1.0, 1.0]
     assert obs.argmax(-1).tolist() == [4, 1]
 
     shifted = fp.envs.gymnasium(Shifted)
-    state = shifted.reset(shifted.cfg, None, keys(1))
-    assert shifted.observe(shifted.cfg, None, state).argmax(-1).tolist() == [0]
+    obs = shifted.observe(shifted.cfg, None, start(shifted, 1))
+    assert obs.argmax(-1).tolist() == [0]
 
 
 class Pixels(Image):
@@ -197,8 +201,8 @@ def test_bytes_with_other_bounds_are_numbers_and_dense_networks_read_bytes(
         (board, 2),
         (image, 60 / 255 if scale_images else 60),
     ):
-        state = env.reset(env.cfg, WORLD, fp.random.split(fp.random.key(0), 2))
-        assert float(env.observe(env.cfg, WORLD, state).max()) <= highest
+        obs = env.observe(env.cfg, WORLD, start(env, 2))
+        assert float(obs.max()) <= highest
     for env in (flat(board), flat(image), bytes_):
         ppo = fp.ppo(env=env, network=network, n_steps=4, n_minibatches=2)
         state, metrics = ppo.step(ppo.init(fp.random.key(0)))
@@ -209,9 +213,7 @@ def test_bytes_with_other_bounds_are_numbers_and_dense_networks_read_bytes(
 def test_images_are_scaled_unless_the_network_does_it(scale_images):
     env = fp.envs.gymnasium(Image, scale_images=scale_images)
     assert env.spec.shape == (4, 5, 3)
-    state = env.reset(env.cfg, None, keys(2))
-    action = torch.zeros(2, dtype=torch.int64)
-    state, _ = env.step_functional(env.cfg, None, state, action, keys(2))
+    state, _ = step(env, start(env, 2), torch.zeros(2, dtype=torch.int64))
     obs = env.observe(env.cfg, None, state)
     assert state.obs.dtype == torch.uint8 and obs.shape == (2, 4, 5, 3)
     want = torch.tensor(100 / 255) if scale_images else torch.tensor(100)
@@ -261,36 +263,27 @@ def test_a_box_of_any_shape_is_an_action_and_is_clipped_to_its_bounds():
     env = fp.envs.gymnasium(Arm)
     assert env.spec.action_size == 4 and env.spec.continuous_actions
     assert env.spec.shape == (1,)
-    state = env.reset(env.cfg, None, keys(1))
     action = torch.tensor([[1.0, 9.0, -0.5, 0.0]])
-    state, timestep = env.step_functional(env.cfg, None, state, action, keys(1))
+    state, timestep = step(env, start(env, 1), action)
     assert timestep.reward.tolist() == [2.5] and state.obs.tolist() == [[2.0]]
 
 
-class Keyboard(Arm):
-    action_space = gym.spaces.MultiDiscrete([2, 3], start=[1, 10])
-
-
-@pytest.mark.parametrize("shape", [3, (2, 2)])
-def test_bits_are_several_actions_of_two(shape):
-    space = gym.spaces.MultiBinary(shape)
-    bits = with_space(Arm, action_space=space)
-    env = fp.envs.gymnasium(bits)
-    n = int(np.prod(shape))
-    assert env.spec.action_sizes == (2,) * n
-    state = env.reset(env.cfg, None, keys(2))
-    action = torch.tensor([[1] * n, [1] + [0] * (n - 1)])
-    _, timestep = env.step_functional(env.cfg, None, state, action, keys(2))
-    assert timestep.reward.tolist() == [n, 1.0]
-
-
-def test_several_discrete_actions_are_taken_at_once():
-    env = fp.envs.gymnasium(Keyboard)
-    assert env.spec.action_sizes == (2, 3) and env.spec.action_size == 5
-    state = env.reset(env.cfg, None, keys(2))
-    action = torch.tensor([[0, 2], [1, 0]])
-    _, timestep = env.step_functional(env.cfg, None, state, action, keys(2))
-    assert timestep.reward.tolist() == [13.0, 12.0]
+@pytest.mark.parametrize(
+    ("space", "sizes", "rewards"),
+    [
+        (gym.spaces.MultiBinary(3), (2,) * 3, [3.0, 1.0]),
+        (gym.spaces.MultiBinary((2, 2)), (2,) * 4, [4.0, 1.0]),
+        (gym.spaces.MultiDiscrete([2, 3], start=[1, 10]), (2, 3), [14.0, 12.0]),
+    ],
+)
+def test_several_discrete_actions_are_taken_at_once(space, sizes, rewards):
+    """Bits are several actions of two. Ones and the last of the last in a row; a one and zeros in the other."""
+    env = fp.envs.gymnasium(with_space(Arm, action_space=space))
+    assert env.spec.action_sizes == sizes and env.spec.action_size == sum(sizes)
+    action = torch.ones(2, len(sizes), dtype=torch.int64)
+    action[0, -1], action[1, 1:] = sizes[-1] - 1, 0
+    _, timestep = step(env, start(env, 2), action)
+    assert timestep.reward.tolist() == rewards
     ppo = fp.ppo(env=env, network=NETWORK, n_envs=2, **SMALL)
     state, _ = ppo.step(ppo.init(fp.random.key(0)))
     assert int(state.update) == 1
@@ -322,11 +315,10 @@ class Alternating(Counter):
 def test_masked_actions_are_observed_and_no_illegal_one_is_made():
     env = fp.envs.gymnasium(Alternating, n_envs=3, action_mask=True)
     fp.check(env, n_steps=16)
-    state = env.reset(env.cfg, None, keys(3))
+    state = start(env, 3)
     observed = env.observe(env.cfg, None, state)
     assert observed.action_mask.tolist() == [[False, True, True]] * 3
-    actions = torch.tensor([1, 2, 1])
-    state, _ = env.step_functional(env.cfg, None, state, actions, keys(3))
+    state, _ = step(env, state, torch.tensor([1, 2, 1]))
     assert state.action_mask.tolist() == [[True, False, True]] * 3
 
     # An illegal action would be an error of the environment.
@@ -354,7 +346,7 @@ def test_a_mask_that_is_missing_or_wrong_is_named(monkeypatch, info, problem):
     with pytest.raises(
         ValueError, match=f"^Alternating: action_mask: {problem}$"
     ):
-        env.reset(env.cfg, None, keys(2))
+        start(env, 2)
     with pytest.raises(ValueError, match=r"^Alternating: .*action_mask"):
         fp.check(env, n_steps=4)
 
@@ -506,10 +498,7 @@ def dividing():
 BROKEN = {
     "an exception": (dividing, "ZeroDivisionError: division by zero"),
     "seeds that are not passed on": (Unseeded, "AssertionError: .*seed"),
-    "a buffer that is used again": (
-        Reused,
-        "AssertionError: The observations .* share an object",
-    ),
+    "a buffer that is used again": (Reused, "AssertionError: The obs.* share"),
 }
 
 

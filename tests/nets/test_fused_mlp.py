@@ -114,6 +114,16 @@ def make_learner(
     )
 
 
+def first_state(cfg: Any, n_learners: int) -> tuple[Any, Any]:
+    """The parts and the state, in float64, of one learner or of several."""
+    keys = random.split(random.key(1), n_learners)
+    states = [train_step.init(cfg, WORLD, key) for key in keys]
+    if n_learners == 1:
+        return train_step.EAGER_PARTS, double(states[0])
+    state = tree.map(lambda *x: torch.stack(x), *states)
+    return train_step.vmap_parts(train_step.EAGER_PARTS), double(state)
+
+
 def collected(learner: Any, seed: int = 0) -> Any:
     """Params and what is learnt from, in float64."""
     state = double(learner.init(random.key(seed)))
@@ -158,14 +168,7 @@ def test_a_rollout_step_equals_that_of_operators(
     name: str, network: dict[str, Any], n_learners: int
 ) -> None:
     cfg = make_learner(name, network).cfg
-    parts = train_step.EAGER_PARTS
-    keys = random.split(random.key(1), n_learners)
-    states = [train_step.init(cfg, WORLD, key) for key in keys]
-    state = states[0]
-    if n_learners > 1:
-        parts = train_step.vmap_parts(parts)
-        state = tree.map(lambda *x: torch.stack(x), *states)
-    state = double(state)
+    parts, state = first_state(cfg, n_learners)
     inputs = parts.sample_randomness(cfg, WORLD, state.key).random_inputs
     args = (
         cfg,
@@ -192,16 +195,7 @@ def test_a_batch_with_truncated_episodes_equals_that_of_operators(
         bootstrap_truncated=bootstraps,
     )
     cfg = learner.cfg
-    parts = train_step.EAGER_PARTS
-    if n_learners > 1:
-        parts = train_step.vmap_parts(parts)
-    keys = random.split(random.key(1), n_learners)
-    states = [train_step.init(cfg, WORLD, key) for key in keys]
-    state = double(
-        states[0]
-        if n_learners == 1
-        else tree.map(lambda *x: torch.stack(x), *states)
-    )
+    parts, state = first_state(cfg, n_learners)
     rollout = train_step.roll_out(cfg, WORLD, state, parts)
     trajectory = double(rollout.trajectory)
     # as if the time limit had cut some episodes
@@ -229,23 +223,15 @@ def test_a_batch_with_truncated_episodes_equals_that_of_operators(
         ((8,), {}, "the network has 1 hidden layers, not 2"),
         ((8, 8, 8), {}, "the network has 3 hidden layers, not 2"),
         ((8, 65), {}, "a layer of 65 units, more than 64"),
-        (
-            (8, 8),
-            {"shared_trunk": True},
-            "actor and critic share their hidden layers",
-        ),
-        (
-            (8, 8),
-            {"matmul_dtype": torch.float64},
-            "products of torch.float64",
-        ),
+        ((8, 8), {"shared_trunk": True}, "actor and critic share their hidden"),
+        ((8, 8), {"matmul_dtype": torch.float64}, "products of torch.float64"),
     ],
 )
 def test_other_networks_have_no_kernels(
     hidden: tuple[int, ...], network: dict[str, Any], reason: str
 ) -> None:
     learner = make_learner("CartPole-v1", network, *hidden)
-    assert fused_mlp.reason_against(learner.cfg) == reason
+    assert fused_mlp.reason_against(learner.cfg).startswith(reason)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")

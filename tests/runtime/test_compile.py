@@ -48,11 +48,20 @@ def state():
     return init(CFG, WORLD, random.key(0))
 
 
-def select(parts=EAGER_PARTS, strategy="auto", backend="eager"):
+def select(
+    parts=EAGER_PARTS, strategy="auto", backend="eager", cfg=CFG, **options
+):
     """A strategy; the parts are traced, and compiled by a backend that is named."""
     return select_strategy(
-        collect, parts, CFG, WORLD, state(), strategy, backend
+        collect, parts, cfg, WORLD, state(), strategy, backend, **options
     )
+
+
+def assert_learns_the_same(parts, rtol=0.0, cfg=CFG, as_cfg=CFG):
+    """Params after a step by these parts, beside those of an eager step."""
+    got, _ = train_step(cfg, WORLD, state(), parts)
+    want, _ = train_step(as_cfg, WORLD, state())
+    assert_trees_equal(got.params, want.params, rtol=rtol, atol=1e-5)
 
 
 def broken(name: str, why: str = "broken on purpose") -> Any:
@@ -101,15 +110,11 @@ def test_inductor_selects_one_graph():
 @pytest.mark.parametrize("strategy", ["one-graph", "forward", "auto"])
 def test_microbatches_update_as_their_minibatch_does(strategy):
     cfg = replace(CFG, ppo=replace(CFG.ppo, n_microbatches=4))
-    parts, record = select_strategy(
-        collect, EAGER_PARTS, cfg, WORLD, state(), strategy, "aot_eager"
-    )
+    parts, record = select(strategy=strategy, backend="aot_eager", cfg=cfg)
     assert record.failures == ()
     assert record.strategy == ("one-graph" if strategy == "auto" else strategy)
-    got, want = (
-        train_step(cfg, WORLD, state(), parts),
-        train_step(CFG, WORLD, state()),
-    )
+    got = train_step(cfg, WORLD, state(), parts)
+    want = train_step(CFG, WORLD, state())
     assert_trees_equal(got, want, rtol=1e-4, atol=1e-5)
 
 
@@ -127,11 +132,7 @@ def test_each_strategy_that_fails_is_passed_over_and_recorded(n_broken):
     for failure in record.failures:
         assert failure.error_type == "Unsupported"
         assert failure.message and "\n" not in failure.message
-    got, want = (
-        train_step(CFG, WORLD, state(), parts)[0],
-        train_step(CFG, WORLD, state())[0],
-    )
-    assert_trees_equal(got.params, want.params, rtol=0, atol=1e-5)
+    assert_learns_the_same(parts)
 
 
 def test_a_logger_or_a_terminal_shows_each_part_and_its_seconds(
@@ -232,13 +233,9 @@ def test_a_network_of_the_autograd_engine_alone_is_compiled_forward(backend):
         replace(CFG, agent=replace(CFG.agent, apply=partial(network, cube)))
         for cube in (Cube.apply, lambda x: x**3)
     )
-    parts, record = select_strategy(
-        collect, EAGER_PARTS, by_engine, WORLD, state(), backend=backend
-    )
+    parts, record = select(backend=backend, cfg=by_engine)
     assert record.strategy == "forward"
-    got, _ = train_step(by_engine, WORLD, state(), parts)
-    want, _ = train_step(by_operators, WORLD, state())
-    assert_trees_equal(got.params, want.params, rtol=1e-4, atol=1e-5)
+    assert_learns_the_same(parts, 1e-4, by_engine, by_operators)
 
 
 def test_an_unknown_strategy_raises_one_line_that_names_the_strategies():
@@ -354,23 +351,12 @@ class Peers:
 def test_a_strategy_that_fails_in_another_process_is_passed_over():
     """Its reason stands in the record with the rank."""
     peers = Peers("one-graph")
-    parts, record = select_strategy(
-        collect,
-        EAGER_PARTS,
-        CFG,
-        WORLD,
-        state(),
-        "auto",
-        "eager",
-        agree=peers,
-    )
+    parts, record = select(agree=peers)
     assert record.strategy == "forward"
     assert {failure for _, failure in peers.own} == {""}
     assert [f.name for f in record.failures] == ["one-graph"]
     assert {f.message for f in record.failures} == {"rank 1: no"}
-    got, _ = train_step(CFG, WORLD, state(), parts)
-    want, _ = train_step(CFG, WORLD, state())
-    assert_trees_equal(got.params, want.params, rtol=0, atol=1e-5)
+    assert_learns_the_same(parts)
 
 
 # ---- Equality.

@@ -158,11 +158,18 @@ def assert_equals_the_loop(
         )
 
 
+def check_on_numpy(*learner_of: Any, **options: Any) -> RolloutKernel:
+    """The kernel of a learner, on numpy, once it has equalled the loop."""
+    learner, state = make_learner(*learner_of, **options)
+    args = rollout_arguments(learner, state)
+    kernel = on_numpy(learner, args)
+    assert_equals_the_loop(kernel, learner, args)
+    return kernel
+
+
 @pytest.mark.parametrize("name", CLASSIC)
 def test_the_code_computes_what_the_loop_does(name: str) -> None:
-    learner, state = make_learner(name, 3, 16)
-    args = rollout_arguments(learner, state)
-    assert_equals_the_loop(on_numpy(learner, args), learner, args)
+    check_on_numpy(name, 3, 16)
 
 
 @pytest.mark.parametrize(
@@ -179,9 +186,7 @@ def test_layers_of_any_width_and_blocks_that_are_not_full(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(rollout_kernel, "MIN_ROWS_TO_SHARE", 19)
-    learner, state = make_learner("CartPole-v1", 19, *hidden, **options)
-    args = rollout_arguments(learner, state)
-    assert_equals_the_loop(on_numpy(learner, args), learner, args)
+    check_on_numpy("CartPole-v1", 19, *hidden, **options)
 
 
 @pytest.mark.parametrize(
@@ -222,11 +227,7 @@ def test_values_that_are_computed_after_all_steps(name: str) -> None:
 def test_games_whose_images_are_held_in_tiles(
     name: str, hidden: tuple[int, ...]
 ) -> None:
-    learner, state = make_learner(name, 3, *hidden)
-    args = rollout_arguments(learner, state)
-    kernel = on_numpy(learner, args)
-    assert kernel.code.block[0] == 1
-    assert_equals_the_loop(kernel, learner, args)
+    assert check_on_numpy(name, 3, *hidden).code.block[0] == 1
 
 
 def test_a_game_with_bricks_broken_and_balls_lost() -> None:
