@@ -87,32 +87,20 @@ def test_truncation_drops_the_rows_after_the_checkpoint(last_update, tmp_path):
         "".join(json.dumps(line) + "\n" for line in [{"format": 2}, *lines])
     )
     logs.truncate(path, last_update)
-    logs.append(path, {"update": last_update + 1, "episode_return": 0.75})
-    rows = [
-        {"update": update, "episode_return": 0.5}
-        for update in (1, 2, 3)
-        if update <= last_update
-    ]
-    assert logs.read(path) == [
-        *rows,
-        {"update": last_update + 1, "episode_return": 0.75},
-    ]
+    later = {"update": last_update + 1, "episode_return": 0.75}
+    logs.append(path, later)
+    assert logs.read(path) == [*lines[:last_update], later]
     assert path.read_text().count("format") == 1
 
 
-def test_an_unfinished_last_line_is_left_out(tmp_path):
+def test_an_unfinished_line_is_left_out_be_it_the_last_or_the_first(tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"format": 2}\n{"update": 1}\n{"update": 2, "los')
     assert logs.read(path) == [{"update": 1}]
-    notes = logs.truncate(path, 1)
-    assert notes == [f"{path}:3: unfinished line dropped"]
+    assert logs.truncate(path, 1) == [f"{path}:3: unfinished line dropped"]
     logs.append(path, {"update": 2})
     assert logs.read(path) == [{"update": 1}, {"update": 2}]
     assert logs.truncate(path, 2) == []
-
-
-def test_an_unfinished_first_line_is_dropped_too(tmp_path):
-    path = tmp_path / "metrics.jsonl"
     path.write_text('{"form')
     assert logs.truncate(path, 0) == [f"{path}:1: unfinished line dropped"]
     assert path.read_text() == '{"format": 2}\n'
@@ -220,10 +208,12 @@ def test_a_run_of_wandb_goes_on_under_its_id(tmp_path, monkeypatch):
     ]
 
 
-def test_a_missing_package_is_named_with_its_extra(monkeypatch):
+def test_an_unknown_logger_is_refused_and_a_missing_package_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.raises(FieldError, match=r"log: .*'funcppo\[wandb\]'"):
         logs.check_loggers(["csv", "wandb"])
+    with pytest.raises(FieldError, match=r"log: expected one of jsonl, csv,"):
+        logs.check_loggers(["mlflow"])  # type: ignore[list-item]
 
 
 @pytest.mark.parametrize("key", [True, False])
@@ -241,8 +231,3 @@ def test_an_account_is_missed_before_the_work_begins(monkeypatch, mode, key):
         return
     with pytest.raises(FieldError, match=r"log: .*WANDB_MODE=offline, got"):
         logs.check_loggers(["wandb"])
-
-
-def test_an_unknown_logger_is_refused():
-    with pytest.raises(FieldError, match=r"log: expected one of jsonl, csv,"):
-        logs.check_loggers(["mlflow"])  # type: ignore[list-item]

@@ -22,6 +22,7 @@ from funcppo.train_step import init
 from tests.learning import assert_trees_equal, cartpole_config, double
 
 CLIP = torch.tensor(0.2)
+equal = partial(torch.testing.assert_close, rtol=1e-7, atol=0)
 
 
 def problem(seed: int = 0, N: int = 32, **ppo):
@@ -53,40 +54,35 @@ def test_no_gradient_flows_where_the_ratio_is_clipped():
     assert grad.tolist() == [0.0, 0.0, 0.25, -0.25]
 
 
+def in_torch(cfg, params, batch):
+    """The output, its distribution, normalised advantages and log ratios, as both implementations have them."""
+    out = cfg.agent.apply(cfg.agent.cfg, (), params, batch.obs)
+    probs = torch.distributions.Categorical(logits=out.logits)
+    adv = batch.advantage
+    adv = (adv - adv.mean()) / (adv.std() + 1e-8)
+    return out, probs, adv, probs.log_prob(batch.action) - batch.log_prob
+
+
 def test_the_loss_equals_cleanrl():
     """CleanRL's ppo.py: sample deviation, the larger of two value errors, half of their mean, minus the entropy."""
     cfg, params, batch, scalars = problem()
     loss, metrics = loss_fn(cfg, (), params, batch, scalars)
-    out = cfg.agent.apply(cfg.agent.cfg, (), params, batch.obs)
-    probs = torch.distributions.Categorical(logits=out.logits)
-    logratio = probs.log_prob(batch.action) - batch.log_prob
+    out, probs, adv, logratio = in_torch(cfg, params, batch)
     ratio = logratio.exp()
-    adv = (batch.advantage - batch.advantage.mean()) / (
-        batch.advantage.std() + 1e-8
-    )
     pg = torch.max(
         -adv * ratio, -adv * torch.clamp(ratio, 1 - 0.2, 1 + 0.2)
     ).mean()
     clipped = batch.value + torch.clamp(out.value - batch.value, -0.2, 0.2)
-    v = (
-        0.5
-        * torch.max(
-            (out.value - batch.value_target) ** 2,
-            (clipped - batch.value_target) ** 2,
-        ).mean()
-    )
+    errors = [(x - batch.value_target) ** 2 for x in (out.value, clipped)]
+    v = 0.5 * torch.max(*errors).mean()
     entropy = probs.entropy().mean()
     want = pg - 0.01 * entropy + v * 0.5
-    torch.testing.assert_close(
-        loss, want, rtol=1e-7, atol=0
-    )  # the scalars were rounded to float32
-    torch.testing.assert_close(
-        metrics.approx_kl, ((ratio - 1) - logratio).mean(), rtol=1e-7, atol=0
-    )
+    equal(loss, want)  # the scalars were rounded to float32
+    equal(metrics.approx_kl, ((ratio - 1) - logratio).mean())
     torch.testing.assert_close(
         metrics.clip_fraction, ((ratio - 1).abs() > 0.2).double().mean()
     )
-    torch.testing.assert_close(metrics.entropy, entropy, rtol=1e-7, atol=0)
+    equal(metrics.entropy, entropy)
 
 
 def test_the_loss_equals_stable_baselines():
@@ -95,25 +91,18 @@ def test_the_loss_equals_stable_baselines():
         value_loss="clipped_only", half_value_loss=False
     )
     loss, _ = loss_fn(cfg, (), params, batch, scalars)
-    out = cfg.agent.apply(cfg.agent.cfg, (), params, batch.obs)
-    probs = torch.distributions.Categorical(logits=out.logits)
-    adv = (batch.advantage - batch.advantage.mean()) / (
-        batch.advantage.std() + 1e-8
-    )
-    ratio = torch.exp(probs.log_prob(batch.action) - batch.log_prob)
+    out, probs, adv, logratio = in_torch(cfg, params, batch)
+    ratio = logratio.exp()
     policy = -torch.min(
         adv * ratio, adv * torch.clamp(ratio, 1 - 0.2, 1 + 0.2)
     ).mean()
     predicted = batch.value + torch.clamp(out.value - batch.value, -0.2, 0.2)
     value = torch.nn.functional.mse_loss(batch.value_target, predicted)
-    want = policy + 0.01 * -torch.mean(probs.entropy()) + 0.5 * value
-    torch.testing.assert_close(loss, want, rtol=1e-7, atol=0)
+    equal(loss, policy + 0.01 * -torch.mean(probs.entropy()) + 0.5 * value)
 
 
 def test_value_errors_by_hand():
-    """V = 2, old 1, target 3, eps .2: plain 1, clipped to 1.2 so 3.24; half of each where
-    it is asked for.
-    """
+    """V = 2, old 1, target 3, eps .2: plain 1, clipped to 1.2 so 3.24; half of each where it is asked for."""
     value, old, target = (torch.tensor([x]) for x in (2.0, 1.0, 3.0))
     cases = {
         ("plain", True): 0.5,

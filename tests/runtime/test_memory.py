@@ -120,10 +120,7 @@ print(memory.peak_bytes("cpu") - low)
     assert [above, rise] == pytest.approx([0, SIZE], abs=SIZE // 8)
 
 
-@pytest.mark.skipif(
-    not torch.cuda.is_available(),
-    reason="no GPU: its memory cannot be measured",
-)
+@on_gpu
 def test_gpu_memory_is_that_of_allocated_tensors():
     torch.zeros(1, device="cuda")  # what the first tensor leaves behind
     gc.collect()
