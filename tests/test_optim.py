@@ -100,12 +100,6 @@ def test_a_zero_gradient_is_clipped_to_zero():
     assert float(norm) == 0 and not any(g.any() for g in clipped)
 
 
-def factors(cfg: Schedule, n: int) -> list[float]:
-    return [
-        float(optim.schedule_factor(cfg, torch.tensor(u), n)) for u in range(n)
-    ]
-
-
 @pytest.mark.parametrize("warmup", [0, 3])
 @pytest.mark.parametrize("end", [0.0, 0.1])
 @pytest.mark.parametrize("kind", ["linear", "cosine"])
@@ -132,6 +126,6 @@ def test_schedules_equal_torch(kind, end, warmup):
         want.append(adam.param_groups[0]["lr"])
         adam.step()
         schedule.step()
-    assert factors(
-        Schedule(kind=kind, end_factor=end, warmup_updates=warmup), n
-    ) == pytest.approx(want, abs=1e-6)
+    ours = Schedule(kind=kind, end_factor=end, warmup_updates=warmup)
+    got = [optim.schedule_factor(ours, torch.tensor(u), n) for u in range(n)]
+    assert [float(x) for x in got] == pytest.approx(want, abs=1e-6)

@@ -153,22 +153,14 @@ def test_observations_values_advantages_and_losses_agree_within_1e_4(updates):
         got, want, rtol=0, atol=1e-4
     )
     for u, (log, _) in enumerate(steps):
-        for ours, theirs in (
-            ("obs", "obs"),
-            ("value", "value"),
-            ("log_prob", "log_prob"),
-            ("reward", "reward"),
-        ):
-            close(stacked(log, ours), run[theirs][u])
+        for name in ("obs", "value", "log_prob", "reward"):
+            close(stacked(log, name), run[name][u])
         batch = log["build_batch"][0][0]
-        close(
-            batch.advantage.view(run["advantages"][u].shape).numpy(),
-            run["advantages"][u],
-        )
-        close(
-            batch.value_target.view(run["targets"][u].shape).numpy(),
-            run["targets"][u],
-        )
+        for got, name in (
+            (batch.advantage, "advantages"),
+            (batch.value_target, "targets"),
+        ):
+            close(got.view(run[name][u].shape).numpy(), run[name][u])
         losses = [learnt.loss for _, learnt in log["minibatch_step"]]
         for name, key in (
             ("loss", "0"),

@@ -51,40 +51,33 @@ def test_a_trajectory_equals_a_loop_over_single_rows(name):
     env, agent = cfg.env, cfg.agent
     params, actor, (_, step_keys, reset_keys), _, traj = trajectory(cfg)
     final_value = rollout.estimate_final_value(cfg, WORLD, params, traj)
+    close = partial(torch.testing.assert_close, rtol=1e-6, atol=1e-6)
     for b in range(6):
         state = tree.map(lambda x, b=b: x[b : b + 1], actor.env_state)
         total = 0.0
         for t in range(30):
             step_key, reset_key = step_keys[t, b], reset_keys[t, b]
             obs = env.observe(env.cfg, WORLD, state)
-            torch.testing.assert_close(
-                traj.obs[t, b], obs[0], rtol=1e-6, atol=1e-6
-            )
+            close(traj.obs[t, b], obs[0])
             out = agent.apply(agent.cfg, WORLD, params, obs)
             action = traj.action[t, b : b + 1]
-            torch.testing.assert_close(
-                traj.log_prob[t, b], agent.distribution.log_prob(out, action)[0]
-            )
-            torch.testing.assert_close(traj.value[t, b], out.value[0])
+            log_prob = agent.distribution.log_prob(out, action)
+            close(traj.log_prob[t, b], log_prob[0])
+            close(traj.value[t, b], out.value[0])
             state, step = env.step_functional(
                 env.cfg, WORLD, state, action, step_key[None]
             )
             total += float(step.reward)
-            torch.testing.assert_close(
-                traj.reward[t, b], step.reward[0], rtol=1e-6, atol=1e-5
-            )
-            assert float(
-                traj.episode_stats.total_reward[t, b]
-            ) == pytest.approx(total, rel=1e-5, abs=1e-5)
+            close(traj.reward[t, b], step.reward[0])
+            got_total = float(traj.episode_stats.total_reward[t, b])
+            assert got_total == pytest.approx(total, rel=1e-5, abs=1e-5)
             last = env.observe(env.cfg, WORLD, state)
             want = (
                 agent.apply(agent.cfg, WORLD, params, last).value[0]
                 if step.truncated
                 else torch.tensor(0.0)
             )
-            torch.testing.assert_close(
-                final_value[t, b], want, rtol=1e-5, atol=1e-5
-            )
+            close(final_value[t, b], want)
             if step.terminated or step.truncated:
                 state, total = env.reset(env.cfg, WORLD, reset_key[None]), 0.0
 
