@@ -32,6 +32,7 @@ def nothing(*args):
         ({"action_size": 0}, "action_size: expected 1 or more, got 0"),
         ({"observation_shape": (3, 0)}, "observation_shape: expected 1 or"),
         ({"action_sizes": (2, True)}, "action_sizes: expected an integer"),
+        ({"action_sizes": (3, 2)}, "action_sizes: .* action_size = 2"),
         ({"continuous_actions": 1}, "continuous_actions: expected true or"),
     ],
 )

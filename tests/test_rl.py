@@ -131,21 +131,21 @@ def test_environments_are_wrapped_as_the_settings_say():
     assert image.cfg.env.spec.observation_shape is None
 
 
-def test_gsde_is_refused_where_it_cannot_be():
-    published = published_settings("CartPole-v1")
-    gsde = dataclasses.replace(published, exploration="gsde")
-    with pytest.raises(ValueError, match="exploration: expected independent"):
-        rl.make_learner("CartPole-v1", gsde)
-
-
 @pytest.mark.parametrize(
-    "option",
-    [{"noise_steps": 4}, {"first_log_std": -1.0}, {"orthogonal": False}],
+    ("option", "value"),
+    [
+        ("exploration", "gsde"),
+        ("noise_steps", 4),
+        ("first_log_std", -1.0),
+        ("orthogonal", False),
+    ],
 )
-def test_an_option_of_gsde_alone_is_refused_without_it(option):
+def test_gsde_is_refused_where_it_cannot_be_and_its_options_without_it(
+    option, value
+):
     published = published_settings("CartPole-v1")
-    settings = dataclasses.replace(published, **option)
-    with pytest.raises(ValueError, match=f"{next(iter(option))}: expected"):
+    settings = dataclasses.replace(published, **{option: value})
+    with pytest.raises(ValueError, match=f"{option}: expected"):
         rl.make_learner("CartPole-v1", settings)
 
 

@@ -161,11 +161,6 @@ def test_options_that_do_not_fit_are_refused_by_name(kind, options, problem):
         fp.nets.mlp(4, **options)(SPECS[kind])
 
 
-def test_sizes_of_several_actions_add_up():
-    with pytest.raises(ValueError, match=r"^action_sizes: .* action_size = 4"):
-        EnvironmentSpec(observation_size=1, action_size=4, action_sizes=(3, 2))
-
-
 IMAGE_SPEC = EnvironmentSpec(
     observation_size=11 * 10 * 3, observation_shape=(11, 10, 3), action_size=4
 )

@@ -238,14 +238,6 @@ def test_a_network_of_the_autograd_engine_alone_is_compiled_forward(backend):
     assert_learns_the_same(parts, 1e-4, by_engine, by_operators)
 
 
-def test_an_unknown_strategy_raises_one_line_that_names_the_strategies():
-    with pytest.raises(
-        ValueError,
-        match=r"^strategy: expected auto, one-graph, forward, eager, got 'fast'$",
-    ):
-        select(strategy="fast")
-
-
 def test_trials_leave_the_state_as_it_was():
     before = [x.clone() for x in tree.leaves(state())]
     versions = [x._version for x in tree.leaves(state())]
