@@ -207,9 +207,12 @@ def as_state(make):
     ("make", "got"),
     [
         (Motion, "got Motion; register it by fp.tree.register_dataclass"),
+        (lambda motion, steps: {"motion": motion, "steps": steps}, "got dict"),
         (lambda motion, steps: (motion, {"steps": steps}), "got dict at"),
+        (lambda motion, steps: (motion, None), "got NoneType at"),
+        (lambda motion, steps: (motion, steps.tolist()), "got int at"),
     ],
-    ids=["dataclass", "nested dict"],
+    ids=["dataclass", "dict", "nested dict", "None", "numbers"],
 )
 def test_a_state_that_is_no_tree_of_tensors_is_refused_in_one_line(make, got):
     with pytest.raises(TypeError) as raised:
@@ -272,10 +275,10 @@ def test_a_state_from_elsewhere_and_metrics_are_left_alone_and_the_returned_stat
     assert int(held.update) == 1 and int(again.update) == 2
 
 
-def with_a_double(whole):
-    """The tree with its first leaf alone in float64."""
+def first_leaf_as(dtype, whole):
+    """The tree with another dtype of its first leaf alone."""
     first, *others = tree.leaves(whole)
-    return tree.unflatten(whole, [first.double(), *others])
+    return tree.unflatten(whole, [first.to(dtype), *others])
 
 
 @pytest.mark.parametrize(
@@ -285,6 +288,12 @@ def with_a_double(whole):
         (lambda state: state.params, "expected a TrainState, as init"),
         (
             lambda state: state._replace(
+                params=first_leaf_as(torch.bfloat16, state.params)
+            ),
+            "expected torch.bfloat16 in every tensor, got torch.float32 at params.hidden",
+        ),
+        (
+            lambda state: state._replace(
                 params=tree.map(torch.Tensor.double, state.params)
             ),
             "expected torch.float64 in every tensor, got torch.float32 at mu.hidden",
@@ -292,7 +301,7 @@ def with_a_double(whole):
         (
             lambda state: state._replace(
                 opt_state=state.opt_state._replace(
-                    nu=with_a_double(state.opt_state.nu)
+                    nu=first_leaf_as(torch.float64, state.opt_state.nu)
                 )
             ),
             "expected torch.float32 in every tensor, got torch.float64 at nu.hidden",

@@ -498,7 +498,10 @@ def dividing():
 BROKEN = {
     "an exception": (dividing, "ZeroDivisionError: division by zero"),
     "seeds that are not passed on": (Unseeded, "AssertionError: .*seed"),
-    "a buffer that is used again": (Reused, "AssertionError: The obs.* share"),
+    "a buffer that is used again": (
+        Reused,
+        "AssertionError: The observations .* share an object",
+    ),
 }
 
 
