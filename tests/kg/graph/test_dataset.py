@@ -28,17 +28,13 @@ from tests.kg.graph.python_datalog import triples
 
 
 def test_a_program_gives_facts_and_rules_of_any_arity():
-    d = from_text(
-        "edge(a, b). path(X,Y) :- edge(X,Y). hot. r(7, a, b).\npath(X,Y) :- path(X,Z), edge(Z,Y)."
-    )
+    program = "edge(a, b). path(X,Y) :- edge(X,Y). hot. r(7, a, b).\n"
+    d = from_text(program + "path(X,Y) :- path(X,Z), edge(Z,Y).")
     assert d.entities == ("a", "b", "7")
     assert d.predicates == ("edge", "path", "hot", "r")
     assert d.arities == (2, 2, 0, 3)
-    assert (
-        d.train.tolist()
-        == d.facts.tolist()
-        == [[1, 1, 2, 0], [3, 0, 0, 0], [4, 3, 1, 2]]
-    )
+    facts = [[1, 1, 2, 0], [3, 0, 0, 0], [4, 3, 1, 2]]
+    assert d.train.tolist() == d.facts.tolist() == facts
     assert d.rules.tolist()[0] == [[2, 4, 5, 0], [1, 4, 5, 0], [0] * 4]
     assert len(d.valid) == len(d.test) == 0
     assert parse_query(d, "hot").tolist() == [3, 0, 0, 0]
@@ -54,10 +50,8 @@ def test_the_fingerprint_tells_order_rules_and_splits_apart_but_not_weights():
     ]
     sets += [from_triples([a, b], rules="r(X,Y) :- r(Y,X)")]
     assert len({d.fingerprint for d in sets}) == 5
-    assert (
-        from_triples([a, b], rules="1\tr(X,Y) :- r(Y,X)").fingerprint
-        == sets[-1].fingerprint
-    )
+    weighted = from_triples([a, b], rules="1\tr(X,Y) :- r(Y,X)")
+    assert weighted.fingerprint == sets[-1].fingerprint
 
 
 def test_the_ids_of_triples_follow_first_occurrence_worked_by_hand():
@@ -100,14 +94,9 @@ def test_rules_that_define_relations_add_them_and_widen_all_atoms():
         [("a", "r", "b")],
         rules="s(X, Y, Z) :- r(X, Y), r(Y, Z)\nt(X) :- u(X, X)\nu(X, Y) :- r(Y, X)",
     )
-    assert dict(zip(d.predicates, d.arities)) == {
-        "r": 2,
-        "s": 3,
-        "t": 1,
-        "u": 2,
-    }
     # fingerprints of stored runs hold this order
     assert d.predicates == ("r", "u", "t", "s")
+    assert d.arities == (2, 2, 1, 3)
     assert d.atom_width == 4 and d.train.tolist() == [[1, 1, 2, 0]]
     assert d.rules.tolist() == [
         [[4, 3, 4, 5], [1, 3, 4, 0], [1, 4, 5, 0]],
@@ -330,14 +319,13 @@ LEAKY = st.lists(
 def test_leaks_are_those_of_sets_of_names(known, valid, test):
     ids = {name: i for i, name in enumerate("abcde", 1)}
     relations = {name: i for i, name in enumerate("rstu", 1)}
-    tables = [
-        np.array(
-            [(relations[r], ids[h], ids[t]) for r, h, t in rows], np.int32
-        ).reshape(-1, 3)
-        for rows in (known, valid, test)
-    ]
-    held_out = {"valid": tables[1], "test": tables[2]}
-    notes = leakage_notes(tables[0], held_out, list("rstu"))
+
+    def encode(rows):
+        table = [(relations[r], ids[h], ids[t]) for r, h, t in rows]
+        return np.array(table, np.int32).reshape(-1, 3)
+
+    held_out = {"valid": encode(valid), "test": encode(test)}
+    notes = leakage_notes(encode(known), held_out, list("rstu"))
     counts = Counter()
     for note in notes:
         split, count, *_ = note.split()

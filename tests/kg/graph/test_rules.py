@@ -490,20 +490,19 @@ def test_variables_of_anyburl_are_those_that_pyclause_takes(rule, text):
     assert format_clause(head, body, "AnyBURL") == text
 
 
-@given(
-    st.lists(rules(ARITIES), min_size=1, max_size=4),
-    st.sampled_from(["tsv", "AnyBURL"]),
+@pytest.mark.parametrize(
+    ("form", "kind", "arity"),
+    [
+        ("tsv", "weighted", ARITIES),
+        ("AnyBURL", "AnyBURL", ARITIES),
+        ("AMIE", "AMIE", BINARY),
+    ],
 )
-def test_line_formats_read_back_what_they_print(clauses, form):
+@given(data=st.data())
+def test_line_formats_read_back_what_they_print(form, kind, arity, data):
+    clauses = data.draw(st.lists(rules(arity), min_size=1, max_size=4))
     text = format_file(clauses, form)
-    assert detect_format(text) == {"tsv": "weighted"}.get(form, form)
-    assert [canonical(c) for c in read(text)] == [canonical(c) for c in clauses]
-
-
-@given(st.lists(rules(BINARY), min_size=1, max_size=4))
-def test_amie_reads_back_what_it_prints(clauses):
-    text = format_file(clauses, "AMIE")
-    assert detect_format(text) == "AMIE"
+    assert detect_format(text) == kind
     assert [canonical(c) for c in read(text)] == [canonical(c) for c in clauses]
 
 

@@ -49,15 +49,6 @@ def test_too_few_people_or_a_negative_seed_are_refused():
         load("family_tree:9:0")
 
 
-# -- clans
-
-
-# -- family_tree
-
-
-# -- countries
-
-
 @pytest.fixture(scope="module")
 def countries():
     return [load(f"countries_s{i}") for i in (1, 2, 3)]

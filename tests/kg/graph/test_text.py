@@ -191,22 +191,6 @@ def prolog_kind(text):
 
 # -- clauses
 
-WORDS = st.text("abcxyz", min_size=1, max_size=3).map(lambda text: "k" + text)
-TERMS = WORDS | st.sampled_from("XYZ").map(Variable)
-ATOMS = st.builds(Atom, WORDS, st.lists(TERMS, max_size=3).map(tuple))
-
-
-def tokens_of(atom):
-    """The tokens of an atom, without the lexer."""
-    tokens = [Token("name", atom.predicate)]
-    for i, term in enumerate(atom.args):
-        tokens.append(Token("," if i else "(", "," if i else "("))
-        is_variable = isinstance(term, Variable)
-        tokens.append(
-            Token("variable", term.name) if is_variable else Token("name", term)
-        )
-    return [*tokens, Token(")", ")")] if atom.args else tokens
-
 
 def parse_line(text):
     return parse_clause(tokenize_line(text), ":-", prolog=False)
@@ -227,17 +211,6 @@ def test_a_rule_and_a_fact_worked_by_hand():
     tokens = tokenize_line("p(a, b), q")
     assert parse_atom(tokens, 0, prolog=False) == (Atom("p", ("a", "b")), 6)
     assert parse_atom(tokens, 7, prolog=False)[0] == Atom("q", ())
-
-
-@given(ATOMS, st.lists(ATOMS, max_size=4), st.booleans())
-def test_the_clause_of_tokens_is_the_clause_that_they_were_made_of(
-    head, body, is_prolog
-):
-    tokens = tokens_of(head)
-    for i, atom in enumerate(body):
-        tokens += [Token("," if i else "<=", ""), *tokens_of(atom)]
-    clause = parse_clause([*tokens, Token("end", ".")], "<=", prolog=is_prolog)
-    assert clause == (head, tuple(body))
 
 
 def test_each_anonymous_variable_has_a_name_of_its_own_that_no_text_can_give():

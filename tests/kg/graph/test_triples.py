@@ -13,7 +13,6 @@ from funcppo.core.settings import FieldError
 from funcppo.kg.graph import triples
 from funcppo.kg.graph.text import decode, read_content, read_text
 from funcppo.kg.graph.triples import (
-    DEFAULT_CONFIG,
     DataConfig,
     NameIds,
     NameNumbers,
@@ -21,7 +20,6 @@ from funcppo.kg.graph.triples import (
     is_triple_file,
     map_names,
     order_of_occurrence,
-    parse_columns,
     parse_ratios,
 )
 from tests.kg.graph.clause_strategies import NAMES as NASTY_NAMES
@@ -147,16 +145,6 @@ def test_lines_of_json_are_read_by_their_keys():
             read_triples(f"{text}{line}\n", "f.jsonl")
     with pytest.raises(ValueError, match=r"f\.jsonl:1: expected columns named"):
         read_triples('{"from": "a", "what": "r", "to": "b"}\n', "f.jsonl")
-
-
-@pytest.mark.parametrize("text", ["head\trelation\ttail\n", "", "\n \n"])
-def test_a_header_alone_holds_no_triple(text):
-    assert read_triples(text, "f.txt").triples == []
-
-
-def test_quotes_mean_nothing_where_tabs_separate():
-    file = read_triples('"a\tr, s\tb"\n', "f.tsv")
-    assert file.triples == [('"a', "r, s", 'b"')]
 
 
 def read_line_by_line(content, path, columns):
@@ -374,7 +362,7 @@ def split_triples(rows, ratios, seed):
 
 @given(
     st.lists(st.tuples(*[st.sampled_from("abcd")] * 3), min_size=20),
-    st.sampled_from(["0.8,0.1,0.1", "0.5,0.5,0", "1,0,0", "0.4,0,0.6"]),
+    st.sampled_from(["0.8,0.1,0.1", ".5,  .5, 0", "1,0,0", "0.4,0 ,.6"]),
     st.integers(-3, 3),
 )
 def test_every_distinct_triple_is_in_one_part_and_the_parts_have_their_shares(
@@ -438,22 +426,6 @@ def test_names_are_a_sequence_and_ids_a_mapping(names, other):
 
 
 # -- settings
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"columns": "1,3,2"},
-        {"split_ratios": "1,0,0", "split_seed": -3},
-        {"split_ratios": ".5, .5, 0", "split_seed": 7},
-    ],
-)
-def test_settings_that_mean_something_are_kept(settings):
-    cfg = DataConfig(**settings)
-    assert {name: getattr(cfg, name) for name in settings} == settings
-    assert cfg != DEFAULT_CONFIG == DataConfig()
-    assert parse_columns("s, p,o") == ["s", "p", "o"]
-    assert parse_ratios(" .5,0 ,.5") == (0.5, 0.0, 0.5)
 
 
 @pytest.mark.parametrize(
