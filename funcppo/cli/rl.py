@@ -145,13 +145,13 @@ class Rl:
 
     def _check_options(self) -> None:
         """Raise ValueError for options that exclude each other or would have no effect."""
-        check_loggers(self.log)
         # A run of wandb is kept elsewhere.
         files = [name for name in self.log if name != "wandb"]
         if files and self.out is None:
             raise ValueError(
                 f"--log {files[0]}: expected --out RUN too, got none"
             )
+        check_loggers(self.log)
         folder = None
         if self.out is not None:
             folder = OutputFolder("--out", self.out, RUN_FILES, "env")

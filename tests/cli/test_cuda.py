@@ -57,7 +57,7 @@ def test_a_run_of_a_gpu_is_evaluated_on_both_devices(monkeypatch, tmp_path):
     out = tmp_path / "run"
     options = "--strategy eager --device cuda --steps 64"
     options += " --set prover.hard_negative_fraction=0.5"
-    words = ("--out", out, *options.split(), *SMALL)
+    words = ("--out", out, *SMALL, *options.split())
     assert funcppo(monkeypatch, "train", FAMILY, *words) == 0
     results = json.loads((out / "results.json").read_text())
     assert results["device"] == "cuda"

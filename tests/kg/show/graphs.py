@@ -22,8 +22,15 @@ HOSTILE = (
     "o'brien \\",
 )
 LIKES, INVERSE, ALSO = "<b>likes</b>", '$p$ "q"', "rel\u202e x"
-SMALL = ["--steps", "128", "--strategy", "eager", "--set", "ppo.n_envs=8"]
-SMALL += ["--set", "ppo.n_steps=4", "--set", "ppo.n_minibatches=2"]
+SMALL = ["--steps", "128", "--strategy", "eager", "--device", "cpu"]
+SMALL += [
+    "--set",
+    "ppo.n_envs=8",
+    "--set",
+    "ppo.n_steps=4",
+    "--set",
+    "ppo.n_minibatches=2",
+]
 SMALL += ["--set", "prover.embed_dim=4", "--set", "prover.hidden_dim=8"]
 SMALL += ["--set", "n_validations=2", "--set", "n_validation_queries=6"]
 RULES = f"""'{INVERSE}'(X, Y) :- '{LIKES}'(Y, X).
