@@ -1127,7 +1127,6 @@ GAINS = {
     "path network": 0.08,
     "larger path network": 0.025,
     "answers without a proof": 0.02,
-    "larger link embeddings": 0.012,
     "more questions": 0.007,
     "linked candidates": 0.002,
 }
@@ -1237,15 +1236,17 @@ class _Learner:
                 self._obstacle_of_priors,
                 is_set=option is True,
             )
-            if option == "auto":
+            if option == "auto" and train == self._add_network:
                 larger = f"larger {name}"
-                cfg = _larger(cfg)
+                cfg = replace(
+                    cfg, n_layers=cfg.n_layers + 1, n_steps=16 * cfg.n_steps
+                )
                 add(
                     larger,
                     name,
                     partial(train, larger, cfg),
                     partial(self._cost_of_prior, larger, cfg),
-                    partial(self._obstacle_of_larger, name),
+                    self._obstacle_of_larger,
                 )
         return stages
 
@@ -1265,13 +1266,10 @@ class _Learner:
             is_perfect and True not in options
         )
 
-    def _obstacle_of_larger(self, name: str, best: Candidate[Fitted]) -> str:
-        """Return why no larger model is trained; empty if one is."""
-        weighed = best.value.setup.weighed
-        is_kept = weighed.uses_bellman_ford
-        if name == "link embeddings":
-            is_kept = weighed.uses_embedding
-        return "" if is_kept else f"{name}: not kept"
+    def _obstacle_of_larger(self, best: Candidate[Fitted]) -> str:
+        """Return why no larger network is trained; empty if one is."""
+        is_kept = best.value.setup.weighed.uses_bellman_ford
+        return "" if is_kept else "path network: not kept"
 
     def _obstacle_of_linked(self, best: Candidate[Fitted]) -> str:
         """Return why the weights of linked candidates are not moved; empty if they are."""
@@ -1643,10 +1641,11 @@ class _Learner:
     def _rank_without_proof(
         self, best: Candidate[Fitted], deadline: Deadline
     ) -> Iterator[Candidate[Fitted]]:
-        """Yield the weights with entities that no rule derives from below all others to among them."""
+        """Yield the weights with entities that no rule derives from below all others upwards, while valid gains."""
         fitted, found = self._knowing(best), self.run.ranked_test
         assert fitted is not None, "there is no obstacle"
-        for log_odds in (-20.0, -14.0, -10.0, -7.0):
+        most = 0.0
+        for log_odds in (-20.0, -14.0, -10.0, -7.0, -5.0, -3.5, -2.5):
             setup = fit.with_weights_of(fitted.setup, no_proof=log_odds)
             changed = fitted._replace(setup=setup)
             began = time.monotonic()
@@ -1659,8 +1658,9 @@ class _Learner:
             of_test = took * n_test / max(n_valid, 1)
             self.run_time.reserve("answers without a proof", of_test, 1.0)
             left = self.run_time.part().seconds_left
-            if deadline.is_over or left < took:
+            if deadline.is_over or left < took or one.mrr < most:
                 return
+            most = one.mrr
 
     def _candidate(
         self,
@@ -1702,11 +1702,6 @@ class _Learner:
             no_proof=weighed.no_proof,
         )
         config = replace(config, questions=options)
-        if weighed.uses_embedding:
-            rank = setup.facts.embedding.entity.shape[-1]
-            config = replace(
-                config, embedding=replace(config.embedding, rank=rank)
-            )
         if setup.facts.network is not None:
             n_layers = len(setup.facts.network.params.weight)
             cfg = replace(config.bellman_ford, n_layers=n_layers)
@@ -1730,12 +1725,3 @@ class _Learner:
             step_names=tuple(name for name, _ in steps),
             is_learnt_better=is_better,
         )
-
-
-def _larger(
-    cfg: EmbeddingConfig | BellmanFordConfig,
-) -> EmbeddingConfig | BellmanFordConfig:
-    """Return the settings of a larger prior, which time that is left may train."""
-    if isinstance(cfg, EmbeddingConfig):
-        return replace(cfg, rank=4 * cfg.rank)
-    return replace(cfg, n_layers=cfg.n_layers + 1, n_steps=16 * cfg.n_steps)
