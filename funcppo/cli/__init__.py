@@ -14,8 +14,10 @@ import importlib.metadata
 import io
 import os
 import re
+import shutil
 import signal
 import sys
+import textwrap
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -23,7 +25,8 @@ from types import FrameType
 from typing import Any, NoReturn
 
 import funcppo
-from funcppo.core.settings import FieldError
+from funcppo.core.files import shorten
+from funcppo.core.settings import FieldError, did_you_mean
 from funcppo.runtime import distributed
 
 # Each program is a class in the module of its name; its summary is the first line of the docstring of that class.
@@ -107,7 +110,19 @@ def raise_terminated() -> Iterator[None]:
 def exit_with_error(message: str, status: int = EXIT_BAD_INPUT) -> NoReturn:
     """Print one line on standard error and exit; among several processes, rank 0 prints it for all."""
     if distributed.launched_rank() == 0:
-        print(f"funcppo: {message}", file=sys.stderr)
+        line = f"funcppo: {message}"
+        if sys.stderr.isatty():
+            width = shutil.get_terminal_size().columns
+            parts = textwrap.wrap(
+                line,
+                width,
+                break_on_hyphens=False,
+                subsequent_indent="    ",
+                replace_whitespace=False,
+                drop_whitespace=False,
+            )
+            line = "\n".join(map(str.rstrip, parts))
+        print(line, file=sys.stderr)
 
     processes = distributed.current_processes()
     is_signal = status in (EXIT_INTERRUPTED, EXIT_TERMINATED)
@@ -230,6 +245,11 @@ def _print_overview(arguments: Sequence[str]) -> None:
     parser.add_argument(
         "--version", action="store_true", help="show the version and exit"
     )
+    parser.add_argument(
+        "--completion",
+        action="store_true",
+        help='print what bash and zsh complete by: eval "$(funcppo --completion)"',
+    )
     programs = parser.add_subparsers(
         title="programs", metavar="PROGRAM", required=True
     )
@@ -241,6 +261,15 @@ def _print_overview(arguments: Sequence[str]) -> None:
         print(parser.format_help(), end="")
     elif list(arguments) == ["--version"]:
         print(f"funcppo {package_version('funcppo')}")
+    elif list(arguments) == ["--completion"]:
+        options = importlib.import_module("funcppo.cli.options")
+        programs = {name: program_class(name) for name in PROGRAMS}
+        print(options.completion_script(programs))
+    elif arguments and not arguments[0].startswith("-"):
+        hint = did_you_mean(arguments[0], {name: name for name in PROGRAMS})
+        exit_with_error(
+            f"{shorten(arguments[0])}: expected a program, got an unknown one{hint} (see --help)"
+        )
     else:
         parser.parse_args(arguments)
 

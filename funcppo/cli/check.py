@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from funcppo.cli.common import (
     WorkDisplay,
@@ -52,6 +52,11 @@ class Check(TargetOptions):
 
     Exit status: 0 all that was compared agrees, 1 something disagrees, 2 bad input, or nothing could be compared.
     """
+
+    EXAMPLES: ClassVar[tuple[str, ...]] = (
+        "funcppo check runs/s1",
+        "funcppo check graph/ --rules rules.tsv --split valid",
+    )
 
     graph: Annotated[str | None, HIDDEN] = None
     """Facts that a run is asked about, as --graph of `funcppo evaluate`, or that proofs are of. Default: those of its

@@ -18,9 +18,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias
 
 from rich.box import SIMPLE_HEAD
+from rich.cells import cell_len
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -72,16 +73,56 @@ JsonObject: TypeAlias = dict[str, Any]
 
 
 class _PlainConsole(Console):
-    """Console without markup, which leaves a closed pipe to the caller."""
+    """Console without markup, which leaves a closed pipe to the caller.
+
+    Attributes:
+      is_quiet: with -q neither notes nor progress are shown.
+      live: the terminal on which progress is shown; what others print on a terminal goes there, above it.
+    """
+
+    is_quiet: ClassVar[bool] = False
+    live: ClassVar[Console | None] = None
 
     def print(self, *objects: Any, **options: Any) -> None:
-        """Print objects; a system error names the stream."""
+        """Print objects, on a terminal with texts broken at words; a system error names the stream."""
         with named_output("standard error" if self.stderr else STANDARD_OUTPUT):
-            super().print(*objects, **options)
+            live = _PlainConsole.live
+            if not self.is_terminal:
+                return super().print(*objects, **options)
+            if live is not None and live is not self:
+                return live.print(*objects, **options)
+            broken = (
+                _break_lines(self, x) if isinstance(x, str) else x
+                for x in objects
+            )
+            super().print(*broken, **options)
 
     def on_broken_pipe(self) -> None:
         """Raise BrokenPipeError: rich would exit with status 1, which `funcppo prove` uses for a refutation."""
         raise BrokenPipeError
+
+
+def set_quiet(is_quiet: bool) -> None:
+    """Show notes and progress of the program, or none with -q."""
+    _PlainConsole.is_quiet = is_quiet
+
+
+def _break_lines(console: Console, text: str) -> str:
+    """Break lines wider than a console at words; what goes on is indented, between the lines of a tree."""
+    lines: list[str] = []
+    for line in text.split("\n"):
+        if cell_len(line) <= console.width:
+            lines.append(line)
+            continue
+        body = line.lstrip(" │├└─")
+        start = line[: len(line) - len(body)]
+        below = start.translate({ord("├"): "│", ord("└"): " ", ord("─"): " "})
+        if len(start) > console.width // 2:
+            start = below = ""
+        parts = Text(body).wrap(console, console.width - len(start) - 4)
+        lines.append(start + parts[0].plain.rstrip())
+        lines += [f"{below}    {part.plain.rstrip()}" for part in parts[1:]]
+    return "\n".join(lines)
 
 
 def make_console(use_stderr: bool) -> Console:
@@ -125,7 +166,7 @@ class WorkDisplay:
             _WorkColumn(),
             console=console,
             transient=True,
-            disable=not console.is_terminal,
+            disable=_PlainConsole.is_quiet or not console.is_terminal,
             # Answers in a pipe stay there.
             redirect_stdout=sys.stdout.isatty(),
             speed_estimate_period=120.0,
@@ -138,12 +179,16 @@ class WorkDisplay:
     def __enter__(self) -> WorkDisplay:
         """Show the display."""
         self._progress.start()
-        if self._progress.disable:
+        self._outer = _PlainConsole.live
+        if not self._progress.disable:
+            _PlainConsole.live = self._progress.console
+        elif not _PlainConsole.is_quiet:
             threading.Thread(target=self._print_lines, daemon=True).start()
         return self
 
     def __exit__(self, *error: object) -> None:
         """Remove the display."""
+        _PlainConsole.live = self._outer
         self._has_ended.set()
         self._progress.stop()
 
@@ -251,6 +296,8 @@ def print_notes(
       console: None for standard error, after what has been printed of a result.
       most: notes that are printed; the last one says how many more there are. None for all, as with -v.
     """
+    if _PlainConsole.is_quiet:
+        return
     sys.stdout.flush()
     console = console or make_console(use_stderr=True)
     lines = list(notes)
@@ -263,25 +310,22 @@ def print_notes(
 
 
 class Screen:
-    """Printer of a program's lines: at most six beside its table, all notes if verbose, only the table if quiet.
+    """Printer of a program's lines: at most six beside its table, all notes if verbose, only the table with -q.
 
     Attributes:
       console: for the table.
     """
 
-    def __init__(
-        self, console: Console, is_verbose: bool, is_quiet: bool = False
-    ) -> None:
+    def __init__(self, console: Console, is_verbose: bool) -> None:
         """Build a screen on which nothing is printed yet."""
         self.console = console
         self._is_verbose = is_verbose
-        self._is_quiet = is_quiet
         self._told: set[str] = set()
 
     def print(self, *lines: str) -> None:
         """Print lines, unless only the table is wanted."""
         for line in lines:
-            if not self._is_quiet:
+            if not _PlainConsole.is_quiet:
                 self.console.print(line)
 
     def add(self, notes: Iterable[str], *kinds: NoteKind) -> None:
@@ -403,6 +447,14 @@ def write_output(text: str) -> None:
     with named_output(STANDARD_OUTPUT):
         sys.stdout.write(text)
         sys.stdout.flush()
+
+
+def print_text(text: str) -> None:
+    """Print a text for people: on a terminal with lines broken at words, otherwise as it is."""
+    if sys.stdout.isatty():
+        make_console(use_stderr=False).print(text)
+    else:
+        write_output(f"{text}\n")
 
 
 def write_json(destination: str | None, value: JsonObject) -> None:

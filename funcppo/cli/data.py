@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, NamedTuple
 
 from funcppo.cli.common import (
     JsonObject,
@@ -22,6 +22,8 @@ from funcppo.cli.common import (
     make_console,
     open_dataset,
     print_notes,
+    print_table,
+    print_text,
     set_threads,
     write_json,
 )
@@ -55,10 +57,10 @@ _RELATION_COLUMNS = {
     "facts": "n_facts",
     "valid": "n_valid",
     "test": "n_test",
-    "tails/head": "tails_per_head",
-    "heads/tail": "heads_per_tail",
-    "functional": "functional_share",
-    "symmetric": "symmetric_share",
+    "tails/\nhead": "tails_per_head",
+    "heads/\ntail": "heads_per_tail",
+    "func-\ntional": "functional_share",
+    "sym-\nmetric": "symmetric_share",
 }
 
 
@@ -85,6 +87,11 @@ class Data:
 
     Exit status: 0 described, counted or written, 2 bad input.
     """
+
+    EXAMPLES: ClassVar[tuple[str, ...]] = (
+        "funcppo data graph.tsv",
+        "funcppo data countries_s1 --provable test",
+    )
 
     dataset: str
     """Data set: embedded name (countries_s1, countries_s2, countries_s3, family_tree:PEOPLE:SEED, clans:PEOPLE:SEED),
@@ -446,7 +453,7 @@ def _print_table(
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
-    table = Table(box=SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
     for i, heading in enumerate(headings):
         is_text = not i or heading == "inverse"
         table.add_column(
@@ -454,10 +461,11 @@ def _print_table(
             justify="left" if is_text else "right",
             overflow="fold",
             no_wrap=not is_text,
+            min_width=8 if is_text else None,
         )
     for row in rows:
         table.add_row(*row)
-    console.print(table)
+    print_table(console, table)
 
 
 def _cell(value: float | None) -> str:
@@ -476,7 +484,7 @@ def _print_description(result: JsonObject) -> None:
     )
     splits, derivable = result["splits"], result["derivable"]
     headings = ["split", "triples", "entities", "relations", "known"]
-    headings += ["linked pairs", "new entities", "new relations"]
+    headings += ["linked\npairs", "new\nentities", "new\nrelations"]
     rows = [
         [name, *map(_cell, split.values())] for name, split in splits.items()
     ]
@@ -534,12 +542,12 @@ def _print_relations(
 def _print_files(result: JsonObject) -> None:
     """Print the files that were written."""
     for file in result["files"]:
-        print(file)
+        print_text(file)
 
 
 def _print_index(result: JsonObject) -> None:
     """Print the sizes of an index and its folder."""
-    print(
+    print_text(
         f"{result['folder']}: {result['n_facts']:,} facts, {result['n_entities']:,} entities, "
         f"{result['n_relations']:,} relations, {result['n_rules']:,} rules; {result['n_bytes'] / 1e6:,.1f} MB in "
         f"{sum(result['seconds'].values()):.1f} s"

@@ -8,7 +8,7 @@ import platform
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeAlias
 
 from funcppo.cli import package_version
 from funcppo.cli.common import (
@@ -47,6 +47,11 @@ class Doctor:
 
     Exit status: 0 reported, 2 bad input.
     """
+
+    EXAMPLES: ClassVar[tuple[str, ...]] = (
+        "funcppo doctor",
+        "funcppo doctor --fill-cache CartPole-v1",
+    )
 
     device: DeviceChoice = "auto"
     """Device to try the training strategies on: cpu, cuda, cuda:N, or auto for a GPU if there is one. A run is prepared

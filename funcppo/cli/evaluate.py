@@ -16,7 +16,7 @@ from contextlib import (
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, cast
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, cast
 
 from funcppo.cli.common import (
     Interrupt,
@@ -94,6 +94,11 @@ class Evaluate(ScoreOptions):
 
     Exit status: 0 ranked, 2 bad input, 130 interrupted by Ctrl-C, 143 by SIGTERM.
     """
+
+    EXAMPLES: ClassVar[tuple[str, ...]] = (
+        "funcppo evaluate runs/s1",
+        "funcppo evaluate graph/ --rules rules.tsv --score noisy-or --split valid",
+    )
 
     split: Annotated[str, Opt("test|valid|NAME")] = "test"
     """Split whose queries are ranked: test, valid, or another file of triples, by its name in the folder of the data

@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import asdict, dataclass, fields
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from funcppo.cli import EXIT_INTERRUPTED, EXIT_TERMINATED, Terminated
 from funcppo.cli.common import (
@@ -66,6 +66,11 @@ class Mine:
 
     Exit status: 0 written, also if no rule was found; 2 bad input; 130 interrupted by Ctrl-C, 143 by SIGTERM.
     """
+
+    EXAMPLES: ClassVar[tuple[str, ...]] = (
+        "funcppo mine graph.tsv --out rules.tsv --seconds 60",
+        "funcppo mine countries_s1 --out rules.txt --format AnyBURL",
+    )
 
     dataset: str
     """Data set: embedded name (countries_s1, countries_s2, countries_s3, family_tree:PEOPLE:SEED, clans:PEOPLE:SEED),

@@ -37,6 +37,7 @@ from funcppo.cli.common import (
     check_read_as_trained,
     data_files,
     is_run_folder,
+    set_quiet,
     tell_others,
     write_output,
 )
@@ -615,6 +616,7 @@ def _read_arguments(
     for setting in settings:
         if setting.opt is not None:
             _add_argument(parser, setting, "")
+    parser.add_argument("-q", "--quiet", action="store_true", dest="--quiet")
     parser.add_argument("--set", action="append", default=[], dest="--set")
     if all(setting.name != "config" for setting in settings):
         parser.add_argument("--config", dest="--config")
@@ -622,6 +624,7 @@ def _read_arguments(
     if unknown:
         raise ValueError(_describe_unknown(unknown[0], settings))
 
+    set_quiet(vars(found)["--quiet"])
     given: dict[Setting, object] = {}
     if config := vars(found).get("--config"):
         given |= _read_config(Path(config), settings)
@@ -723,6 +726,31 @@ def _describe_unknown(unknown: str, settings: Sequence[Setting]) -> str:
 # -- --help
 
 
+COMPLETION = """\
+[ -n "$ZSH_VERSION" ] && autoload -U +X bashcompinit && bashcompinit
+_funcppo() {
+  local word="${COMP_WORDS[COMP_CWORD]}" words
+  case "${COMP_WORDS[1]}" in
+CASES
+  esac
+  [ "$COMP_CWORD" = 1 ] && words='PROGRAMS --help --version'
+  COMPREPLY=($(compgen -W "$words" -- "$word"))
+}
+complete -o bashdefault -o default -F _funcppo funcppo"""
+
+
+def completion_script(programs: Mapping[str, type]) -> str:
+    """Return the commands by which bash and zsh complete programs, their options and files."""
+    cases: list[str] = []
+    for name, program in programs.items():
+        shown = [s for s in settings_of(program) if s.opt]
+        words = [setting.option for setting in shown if not setting.is_argument]
+        words += ["--help", "--quiet", "--set", "--help-all"]
+        cases.append(f"    {name}) words='{' '.join(words)}' ;;")
+    script = COMPLETION.replace("CASES", "\n".join(cases))
+    return script.replace("PROGRAMS", " ".join(programs))
+
+
 def describe(program: type, prog: str, stored: object, has_all: bool) -> str:
     """Format the text of --help, or of --help-all, which lists all settings too.
 
@@ -796,6 +824,11 @@ def _common_options(
 ) -> Iterator[tuple[str, str, str]]:
     """Yield name, placeholder and text of the options that all programs have."""
     yield "--help", "", "Show this text and exit. Default: off."
+    yield (
+        "-q",
+        "",
+        "Print results alone, without notes and progress. Default: off.",
+    )
     for setting in settings:
         if setting.opt is not None and setting.opt.is_common:
             yield setting.opt.short, "", setting.text

@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeAlias
+from typing import TYPE_CHECKING, Annotated, ClassVar, TypeAlias
 
 from funcppo.cli.common import (
     JSON_FORMAT,
@@ -22,6 +22,7 @@ from funcppo.cli.common import (
     defer_interrupt,
     lock_output,
     print_notes,
+    print_text,
     select_device,
     set_target_threads,
     write_json,
@@ -85,6 +86,11 @@ class Predict(ScoreOptions):
 
     Exit status: 0 answered, 2 bad input, 130 interrupted by Ctrl-C, 143 by SIGTERM.
     """
+
+    EXAMPLES: ClassVar[tuple[str, ...]] = (
+        'funcppo predict runs/s1 "locatedIn(france, X)" --known --explain',
+        "funcppo predict runs/s1 --relation locatedIn --new --out new.jsonl",
+    )
 
     query: str | None = None
     """Query with one variable, such as "locatedIn(france, X)", "'citizen of'(?who, China)" or, for the relations of a
@@ -157,14 +163,14 @@ class Predict(ScoreOptions):
         self._write_rows(self.csv, found, SCORE_COLUMNS)
         if self._is_quiet:
             return
-        print(
+        print_text(
             f"{self.query}: {len(found)} of {len(answerer.dataset.predicates)} relations"
         )
         for place, record in enumerate(found, 1):
             chance = record["probability"]
             shown = "" if chance is None else score_text(chance)
             name = format_name(record["relation"])
-            print(
+            print_text(
                 f"  {place:>4}  {shown:<6}  {_known_text(record['known'])}  {record['verdict']:<8}  {name}"
             )
 
@@ -278,7 +284,7 @@ class Predict(ScoreOptions):
         """Answer the queries in batches until all are answered or an interrupt; return the exit status."""
         settings = self._settings(answerer, queries)
         if self._is_complete(settings):
-            print(f"{self._log_target()} is complete already")
+            print_text(f"{self._log_target()} is complete already")
             return 0
 
         log = self._open_log(settings)
@@ -343,7 +349,7 @@ class Predict(ScoreOptions):
                 answered += records
                 if not (self.new or self._is_quiet):
                     for answers in found:
-                        write_output(_answers_text(answers, self.known, legend))
+                        print_text(_answers_text(answers, self.known, legend))
                 seconds = max(time.perf_counter() - start, 1e-3)
                 speed = len(batch) / seconds
                 note = f"{speed:,.1f} queries/s"
@@ -473,13 +479,17 @@ class Predict(ScoreOptions):
         write_json(self.json, result)
         if self._is_quiet:
             return
-        print(line)
+        print_text(line)
         for fact in shown:
             names = [format_name(fact[name]) for name in ("head", "tail")]
             atom = f"{relation}({', '.join(names)})"
-            print(f"  {fact['rank']:>4}  {score_text(fact['score'])}  {atom}")
+            print_text(
+                f"  {fact['rank']:>4}  {score_text(fact['score'])}  {atom}"
+            )
         if len(facts) > len(shown) and self.out is None:
-            print(f"  ... and {len(facts) - len(shown):,} more (--out FILE)")
+            print_text(
+                f"  ... and {len(facts) - len(shown):,} more (--out FILE)"
+            )
 
     def _summary(
         self, answered: Sequence[JsonObject], n_new: int, seconds: float
@@ -582,4 +592,4 @@ def _answers_text(answers: Predictions, with_known: bool, legend: str) -> str:
         )
         if answer.explanation is not None:
             lines += ["        " + x for x in answer.explanation.to_lines()]
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines)

@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeAlias
+from typing import TYPE_CHECKING, Annotated, ClassVar, TypeAlias
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from funcppo.cli.common import (
     fixpoint_progress,
     open_dataset,
     print_notes,
+    print_text,
     set_target_threads,
     write_json,
     write_output,
@@ -75,6 +76,11 @@ class Prove(TargetOptions):
     --seconds, max_atoms or max_rows, was reached without a proof, or before the list of --all was complete).
     """
 
+    EXAMPLES: ClassVar[tuple[str, ...]] = (
+        'funcppo prove runs/s1 "locatedIn(france, europe)"',
+        'funcppo prove family.tsv "ancestor(ann, X)" --rules rules.txt',
+    )
+
     query: str
     """Atom to prove, such as "locatedIn(france, europe)", "locatedIn(X, europe)" or "'citizen of'(?who, China)"."""
     height: Annotated[int, Range(0, INT32_MAX)] | None = None
@@ -121,7 +127,7 @@ class Prove(TargetOptions):
             result, text = options._prove(query, found)
         write_json(self.json, result)
         if self.json != "-":
-            write_output(text)
+            (write_output if self.dot else print_text)(text)
         # The answer comes first; an error stands alone.
         notes = [*query.notes, *query.dataset.notes]
         print_notes(notes, most=None if self.verbose else 3)
@@ -227,7 +233,7 @@ class Prove(TargetOptions):
             lines.insert(1, proof.to_text(best, *formats).rstrip("\n"))
         elif not found.is_fact and found.answers.complete:
             lines = _explain_refutation(result, n_matching, dataset)
-        return result, "\n".join([_headline(result, n_matching), *lines, ""])
+        return result, "\n".join([_headline(result, n_matching), *lines])
 
     # -- a query with variables
 
@@ -432,7 +438,7 @@ def _answers_text(result: JsonObject) -> str:
         lines.append(f"  ... and {n_more:,} more (--all lists them)")
     if not result["complete"]:
         lines.append(f"{result['stop_reason']} ({RAISE_LIMITS})")
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines)
 
 
 def _answer(

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from funcppo.cli.common import (
     JsonObject,
     WorkDisplay,
     check_outputs,
     data_files,
+    print_text,
     select_device,
     set_target_threads,
     write_json,
@@ -48,6 +49,11 @@ class Report:
 
     Exit status: 0 written, 2 bad input, 130 interrupted by Ctrl-C, 143 by SIGTERM.
     """
+
+    EXAMPLES: ClassVar[tuple[str, ...]] = (
+        "funcppo report runs/s1 --out report.html",
+        "funcppo report runs/s1 --plot curves --out curves.svg",
+    )
 
     runs: tuple[str, ...]
     """Folders of training runs on the same data; for returns, of runs of `funcppo rl`."""
@@ -113,7 +119,7 @@ class Report:
         write_atomically(Path(self.out), lambda file: file.write(content))
         write_json(self.json, found | {"tables": report.to_json(tables)})
         if self.json != "-":
-            print(f"{self.out}: {len(content) / 1e6:,.1f} MB")
+            print_text(f"{self.out}: {len(content) / 1e6:,.1f} MB")
         return 0
 
     def _draw_returns(self) -> tuple[Figure, list[JsonObject]]:

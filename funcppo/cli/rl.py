@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from funcppo.cli.common import (
     JsonObject,
@@ -93,6 +93,11 @@ class Rl:
 
     Exit status: 0 trained, 2 bad input, 130 interrupted by Ctrl-C, 143 by SIGTERM.
     """
+
+    EXAMPLES: ClassVar[tuple[str, ...]] = (
+        "funcppo rl CartPole-v1 --out runs/cartpole",
+        "funcppo rl MinAtar/Breakout-v1 --seeds 5 --set ppo.learning_rate=1e-3",
+    )
 
     settings: Annotated[
         RLConfig,

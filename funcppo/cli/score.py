@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Annotated
+from typing import IO, TYPE_CHECKING, Annotated, ClassVar
 
 from funcppo.cli.common import (
     JsonObject,
@@ -56,6 +56,11 @@ class Score(ScoreOptions):
 
     Exit status: 0 scored, 2 bad input.
     """
+
+    EXAMPLES: ClassVar[tuple[str, ...]] = (
+        "funcppo score runs/s1 triples.tsv --out scored.csv",
+        "funcppo score runs/s1 triples.tsv --explain",
+    )
 
     triples: str
     """File of triples, or - for standard input."""

@@ -7,7 +7,7 @@ import sys
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from funcppo.cli.common import (
     check_outputs,
@@ -41,6 +41,11 @@ class Serve(ScoreOptions):
 
     Exit status: 2 bad input, 130 ended by Ctrl-C, 143 by SIGTERM.
     """
+
+    EXAMPLES: ClassVar[tuple[str, ...]] = (
+        "funcppo serve runs/s1",
+        "funcppo serve graph/ --rules rules.tsv --port 0",
+    )
 
     port: Port = 8080
     """Port to listen on; 0 chooses a free one."""

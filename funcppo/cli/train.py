@@ -158,8 +158,6 @@ class Train:
     RUN/results.json."""
     verbose: Verbose = False
     """Print every note on what was chosen, left out or estimated; results.json has them all. Default: off."""
-    quiet: Annotated[bool, Opt(short="-q")] = False
-    """Print the table of results alone. Default: off."""
     checkpoint_every: Annotated[PositiveFloat, HIDDEN] = 60.0
     """Save a checkpoint after the update that ends this many seconds after the last one; validations save too. It does
     not change the result."""
@@ -232,7 +230,7 @@ class Train:
         start = time.perf_counter()
         run_time = RunTime(self.settings.seconds, device=self.settings.device)
         console = make_console(self.json == "-")
-        screen = Screen(console, self.verbose, self.quiet)
+        screen = Screen(console, self.verbose)
         set_threads(self.settings.threads)
         run = self._open_run(screen, run_time)
         _show_run(screen, run)

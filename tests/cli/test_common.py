@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 import torch._dynamo.config  # it reads the environment once
+from rich.cells import cell_len
 from rich.console import Console
 
 from funcppo import cli
@@ -94,6 +95,36 @@ def test_a_terminal_shows_a_bar_with_its_note():
         display.update("[/x]", 3, 4, note="7 [b]candidates/s")
     shown = file.getvalue()
     assert "[/x]" in shown and "3 of 4" in shown and "7 [b]cand" in shown
+
+
+def terminal(width):
+    """A terminal of some columns, and what is written to it."""
+    console = make_console(use_stderr=False)
+    console._force_terminal, console.width = True, width
+    console.file = io.StringIO()
+    return console, console.file
+
+
+def test_on_a_terminal_lines_are_broken_at_words_and_trees_stay_trees():
+    console, file = terminal(40)
+    tree = "r(a, b)  by rule 0\n├─ s(a, c) " + "word " * 12 + "\n└─ t(c, b)"
+    console.print(tree)
+    console.print("漢" * 30 + " " + "x" * 50)
+    lines = [line.rstrip() for line in file.getvalue().splitlines()]
+    assert max(cell_len(line) for line in lines) <= 40
+    assert lines[1].startswith("├─ s(a, c) word") and lines[1].endswith("word")
+    assert lines[2].startswith("│      word") and lines[2].endswith("word")
+    assert lines.count("└─ t(c, b)") == 1
+    assert "".join(lines).count("x") == 50
+
+
+def test_what_is_printed_beside_a_bar_stands_above_it():
+    bar, shown = terminal(80)
+    other, file = terminal(80)
+    with WorkDisplay("work", bar):
+        other.print("text")
+    other.print("later")
+    assert "text\n" in shown.getvalue() and file.getvalue() == "later\n"
 
 
 # -- outputs

@@ -5,9 +5,11 @@ from __future__ import annotations
 import io
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -48,6 +50,33 @@ def test_a_summary_is_the_first_line_of_the_programs_docstring():
 def test_the_version_is_that_of_the_package(monkeypatch, capsys):
     assert funcppo(monkeypatch, "--version") == 0
     assert capsys.readouterr().out == f"funcppo {__version__}\n"
+
+
+def test_a_misspelt_program_is_named(monkeypatch, capsys):
+    assert funcppo(monkeypatch, "trian") == 2
+    assert "(did you mean train?)" in capsys.readouterr().err
+
+
+def test_bash_completes_programs_and_their_options(monkeypatch, capsys):
+    assert funcppo(monkeypatch, "--completion") == 0
+    script = capsys.readouterr().out
+    for words, found in (("pr", "predict prove"), ("train --se", "--seed")):
+        place = len(words.split())
+        asked = f"COMP_WORDS=(funcppo {words}); COMP_CWORD={place}; _funcppo"
+        lines = f'{script}\n{asked}\necho "${{COMPREPLY[@]}}"'
+        done = subprocess.run(["bash", "-c", lines], capture_output=True)
+        assert found in done.stdout.decode(), done
+
+
+def test_the_examples_of_each_program_can_be_typed(capsys):
+    """But for the files and runs that they name."""
+    for name in cli.PROGRAMS:
+        assert len(cli.program_class(name).EXAMPLES) == 2, name
+        for example in cli.program_class(name).EXAMPLES:
+            _, program, *words = shlex.split(example)
+            assert program == name
+            with suppress(FileNotFoundError):
+                cli.parse_program(name, words)
 
 
 HELP_WORDS = [["--help"], *([name, "--help"] for name in cli.PROGRAMS)]

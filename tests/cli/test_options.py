@@ -274,10 +274,11 @@ def test_few_notes_are_printed_and_all_with_v(
     )
     program, *others = shlex.split(words)
     printed = {}
-    for flags in ([], ["-v"], ["--verbose"]):
+    for flags in ([], ["-v"], ["--verbose"], ["-q"]):
         assert funcppo(monkeypatch, program, tmp_path, *others, *flags) == 0
         printed["".join(flags)] = "".join(capsys.readouterr())
     counts = {key: text.count("note: ") for key, text in printed.items()}
+    assert counts["-q"] == 0 and printed["-q"].strip()
     assert counts[""] <= 3 and counts["-v"] == counts["--verbose"]
     is_cut = " more: -v)" in printed[""]
     assert is_cut == (counts["-v"] > counts[""])

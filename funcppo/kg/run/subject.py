@@ -90,8 +90,9 @@ def describe_default_score(run: Run) -> str:
     chosen, other = (policy, rule) if is_policy else (rule, policy)
     is_chance = run.default_score_reason.endswith("by-chance")
     chance = ", which gains less than two standard errors" if is_chance else ""
+    same = "training changed nothing on valid: " * (policy[2] == rule[2])
     return (
-        f"answers are ranked by {chosen[1]}, {selection_metric(run.task)} {chosen[2]} on valid, rather than by "
+        f"{same}answers are ranked by {chosen[1]}, {selection_metric(run.task)} {chosen[2]} on valid, rather than by "
         f"{other[1]}, {other[2]}{chance} (--score {other[0]} takes that one)"
     )
 
