@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.cli.runner import TINY, TRAINED, funcppo, settings
+from tests.cli.runner import TINY, TRAINED, Programs, funcppo, settings
 
 RULES = """p(X, Y) :- q(X, Y).
 p(X, Y) :- q(X, Z), r(Z, Y).
@@ -19,6 +19,11 @@ OF_LEARNER = {
     " bellman_ford.n_steps=2 bellman_ford.width=4",
     "proofs": "score=success prover.max_height=2 prover.object_identity=False",
 }
+
+
+@pytest.fixture
+def programs(monkeypatch, capsys):
+    return Programs(monkeypatch, capsys)
 
 
 @pytest.fixture(scope="session")

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import re
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -40,6 +43,61 @@ def funcppo(monkeypatch: pytest.MonkeyPatch, *args: object) -> int:
         cli.main()
     assert isinstance(stop.value.code, int)
     return stop.value.code
+
+
+class Programs:
+    """The programs in this process, and what each prints."""
+
+    def __init__(
+        self,
+        monkeypatch: pytest.MonkeyPatch,
+        capsys: pytest.CaptureFixture[str],
+    ) -> None:
+        self._monkeypatch, self._capsys = monkeypatch, capsys
+
+    def __call__(self, *args: object) -> int:
+        """The exit status."""
+        return funcppo(self._monkeypatch, *args)
+
+    def printed(self, *args: object) -> str:
+        """The standard output of work that ends well."""
+        self._capsys.readouterr()
+        status = self(*args)
+        seen = self._capsys.readouterr()
+        assert status == 0, seen.err
+        return seen.out
+
+    def json(self, *args: object) -> dict[str, Any]:
+        """What `--json -` prints of work that ends well: nothing else may be on standard output."""
+        return json.loads(self.printed(*args, "--json", "-"))
+
+    def rows(self, *args: object) -> list[dict[str, str]]:
+        """The rows of a table of comma-separated values that is printed."""
+        return list(csv.DictReader(io.StringIO(self.printed(*args))))
+
+    def refused(self, *args: object, notes: bool = False) -> str:
+        """The one line of exit status 2, without `funcppo: `; notes may stand before it where they are allowed."""
+        self._capsys.readouterr()
+        assert self(*args) == 2
+        lines = self._capsys.readouterr().err.splitlines()
+        if notes:
+            lines = [x for x in lines if not x.startswith("note: ")]
+        (line,) = lines
+        assert line.startswith("funcppo: ")
+        return line.removeprefix("funcppo: ")
+
+
+def read_records(path: Path) -> list[dict[str, Any]]:
+    """The lines of a file as JSON."""
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def write_graph(folder: Path, **texts: str) -> Path:
+    """A folder with a file of each name: splits, `facts` and `rules`."""
+    folder.mkdir(exist_ok=True)
+    for name, text in texts.items():
+        (folder / f"{name}.txt").write_text(text, encoding="utf-8")
+    return folder
 
 
 def prove(*args: str) -> int:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from funcppo import cli
 from funcppo.cli.options import Setting, settings_of
-from tests.cli.runner import funcppo
+from tests.cli.runner import write_graph
 
 # What works on little data, and what begins with a data set or an environment that there is not, as its work is long.
 ARGUMENTS = {
@@ -24,62 +24,11 @@ ARGUMENTS = {
     "serve": ["none"],
 }
 VALUES = [
-    "",
-    " ",
-    "0",
-    "-1",
-    "1",
-    "2",
-    "0.5",
-    "nan",
-    "inf",
-    "-inf",
-    "1e400",
-    "1e-400",
-    "9" * 30,
-    "9" * 5000,
-]
-VALUES += [
-    str(2**63 - 1),
-    str(2**31 - 1),
-    "0x10",
-    "1_000",
-    "\uff11\uff12",
-    "None",
-    "true",
-    "on",
-    "\udcff",
-    "a\nb",
-    "{",
-]
-VALUES += [
-    "[1]",
-    "1,2,3",
-    "0.5,0.25,0.25",
-    "x" * 300,
-    "x" * 5000,
-    "-",
-    "/dev/null",
-    ".",
-    "/none/x",
-    "auto",
-    "'",
-    "%s",
-]
-VALUES += [
-    "{0}",
-    "{split}.nt",
-    "--",
-    "cpu",
-    "cuda:7",
-    "1GB",
-    "1B",
-    "r(X,Y)",
-    "train",
-    "test",
-    "x.parquet",
-    "\\",
-]
+    "", " ", "0", "-1", "1", "2", "0.5", "nan", "inf", "-inf", "1e400", "1e-400", "9" * 30, "9" * 5000,
+    str(2**63 - 1), str(2**31 - 1), "0x10", "1_000", "\uff11\uff12", "None", "true", "on", "\udcff", "a\nb", "{",
+    "[1]", "1,2,3", "0.5,0.25,0.25", "x" * 300, "x" * 5000, "-", "/dev/null", ".", "/none/x", "auto", "'", "%s",
+    "{0}", "{split}.nt", "--", "cpu", "cuda:7", "1GB", "1B", "r(X,Y)", "train", "test", "x.parquet", "\\",
+]  # fmt: skip
 
 
 def _words(setting: Setting, value: str) -> list[str]:
@@ -96,9 +45,7 @@ def folder(tmp_path, monkeypatch):
         "test": "d\tr\ta\n",
         "rules": "0.5\tr(X,Y) :- s(X,Y)\n",
     }
-    (tmp_path / "g").mkdir()
-    for name, text in files.items():
-        (tmp_path / "g" / f"{name}.txt").write_text(text)
+    write_graph(tmp_path / "g", **files)
     monkeypatch.chdir(tmp_path)
 
 
@@ -109,7 +56,7 @@ def folder(tmp_path, monkeypatch):
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(data=st.data())
-def test_any_value_gives_a_result_or_one_line(name, data, monkeypatch, capsys):
+def test_any_value_gives_a_result_or_one_line(name, data, programs, capsys):
     program = settings_of(cli.program_class(name))
     choices = [s for s in program if not s.is_argument]
     arguments = list(ARGUMENTS[name])
@@ -119,7 +66,7 @@ def test_any_value_gives_a_result_or_one_line(name, data, monkeypatch, capsys):
         n_words = 2 if "r(a,X)" in arguments else 1
         place = data.draw(st.integers(0, n_words - 1))
         arguments[place] = data.draw(st.sampled_from(VALUES))
-    status = funcppo(monkeypatch, name, *arguments)
+    status = programs(name, *arguments)
     errors = capsys.readouterr().err.splitlines()
     lines = [line for line in errors if line.startswith("funcppo: ")]
     if status != 2:

@@ -29,7 +29,7 @@ from funcppo.kg.search.beam import evaluate_step
 from funcppo.runtime import memory
 from funcppo.runtime.capture import GraphedStep, are_trees_demanded, capture
 from funcppo.runtime.compile import reason_against_compiling
-from tests.cli.runner import TRAINED, funcppo
+from tests.cli.runner import TRAINED
 from tests.runtime.test_capture import on_gpu
 
 # -- text for people
@@ -162,12 +162,8 @@ def test_an_output_is_no_other_output_but_a_device_may_be(tmp_path):
 
     outputs = [("--out", new), ("--json", None), ("--details", "/dev/null")]
     common.check_outputs(outputs, [tmp_path / "absent"])
-    twice = [
-        ("--json", "/dev/null"),
-        ("--details", "/dev/null"),
-        ("--csv", "-"),
-    ]
-    common.check_outputs(twice, [])
+    twice = [(name, "/dev/null") for name in ("--json", "--details")]
+    common.check_outputs([*twice, ("--csv", "-")], [])
 
 
 def test_a_lock_is_no_file_of_another_program(tmp_path):
@@ -387,17 +383,16 @@ def test_a_file_is_locked_under_all_its_names(tmp_path):
         "predict countries_s1 --relation locatedIn --new --overwrite --out",
     ],
 )
-def test_a_second_writer_is_refused(words, monkeypatch, capsys, tmp_path):
+def test_a_second_writer_is_refused(words, programs, tmp_path):
     out = tmp_path / "out"
     lock = common.lock_output
     if words.startswith("train"):
         lock = common.lock_folder
     else:
         out.write_text("Rule\ttheirs")
+    line = f"{out}: expected no other process that writes it, got process {os.getpid()}"
     with lock(out):
-        assert funcppo(monkeypatch, *words.split(), out) == 2
-    line = f"funcppo: {out}: expected no other process that writes it, got process {os.getpid()}\n"
-    assert capsys.readouterr().err == line
+        assert programs.refused(*words.split(), out) == line
     assert not out.exists() or out.read_text() == "Rule\ttheirs"
 
 
@@ -415,28 +410,23 @@ NOTE = "steps of a search were not replayed as a CUDA graph: "
 def captured_search(monkeypatch):
     """Searches are captured as on a GPU; on a CPU each falls back and says why."""
     monkeypatch.setattr(
-        scoring,
-        "make_search_step",
-        lambda device: GraphedStep(evaluate_step),
+        scoring, "make_search_step", lambda _: GraphedStep(evaluate_step)
     )
 
 
-def evaluated(monkeypatch, runs, folder, *words):
+def evaluated(programs, runs, *words):
     """The JSON of an evaluation of a run that searches proofs."""
-    out = folder / "out.json"
     run = (runs / "proofs", "--score", "success", "--max-queries", "2")
-    words = ("evaluate", *run, "--json", out, *words)
-    assert funcppo(monkeypatch, *words) == 0
-    return json.loads(out.read_text())
+    return programs.json("evaluate", *run, *words)
 
 
 @pytest.mark.parametrize("graphs", REASONS)
 def test_what_the_switch_says_reaches_the_search_and_is_recorded(
-    runs, captured_search, monkeypatch, tmp_path, graphs
+    runs, captured_search, programs, graphs
 ):
     code, sentence = REASONS[graphs]
     words = ("--cuda-graphs", graphs)
-    result = evaluated(monkeypatch, runs, tmp_path, *words)
+    result = evaluated(programs, runs, *words)
     assert result["graphs"] == graphs
     assert result["replay_mode"] == "none"
     assert set(result["fallback_codes"]) == {code}
@@ -445,12 +435,12 @@ def test_what_the_switch_says_reaches_the_search_and_is_recorded(
 
 @on_gpu
 def test_searches_of_a_gpu_are_recorded_unless_the_switch_forbids_it(
-    runs, monkeypatch, tmp_path
+    runs, programs
 ):
     modes = {}
     for graphs in ("auto", "off", "trees", "manual"):
         words = ("--device", "cuda", "--cuda-graphs", graphs)
-        result = evaluated(monkeypatch, runs, tmp_path, *words)
+        result = evaluated(programs, runs, *words)
         modes[graphs] = result["replay_mode"]
     assert modes == {
         "auto": "cuda-graph",
@@ -463,18 +453,14 @@ def test_searches_of_a_gpu_are_recorded_unless_the_switch_forbids_it(
 # -- other systems
 
 LINUX_FILES = (
-    "_PROCESS_STATUS",
-    "_RESET_PEAK",
-    "_MACHINE_MEMORY",
-    "_PROCESS_GROUPS",
-    "_GROUPS",
+    "_PROCESS_STATUS _RESET_PEAK _MACHINE_MEMORY _PROCESS_GROUPS _GROUPS"
 )
 
 
 @pytest.fixture(params=["macos", "windows"])
 def platform(request, monkeypatch, tmp_path):
     """No /proc, no huge pages, no affinity; on Windows no `resource`, timer and fork either."""
-    for name in LINUX_FILES:
+    for name in LINUX_FILES.split():
         monkeypatch.setattr(memory, name, tmp_path / "absent")
     held = SimpleNamespace(rss=1 << 20, peak_wset=1 << 21)
     machine = SimpleNamespace(total=16 << 30, available=8 << 30)
@@ -493,18 +479,18 @@ def platform(request, monkeypatch, tmp_path):
     return request.param
 
 
-def test_a_run_is_trained_resumed_and_ranked(platform, monkeypatch, tmp_path):
+def test_a_run_is_trained_resumed_and_ranked(platform, programs, tmp_path):
     run, details = tmp_path / "run", tmp_path / "details.jsonl"
     words = ("countries_s1", "--out", run, *TRAINED, "--memory", "6GB")
-    assert funcppo(monkeypatch, "train", *words) == 0
+    assert programs("train", *words) == 0
     results = json.loads((run / RESULTS_FILE).read_text())
     assert any("only Linux ends" in note for note in results["notes"])
     assert all(results["phase_peak_bytes"].values())
 
     words = ("countries_s1", "--out", run, "--resume", "--steps", "160")
-    assert funcppo(monkeypatch, "train", *words) == 0
+    assert programs("train", *words) == 0
     words = ("evaluate", run, "--details", details, "--max-queries", "2")
-    assert funcppo(monkeypatch, *words) == 0
+    assert programs(*words) == 0
     assert details.read_bytes().count(b"\n") >= 2
 
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tests.cli.runner import SMALL, funcppo
+from tests.cli.runner import SMALL, funcppo, read_records
 from tests.learning import on_gpu
 
 pytestmark = on_gpu
@@ -35,16 +35,15 @@ def trained(request, tmp_path_factory):
     ],
 )
 def test_ranks_are_those_of_the_cpu_but_for_counted_scores(
-    monkeypatch, trained, tmp_path, how
+    programs, trained, tmp_path, how
 ):
     ranks = []
     for device in ("cpu", "cuda"):
         details = tmp_path / device
         options = f"--set proofs=off --max-queries 8 --device {device} {how}"
         words = ("--details", details, *options.split())
-        assert funcppo(monkeypatch, "evaluate", trained, *words) == 0
-        lines = details.read_text().splitlines()
-        ranks.append([json.loads(line) for line in lines])
+        assert programs("evaluate", trained, *words) == 0
+        ranks.append(read_records(details))
     clear = [
         (a, b)
         for a, b in zip(*ranks, strict=True)
@@ -53,15 +52,15 @@ def test_ranks_are_those_of_the_cpu_but_for_counted_scores(
     assert clear and all(a == b for a, b in clear)
 
 
-def test_a_run_of_a_gpu_is_evaluated_on_both_devices(monkeypatch, tmp_path):
+def test_a_run_of_a_gpu_is_evaluated_on_both_devices(programs, tmp_path):
     out = tmp_path / "run"
     options = "--strategy eager --device cuda --steps 64"
     options += " --set prover.hard_negative_fraction=0.5"
     words = ("--out", out, *SMALL, *options.split())
-    assert funcppo(monkeypatch, "train", FAMILY, *words) == 0
+    assert programs("train", FAMILY, *words) == 0
     results = json.loads((out / "results.json").read_text())
     assert results["device"] == "cuda"
     assert results["false_negative_rate"] is not None
     words = ("--details", tmp_path / "proofs", "--device", "cuda")
-    assert funcppo(monkeypatch, "evaluate", out, *words) == 0
-    assert funcppo(monkeypatch, "evaluate", out) == 0
+    assert programs("evaluate", out, *words) == 0
+    assert programs("evaluate", out) == 0

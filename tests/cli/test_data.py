@@ -14,64 +14,52 @@ from funcppo.kg.graph.loaders import load
 from funcppo.kg.graph.triples import DataConfig
 from funcppo.kg.search import task
 from tests import oracles
-from tests.cli.runner import SMALL, data, funcppo, json_of
+from tests.cli.runner import SMALL, data, funcppo, json_of, write_graph
 
 
 @pytest.fixture
 def folder(tmp_path):
-    graph = tmp_path / "graph"
-    graph.mkdir()
-    texts = {
-        "train": "a\tr\tb\nb\tr\tc\nc\tr\td\na\x1b[31m\t[/x]\tb\n",
-        "valid": "a\tp\tc\n",
-        "test": "b\tp\td\nd\tp\ta\na\tr\tb\n",
-        "rules": "1\tp(X,Y) :- r(X,Z), r(Z,Y)\n1\tp(X,Y) :- p(Y,X)\n",
-    }
-    for name, text in texts.items():
-        (graph / f"{name}.txt").write_text(text)
-    return graph
+    return write_graph(
+        tmp_path / "graph",
+        train="a\tr\tb\nb\tr\tc\nc\tr\td\na\x1b[31m\t[/x]\tb\n",
+        valid="a\tp\tc\n",
+        test="b\tp\td\nd\tp\ta\na\tr\tb\n",
+        rules="1\tp(X,Y) :- r(X,Z), r(Z,Y)\n1\tp(X,Y) :- p(Y,X)\n",
+    )
 
 
-def described(monkeypatch, capsys, *args):
-    capsys.readouterr()
-    assert funcppo(monkeypatch, "data", *args, "--json", "-") == 0
-    return json.loads(capsys.readouterr().out)
-
-
-def test_the_rules_reach_what_they_derive(folder, monkeypatch, capsys):
-    found = described(monkeypatch, capsys, folder)
+def test_the_rules_reach_what_they_derive(folder, programs):
+    found = programs.json("data", folder)
     assert (found["n_facts"], found["splits"]["test"]["n_known"]) == (4, 1)
     assert found["derivable"]["valid"] == {"p": 1}
     # No other fact proves r(a, b), which is a known fact.
     assert found["derivable"]["test"] == {"p": 1}
     relation = found["relations"][-1]
     assert (relation["name"], relation["functional_share"]) == ("p", None)
-    bounded = described(monkeypatch, capsys, folder, "--set", "max_atoms=4")
+    bounded = programs.json("data", folder, "--set", "max_atoms=4")
     assert bounded["derivable"]["stop_reason"]
     assert bounded["derivable"]["test"] == {"p": 1}
 
 
-def test_the_tables_escape_names(folder, monkeypatch, capsys):
-    assert funcppo(monkeypatch, "data", folder) == 0
-    text = capsys.readouterr().out
+def test_the_tables_escape_names(folder, programs):
+    text = programs.printed("data", folder)
     assert "[/x]" in text and "\x1b" not in text
     assert "1 of 1 valid triples and 1 of 3 test triples" in text
     assert "note: test: 1 of 3 triples are known facts" in text
 
 
-def test_without_rules_nothing_is_derived(monkeypatch, capsys, tmp_path):
+def test_without_rules_nothing_is_derived(programs, tmp_path):
     graph = tmp_path / "graph.tsv"
     graph.write_text("a\tr\tb\nb\ts\ta\n")
-    assert described(monkeypatch, capsys, graph)["derivable"] is None
+    assert programs.json("data", graph)["derivable"] is None
     # No share stands where a ceiling would.
-    assert funcppo(monkeypatch, "data", graph) == 0
-    text = capsys.readouterr().out
+    text = programs.printed("data", graph)
     assert "ceiling" not in text and "s 1.00" in text
 
 
-def test_bad_input_is_one_line(monkeypatch, capsys, tmp_path):
-    assert funcppo(monkeypatch, "data", tmp_path / "none") == 2
-    assert capsys.readouterr().err.count("\n") == 1
+def test_bad_input_is_one_line(programs, tmp_path):
+    error = programs.refused("data", tmp_path / "none")
+    assert error.startswith("unknown data set")
 
 
 # -- an index of a data set
@@ -99,12 +87,10 @@ def graph(tmp_path):
     return folder
 
 
-def test_programs_say_the_same_of_an_index_and_of_the_files(
-    graph, monkeypatch, capsys
-):
+def test_programs_say_the_same_of_an_index_and_of_the_files(graph, programs):
     """To the byte, times aside: ranks, answers, counts, and rules that are mined."""
     indexed = graph.with_name("indexed")
-    assert funcppo(monkeypatch, "data", graph, "--index", indexed) == 0
+    assert programs("data", graph, "--index", indexed) == 0
     counts = loaders.read(indexed).rule_counts
     assert counts is not None and (counts[:, 1] > 0).all()
     for words in (
@@ -123,9 +109,7 @@ def test_programs_say_the_same_of_an_index_and_of_the_files(
             query.write_text("p(e10, X)")
             names = {"TARGET": target, "FILE": file, "QUERY": query}
             command = [names.get(word, word) for word in words.split()]
-            capsys.readouterr()
-            assert funcppo(monkeypatch, *command, "--json", "-") == 0
-            text = capsys.readouterr().out
+            text = programs.printed(*command, "--json", "-")
             if "FILE" in words:
                 said.append(file.read_bytes())
                 file.unlink()
@@ -146,32 +130,33 @@ def strip(value):
     return [strip(part) for part in value] if isinstance(value, list) else value
 
 
-def test_bad_paths_of_an_index_are_one_line(graph, monkeypatch, capsys):
-    assert funcppo(monkeypatch, "data", graph, "--index", graph) == 2
-    assert "expected another folder than that of" in capsys.readouterr().err
+def test_bad_paths_of_an_index_are_one_line(graph, programs):
+    assert "expected another folder than that of" in programs.refused(
+        "data", graph, "--index", graph
+    )
     missing = graph.with_name("no") / "folder"
-    assert funcppo(monkeypatch, "data", graph, "--index", missing) == 0
+    assert programs("data", graph, "--index", missing) == 0
 
 
 @pytest.mark.parametrize("is_indexed", [False, True])
 def test_a_run_whose_facts_or_atoms_are_not_held_derives_what_is_asked(
-    graph, is_indexed, monkeypatch, capsys
+    graph, is_indexed, programs, monkeypatch
 ):
     monkeypatch.setattr(task, "MAX_HEADS_PER_ATOM", 0)
     if is_indexed:
         indexed = graph.with_name("indexed")
-        assert funcppo(monkeypatch, "data", graph, "--index", indexed) == 0
+        assert programs("data", graph, "--index", indexed) == 0
         graph = indexed
     run = graph.with_name("run")
     program = ["train", graph, "-v", "--out", run]
     settings = ["--set", "prover.max_height=1", "--steps", "1024"]
     for prior in ("embedding", "bellman_ford"):
         settings += ["--set", f"questions.{prior}=False"]
-    assert funcppo(monkeypatch, *program, *settings) == 0
-    assert "each query its own when it is asked" in capsys.readouterr().out
+    assert "each query its own when it is asked" in programs.printed(
+        *program, *settings
+    )
     asked = ["predict", run, "p(e10, X)", "--known", "--explain"]
-    assert funcppo(monkeypatch, *asked) == 0
-    assert "by rule" in capsys.readouterr().out
+    assert "by rule" in programs.printed(*asked)
 
 
 # -- what the rules prove
@@ -184,14 +169,8 @@ RULES = "1\tp(X,Y) :- e(X,Y)\n1\tp(X,Y) :- p(X,Z), e(Z,Y)\n"
 
 @pytest.fixture
 def chain(tmp_path):
-    for name, text in {
-        "train": TRAIN,
-        "valid": "a\tp\td\n",
-        "test": TEST,
-        "rules": RULES,
-    }.items():
-        (tmp_path / f"{name}.txt").write_text(text)
-    return str(tmp_path)
+    texts = {"train": TRAIN, "test": TEST, "rules": RULES}
+    return str(write_graph(tmp_path, valid="a\tp\td\n", **texts))
 
 
 def provable(chain, *args, split="test"):
@@ -215,16 +194,10 @@ def test_the_paths_of_a_chain_are_counted_by_length(chain, capsys):
     assert (result["n_queries"], result["n_known_facts"]) == (5, 1)
     assert result["n_derivable_by_height"] == {"1": 3, "2": 3, "3": 4}
     assert result["n_atoms_after_step"] == [5, 9, 12, 14]
-    assert (result["complete"], result["fixpoint"], result["stop_reason"]) == (
-        True,
-        False,
-        "",
-    )
-    assert counted(capsys, chain, split="valid")["n_derivable_by_height"] == {
-        "1": 0,
-        "2": 1,
-        "3": 1,
-    }
+    assert result["complete"] and not result["fixpoint"]
+    assert result["stop_reason"] == ""
+    of_valid = counted(capsys, chain, split="valid")
+    assert of_valid["n_derivable_by_height"] == {"1": 0, "2": 1, "3": 1}
 
 
 @pytest.mark.parametrize(
@@ -243,13 +216,8 @@ def test_the_counts_are_those_of_a_least_model_over_sets(
     )
     limit = None if height == "fixpoint" else int(height)
     found = oracles.least_model(program, limit, object_identity=identity)
-    result = counted(
-        capsys,
-        "family_tree:12:3",
-        "--height",
-        height,
-        *(["--object-identity"] if identity else []),
-    )
+    options = ["--height", height, *["--object-identity"] * identity]
+    result = counted(capsys, "family_tree:12:3", *options)
     last = max(found.values())
     assert result["n_atoms_after_step"] == [
         sum(h <= step for h in found.values()) for step in range(last + 1)
@@ -358,15 +326,13 @@ def split_run(family, tmp_path_factory):
     folder = tmp_path_factory.mktemp("run") / "run"
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(folder.parent))
-        assert (
-            funcppo(patch, "train", family, "--out", folder, *SPLIT, *SHORT)
-            == 0
-        )
+        words = ("train", family, "--out", folder, *SPLIT, *SHORT)
+        assert funcppo(patch, *words) == 0
     return folder
 
 
 def test_a_run_keeps_how_its_triples_were_read_and_split(
-    split_run, family, monkeypatch, capsys
+    split_run, family, programs
 ):
     assert read_config(split_run).data == CONFIG
     results = json.loads((split_run / "results.json").read_text())
@@ -374,84 +340,68 @@ def test_a_run_keeps_how_its_triples_were_read_and_split(
     assert results["test"]["max-confidence"]["n_queries"] == 2 * n_test
     assert any(note.startswith("split at random") for note in results["notes"])
 
-    assert funcppo(monkeypatch, "evaluate", split_run, "--json", "-") == 0
-    assert json.loads(capsys.readouterr().out)["n_queries"] == 2 * n_test
-    resumed = ("train", family, "--out", split_run, "--resume")
-    assert funcppo(monkeypatch, *resumed) == 0
-    assert json.loads((split_run / "results.json").read_text())[
-        "test"
-    ].keys() == (results["test"].keys())
+    assert programs.json("evaluate", split_run)["n_queries"] == 2 * n_test
+    assert programs("train", family, "--out", split_run, "--resume") == 0
+    again = json.loads((split_run / "results.json").read_text())
+    assert again["test"].keys() == results["test"].keys()
 
 
 def test_a_held_out_triple_is_not_known_to_the_run(
-    split_run, family, monkeypatch, capsys
+    split_run, family, programs, capsys
 ):
     dataset = load(family, cfg=CONFIG)
     relation, head, tail = dataset.test[0]
     query = f"{dataset.predicates[relation - 1]}({dataset.entities[head - 1]}, {dataset.entities[tail - 1]})"
-    funcppo(monkeypatch, "prove", split_run, query, "--json", "-")
+    programs("prove", split_run, query, "--json", "-")
     assert json.loads(capsys.readouterr().out)["is_fact"] is False
-    whole = ("prove", family, query, "--columns", "s,p,o", "--json", "-")
-    assert funcppo(monkeypatch, *whole) == 0
-    assert json.loads(capsys.readouterr().out)["is_fact"] is True
+    whole = ("prove", family, query, "--columns", "s,p,o")
+    assert programs.json(*whole)["is_fact"] is True
 
 
 def test_without_a_split_there_is_no_test_and_no_choice_and_that_is_said(
-    family, monkeypatch, capsys, tmp_path
+    family, programs, monkeypatch, tmp_path
 ):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     arguments = ("train", family, "--out", tmp_path / "run", *SPLIT[:2], *SHORT)
-    assert funcppo(monkeypatch, *arguments) == 0
-    printed = capsys.readouterr().out
+    printed = programs.printed(*arguments)
     assert "no test split; the test evaluation is skipped" in printed
     assert "no valid split" in printed
     results = json.loads((tmp_path / "run" / "results.json").read_text())
     assert (results["test"], results["best_valid_metric"]) == ({}, None)
 
-    assert funcppo(monkeypatch, "evaluate", tmp_path / "run") == 2
-    assert "--split-ratios" in capsys.readouterr().err
+    assert "--split-ratios" in programs.refused("evaluate", tmp_path / "run")
 
 
 def test_a_split_file_is_mined_by_its_train_part_only(
-    family, monkeypatch, tmp_path
+    family, programs, tmp_path
 ):
     """As a folder whose train part is the same, with names in place of columns."""
     dataset = load(family, cfg=CONFIG)
     names = dataset.entities
-    train = tmp_path / "train"
-    train.mkdir()
-    (train / "train.txt").write_text(
-        "".join(
-            f"{names[h - 1]}\t{dataset.predicates[r - 1]}\t{names[t - 1]}\n"
-            for r, h, t in dataset.train
-        )
+    lines = (
+        f"{names[h - 1]}\t{dataset.predicates[r - 1]}\t{names[t - 1]}\n"
+        for r, h, t in dataset.train
     )
+    train = write_graph(tmp_path / "train", train="".join(lines))
     texts = []
     for target, *options in ((family, *SPLIT), (train,), (family, *SPLIT[:2])):
         out = tmp_path / "rules.tsv"
         words = ("mine", target, "--out", out, "--min-support", "1", *options)
-        assert funcppo(monkeypatch, *words) == 0
+        assert programs(*words) == 0
         texts.append(out.read_text())
     assert texts[0] == texts[1] != texts[2]
 
 
-def test_triples_are_written_as_another_program_takes_them(
-    graph, monkeypatch, capsys
-):
+def test_triples_are_written_as_another_program_takes_them(graph, programs):
     out = graph.with_name("written")
     out.mkdir()
     option = ["--set", f"out={out}/{{split}}.csv"]
-    assert funcppo(monkeypatch, "data", graph, *option) == 0
-    files = capsys.readouterr().out.split()
+    files = programs.printed("data", graph, *option).split()
     assert files[0] == f"{out}/train.csv"
     assert load(out).train.shape == load(graph).train.shape
     own = ["--set", f"out={graph}/{{split}}.txt"]
-    assert funcppo(monkeypatch, "data", graph, *own) == 2
-    error = capsys.readouterr().err
-    assert (
-        "another name than that of a split" in error and error.count("\n") == 1
-    )
-    assert funcppo(monkeypatch, "data", graph, "--json", "x.parquet") == 2
-    assert (
-        "--json x.parquet: expected another format" in capsys.readouterr().err
+    error = programs.refused("data", graph, *own)
+    assert "another name than that of a split" in error
+    assert "--json x.parquet: expected another format" in programs.refused(
+        "data", graph, "--json", "x.parquet"
     )

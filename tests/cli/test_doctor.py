@@ -11,7 +11,7 @@ import torch
 
 from funcppo import train_step
 from funcppo.runtime import compile as compilation
-from tests.cli.runner import doctor, funcppo, json_of
+from tests.cli.runner import doctor, json_of
 
 
 def test_a_strategy_that_breaks_is_named_with_the_reason_and_the_next_one_is_in_use(
@@ -91,10 +91,7 @@ def test_the_step_of_a_run_or_an_environment_is_prepared(
 
 
 @pytest.mark.parametrize("name", ["countries_s1", "CartPole-v9"])
-def test_what_is_neither_run_nor_environment_is_one_line(
-    name, monkeypatch, capsys
-):
-    assert funcppo(monkeypatch, "doctor", "--fill-cache", name) == 2
-    assert capsys.readouterr().err == (
-        f"funcppo: --fill-cache {name}: expected the folder of a run or an environment of `funcppo rl`\n"
+def test_what_is_neither_run_nor_environment_is_one_line(name, programs):
+    assert programs.refused("doctor", "--fill-cache", name) == (
+        f"--fill-cache {name}: expected the folder of a run or an environment of `funcppo rl`"
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import signal
@@ -14,30 +13,25 @@ import pytest
 import torch
 
 from funcppo.cli import common
-from funcppo.cli.evaluate import Evaluate, prepare_evaluation
 from funcppo.kg.ranking import evaluate as evaluation
 from funcppo.kg.ranking import ranking
-from funcppo.kg.search.task import ignore_phase
-from tests.cli.runner import contains, funcppo, settings
+from tests.cli.runner import (
+    contains,
+    funcppo,
+    read_records,
+    settings,
+    write_graph,
+)
 
 FILES_PAGE = Path(__file__).parents[2] / "docs" / "files.md"
 
 
-def evaluated(monkeypatch, capsys, *args):
-    """The JSON of an evaluation."""
-    capsys.readouterr()
-    status = funcppo(monkeypatch, "evaluate", *args, "--json", "-")
-    found = capsys.readouterr()
-    assert status == 0, found.err
-    return json.loads(found.out)
-
-
 def test_the_metrics_are_those_of_the_lines_in_details_and_of_prometheus(
-    trained, monkeypatch, capsys, tmp_path
+    trained, programs, tmp_path
 ):
     details, exported = tmp_path / "ranks.jsonl", tmp_path / "funcppo.prom"
     files = ("--details", details, "--metrics-file", exported)
-    result = evaluated(monkeypatch, capsys, trained, *files)
+    result = programs.json("evaluate", trained, *files)
     assert not result["compiled"]
     assert result["graphs"] == "auto" and isinstance(result["notes"], list)
     assert result["replay_mode"] == "none" and result["fallback_codes"] == {}
@@ -45,7 +39,7 @@ def test_the_metrics_are_those_of_the_lines_in_details_and_of_prometheus(
     assert result["versions"]["torch"] == torch.__version__
     fields = re.findall(r"`([\w@]+)`", FILES_PAGE.read_text())
     assert {"mrr", "hits@10", "row_steps"} < set(result) <= set(fields)
-    lines = [json.loads(line) for line in details.read_text().splitlines()]
+    lines = read_records(details)
     expected = [
         np.mean([1 / (x["n_better"] + 1 + i) for i in range(x["n_equal"] + 1)])
         for x in lines
@@ -66,19 +60,17 @@ def test_the_metrics_are_those_of_the_lines_in_details_and_of_prometheus(
 
 
 def test_an_evaluation_prints_few_lines_beside_its_table(
-    trained, monkeypatch, capsys, tmp_path
+    trained, programs, tmp_path
 ):
     for target in (trained, "family_tree:30:0"):
         details = tmp_path / Path(target).name
         words = ("evaluate", target, "--details", details)
-        assert funcppo(monkeypatch, *words) == 0
-        lines = [x for x in capsys.readouterr().out.splitlines() if x.strip()]
+        lines = [x for x in programs.printed(*words).splitlines() if x.strip()]
         assert lines[0].split(": ")[1].count(",") >= 4
         assert lines[-1].endswith(f": {details}")
         assert len(lines) <= 6 + 4 + 1  # title, head, rule, row; caption
-        assert funcppo(monkeypatch, *words, "--overwrite", "-v") == 0
         # a run has nothing to choose
-        is_chosen = "note: " in capsys.readouterr().out
+        is_chosen = "note: " in programs.printed(*words, "--overwrite", "-v")
         assert is_chosen == (target != trained)
 
 
@@ -93,9 +85,9 @@ def test_an_evaluation_prints_few_lines_beside_its_table(
         "success",
     ],
 )
-def test_every_score_ranks(trained, monkeypatch, capsys, score):
+def test_every_score_ranks(trained, programs, score):
     words = f"--score {score} --negatives 3 --split valid --max-queries 5"
-    result = evaluated(monkeypatch, capsys, trained, *words.split())
+    result = programs.json("evaluate", trained, *words.split())
     assert (result["score"], result["split"]) == (score, "valid")
     assert result["n_queries"] == 5  # one side of each
 
@@ -138,17 +130,15 @@ def test_every_score_ranks(trained, monkeypatch, capsys, score):
     ],
 )
 def test_bad_input_is_one_line_and_exit_2(
-    trained, monkeypatch, capsys, tmp_path, args, line
+    trained, programs, tmp_path, args, line
 ):
     words = args.format(tmp=tmp_path, run=trained).split()
-    assert funcppo(monkeypatch, "evaluate", *words) == 2
-    error = capsys.readouterr().err
+    error = programs.refused("evaluate", *words)
     assert contains(error, line), error
-    assert error.startswith("funcppo: ") and error.count("\n") == 1
 
 
 def test_an_interrupted_query_is_ranked_by_a_later_evaluation(
-    trained, monkeypatch, capsys, tmp_path
+    trained, programs, monkeypatch, capsys, tmp_path
 ):
     """The second window does not end: the first one is kept, and the rest is ranked later."""
     details, whole = tmp_path / "ranks.jsonl", tmp_path / "whole.jsonl"
@@ -179,32 +169,18 @@ def test_an_interrupted_query_is_ranked_by_a_later_evaluation(
         output = capsys.readouterr().out
         assert "--resume needs --details FILE" in output
     assert len(details.read_text().splitlines()) == 1
-    assert funcppo(monkeypatch, *arguments, "--resume") == 0
-    assert funcppo(monkeypatch, "evaluate", trained, "--details", whole) == 0
+    assert programs(*arguments, "--resume") == 0
+    assert programs("evaluate", trained, "--details", whole) == 0
     assert details.read_text() == whole.read_text()
 
 
-# -- what is prepared
-
-
-def prepare(target, **options):
-    return prepare_evaluation(
-        Evaluate(target=str(target), **options), ignore_phase
-    )
-
-
 @pytest.mark.parametrize("verbose", [False, True])
-def test_lines_that_were_dropped_are_named(
-    verbose, monkeypatch, capsys, tmp_path
-):
+def test_lines_that_were_dropped_are_named(verbose, programs, tmp_path):
     fact = "a\te\tb\n"
     texts = {"train": 2 * fact, "valid": "a\tp\tb\n", "test": 2 * "b\tp\tb\n"}
-    for name, text in texts.items():
-        (tmp_path / f"{name}.txt").write_text(text)
-    (tmp_path / "rules.txt").write_text("p(X,Y) :- e(X,Y)\n")
+    write_graph(tmp_path, rules="p(X,Y) :- e(X,Y)\n", **texts)
     options = ["--height", "1", "--score", "exists@1", *["-v"] * verbose]
-    assert funcppo(monkeypatch, "evaluate", tmp_path, *options) == 0
-    printed = capsys.readouterr().out
+    printed = programs.printed("evaluate", tmp_path, *options)
     dropped = "train: 1 lines repeat another and were dropped"
     repeated = "test: 1 of 2 triples repeat another"
     if verbose:
@@ -215,7 +191,7 @@ def test_lines_that_were_dropped_are_named(
 
 
 def test_a_split_by_name_known_triples_and_candidates(
-    graph, runs, monkeypatch, capsys, tmp_path
+    graph, runs, programs, tmp_path
 ):
     """A named file takes the place of test, whose triples stay known; what is known is no wrong answer."""
     lines = (graph / "test.txt").read_text().splitlines(keepends=True)
@@ -231,52 +207,29 @@ def test_a_split_by_name_known_triples_and_candidates(
     rules += settings("smoothing=5 object_identity=False")
     try:
         for target, options in ((graph, rules), (runs / "questions", ())):
-            found = evaluated(
-                monkeypatch, capsys, target, "--split", "test_hard", *options
-            )
+            asked = ("evaluate", target, *options)
+            hard = (*asked, "--split", "test_hard")
+            found = programs.json(*hard)
             # the filter holds all of test either way
-            rest = evaluated(
-                monkeypatch, capsys, target, "--max-queries", 20, *options
-            )
+            rest = programs.json(*asked, "--max-queries", 20)
             assert (found["n_queries"], rest["n_queries"]) == (12, 40)
             more = settings(f"filter={paths['filter']}")
-            filtered = evaluated(
-                monkeypatch,
-                capsys,
-                target,
-                "--split",
-                "test_hard",
-                *options,
-                *more,
-            )
+            filtered = programs.json(*hard, *more)
             n_fewer = found["n_candidates"] - filtered["n_candidates"]
             assert n_fewer >= 0
             assert any(
                 "1 of 2 triples have unknown" in x for x in filtered["notes"]
             )
             more = settings(f"candidates={paths['candidates']}")
-            few = evaluated(
-                monkeypatch,
-                capsys,
-                target,
-                "--split",
-                "test_hard",
-                *options,
-                *more,
-            )
+            few = programs.json(*hard, *more)
             assert few["n_candidates"] <= 12 * len(entities)
             assert few["mrr"] >= found["mrr"]
             for words, problem in (
                 (["--split", "test_easy"], "split 'test_easy': expected test"),
-                (settings(f"filter={paths['some']}"), ""),
                 (settings(f"candidates={paths['empty']}"), "an entity a line"),
                 (settings(f"candidates={paths['filter']}"), ":1: unknown"),
             ):
-                status = funcppo(
-                    monkeypatch, "evaluate", target, *words, *options
-                )
-                error = capsys.readouterr().err
-                assert status == (2 if problem else 0)
-                assert problem in error
+                assert problem in programs.refused(*asked, *words, notes=True)
+            assert programs(*asked, *settings(f"filter={paths['some']}")) == 0
     finally:
         (graph / "test_hard.txt").unlink()

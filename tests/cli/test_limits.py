@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 from funcppo.core.host import Deadline
 from funcppo.kg.logic import derive, joins
 from funcppo.kg.mining.counts import Budget
-from tests.cli.runner import funcppo
+from tests.cli.runner import write_graph
 
 UNITS_A_SECOND = 100_000  # of work, on the clock of a test
 SECONDS = 0.1
@@ -46,17 +46,17 @@ def pairs(relation, edges):
     return "".join(f"e{x}\t{relation}\te{y}\n" for x, y in edges)
 
 
+OUT = [(0, i) for i in range(N)]
+CHAIN = [(i, i + 1) for i in range(N)]
 GRAPHS = {
     "hub": (
-        pairs("r1", [(0, i) for i in range(N)])
-        + pairs("r2", [(0, i) for i in range(N)])
-        + pairs("r0", [(i, i + 1) for i in range(30)]),
+        pairs("r1", OUT) + pairs("r2", OUT) + pairs("r0", CHAIN[:30]),
         "r0(X,Y) :- r1(Z,X), r2(Z,Y)",
     ),
     "star": (
         pairs("r1", [(i, 0) for i in range(N)])
-        + pairs("r2", [(0, i) for i in range(N)])
-        + pairs("r0", [(i, i + 1) for i in range(30)]),
+        + pairs("r2", OUT)
+        + pairs("r0", CHAIN[:30]),
         "r0(X,Y) :- r1(X,Z), r2(Z,Y)",
     ),
     "clique": (
@@ -64,7 +64,7 @@ GRAPHS = {
         "r0(X,Y) :- r0(X,Z), r0(Z,W), r0(W,Y)",
     ),
     "chain": (
-        pairs("r0", [(i, i + 1) for i in range(N)]),
+        pairs("r0", CHAIN),
         "r0(X,Y) :- r0(X,Z), r0(Z,Y)",
     ),
 }
@@ -78,7 +78,7 @@ PROGRAMS = {
 }
 
 
-def work_of(words, monkeypatch):
+def work_of(words, programs, monkeypatch):
     """The exit status of a program and the seconds of its work, which also are the time that it is told."""
     clock = Clock()
     with monkeypatch.context() as patch, clock:
@@ -88,7 +88,7 @@ def work_of(words, monkeypatch):
             patch.setitem(owner.__init__.__kwdefaults__, "clock", clock)
         sys.setprofile(clock.count_call)
         try:
-            status = funcppo(monkeypatch, *words)
+            status = programs(*words)
         finally:
             sys.setprofile(None)
     return status, clock()
@@ -97,14 +97,12 @@ def work_of(words, monkeypatch):
 @pytest.mark.parametrize("name", GRAPHS)
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_a_program_ends_within_its_seconds_and_a_slack(
-    program, name, tmp_path, monkeypatch, capsys
+    program, name, tmp_path, programs, monkeypatch, capsys
 ):
     facts, rule = GRAPHS[name]
     texts = {"train": facts, "valid": "e5\tr0\te2\n", "test": "e3\tr0\te1\n"}
     texts["rules"] = f"0.5\t{rule}\n"
-    (tmp_path / "g").mkdir()
-    for file, text in texts.items():
-        (tmp_path / "g" / f"{file}.txt").write_text(text)
+    write_graph(tmp_path / "g", **texts)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(joins, "MAX_CHUNK_ROWS", 5_000)
     monkeypatch.setattr(derive, "MAX_THREADS", 1)
@@ -112,7 +110,7 @@ def test_a_program_ends_within_its_seconds_and_a_slack(
     words = PROGRAMS[program].split()
     for _ in range(2):  # the first one imports
         (tmp_path / "m.tsv").unlink(missing_ok=True)
-        status, used = work_of(words, monkeypatch)
+        status, used = work_of(words, programs, monkeypatch)
     lines = capsys.readouterr().err.splitlines()
     lines = [line for line in lines if line.startswith("funcppo: ")]
     assert status in (0, 1, 3) and not lines

@@ -19,7 +19,7 @@ import torch
 from funcppo import __version__, cli
 from funcppo.core.settings import write_config
 from funcppo.kg.config import RunConfig
-from tests.cli.runner import funcppo
+from tests.cli.runner import write_graph
 
 PYTHON = [sys.executable, "-m", "funcppo"]
 
@@ -30,10 +30,11 @@ def buffered_output(monkeypatch):
     monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
 
 
-def test_the_overview_names_each_program_with_its_summary(monkeypatch, capsys):
+def test_the_overview_names_each_program_with_its_summary(
+    programs, monkeypatch
+):
     monkeypatch.setenv("COLUMNS", "200")
-    assert funcppo(monkeypatch, "--help") == 0
-    lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
+    lines = [line.strip() for line in programs.printed("--help").splitlines()]
     for name, summary in cli.PROGRAMS.items():
         assert any(
             line.startswith(f"{name} ") and line.endswith(summary)
@@ -47,19 +48,17 @@ def test_a_summary_is_the_first_line_of_the_programs_docstring():
         assert program.__doc__.splitlines()[0] == summary
 
 
-def test_the_version_is_that_of_the_package(monkeypatch, capsys):
-    assert funcppo(monkeypatch, "--version") == 0
-    assert capsys.readouterr().out == f"funcppo {__version__}\n"
+def test_the_version_is_that_of_the_package(programs):
+    assert programs.printed("--version") == f"funcppo {__version__}\n"
 
 
-def test_a_misspelt_program_is_named(monkeypatch, capsys):
-    assert funcppo(monkeypatch, "trian") == 2
+def test_a_misspelt_program_is_named(programs, capsys):
+    assert programs("trian") == 2
     assert "(did you mean train?)" in capsys.readouterr().err
 
 
-def test_bash_completes_programs_and_their_options(monkeypatch, capsys):
-    assert funcppo(monkeypatch, "--completion") == 0
-    script = capsys.readouterr().out
+def test_bash_completes_programs_and_their_options(programs):
+    script = programs.printed("--completion")
     for words, found in (("pr", "predict prove"), ("train --se", "--seed")):
         place = len(words.split())
         asked = f"COMP_WORDS=(funcppo {words}); COMP_CWORD={place}; _funcppo"
@@ -129,9 +128,9 @@ def test_the_help_comes_without_torch(helps):
     ],
 )
 def test_the_program_exits_with_that_status_and_without_a_traceback(
-    arguments, status, monkeypatch, capsys
+    arguments, status, programs, capsys
 ):
-    assert funcppo(monkeypatch, *arguments) == status
+    assert programs(*arguments) == status
     seen = capsys.readouterr()
     assert "Traceback" not in seen.err + seen.out
     assert (seen.out == "") == (status == 2)
@@ -143,16 +142,13 @@ def test_the_program_exits_with_that_status_and_without_a_traceback(
 @pytest.fixture
 def data_folder(tmp_path):
     """A folder of a data set with rules."""
-    folder = tmp_path / "data"
-    folder.mkdir()
-    for name, text in {
-        "train": "a\te\tb\nb\te\tc\n",
-        "valid": "a\tp\tb\n",
-        "test": "b\tp\tc\n",
-        "rules": "p(X,Y) :- e(X,Y)\n",
-    }.items():
-        (folder / f"{name}.txt").write_text(text)
-    return folder
+    return write_graph(
+        tmp_path / "data",
+        train="a\te\tb\nb\te\tc\n",
+        valid="a\tp\tb\n",
+        test="b\tp\tc\n",
+        rules="p(X,Y) :- e(X,Y)\n",
+    )
 
 
 # Each program with an option that names an output, and without it.
@@ -232,15 +228,14 @@ def _contents(folder):
 
 @pytest.mark.parametrize(("name", "output", "end"), CASES)
 def test_no_output_replaces_what_is_not_the_programs_own(
-    name, output, end, outputs, monkeypatch, capsys
+    name, output, end, outputs, programs
 ):
     before = _contents(outputs)
     _, option = name.split()
     words = WRITERS[name].format(data="data", new="new", run="run").split()
-    assert funcppo(monkeypatch, *words, option, output) == 2
-    out, err = capsys.readouterr()
-    assert not out and err.startswith(f"funcppo: {option} {Path(output)}: ")
-    assert end.format(option=option) in err and err.count("\n") == 1
+    error = programs.refused(*words, option, output)
+    assert error.startswith(f"{option} {Path(output)}: ")
+    assert end.format(option=option) in error
     assert _contents(outputs) == before
 
 
@@ -258,13 +253,13 @@ class BrokenOutput(io.StringIO):
     ["mine --json", "prove --json", "data --json"],
 )
 def test_the_json_is_written_before_anything_is_printed(
-    name, data_folder, monkeypatch, tmp_path
+    name, data_folder, programs, monkeypatch, tmp_path
 ):
     output = tmp_path / "result.json"
     words = WRITERS[name].format(data=data_folder, new=tmp_path)
     arguments = [*words.split(), "--json"]
     monkeypatch.setattr(sys, "stdout", BrokenOutput())
-    assert funcppo(monkeypatch, *arguments, output) == 2
+    assert programs(*arguments, output) == 2
     assert json.loads(output.read_text())["format"] == 2
 
 
@@ -273,7 +268,7 @@ def test_the_json_is_written_before_anything_is_printed(
     [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "terminated")],
 )
 def test_a_signal_ends_a_program_with_one_line_and_its_status(
-    number, status, line, monkeypatch, capsys
+    number, status, line, programs, monkeypatch, capsys
 ):
     before = signal.getsignal(signal.SIGTERM)
     # A shell's background jobs ignore Ctrl-C.
@@ -282,21 +277,18 @@ def test_a_signal_ends_a_program_with_one_line_and_its_status(
     program = Mock(json=None, run=run)
     monkeypatch.setattr(cli, "parse_program", lambda *_: program)
     try:
-        assert funcppo(monkeypatch, "mine") == status
+        assert programs("mine") == status
     finally:
         signal.signal(signal.SIGINT, old_sigint)
     assert capsys.readouterr().err == f"funcppo: {line}\n"
     assert signal.getsignal(signal.SIGTERM) is before
 
 
-def test_a_missing_extra_is_one_line(monkeypatch, capsys):
+def test_a_missing_extra_is_one_line(programs, monkeypatch):
     error = ModuleNotFoundError("No module named 'rich'", name="rich")
     monkeypatch.setattr(cli.importlib, "import_module", Mock(side_effect=error))
-    assert funcppo(monkeypatch, "doctor") == 2
-    assert (
-        "needs the extra `cli` (pip install 'funcppo[cli]')"
-        in capsys.readouterr().err
-    )
+    extra = "needs the extra `cli` (pip install 'funcppo[cli]')"
+    assert extra in programs.refused("doctor")
 
 
 @pytest.mark.parametrize(
@@ -308,13 +300,14 @@ def test_a_missing_extra_is_one_line(monkeypatch, capsys):
         torch.OutOfMemoryError("CUDA out of memory"),
     ],
 )  # fmt: skip
-def test_what_does_not_fit_into_memory_is_one_line(error, monkeypatch, capsys):
+def test_what_does_not_fit_into_memory_is_one_line(
+    error, programs, monkeypatch
+):
     program = Mock(json=None, run=Mock(side_effect=error))
     monkeypatch.setattr(cli, "parse_program", lambda *_: program)
-    assert funcppo(monkeypatch, "mine") == 2
     line = " ".join(str(error).split())
     expected = f"out of memory: expected smaller sizes, got: {line}"
-    assert capsys.readouterr().err == f"funcppo: {expected}\n"
+    assert programs.refused("mine") == expected
 
 
 # Closed pipes.

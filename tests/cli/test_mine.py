@@ -14,9 +14,9 @@ from funcppo.kg.graph.loaders import load
 from funcppo.kg.graph.rules import (
     RULE_FILE_FORMATS,
 )
-from funcppo.kg.mining import MiningConfig, miner
+from funcppo.kg.mining import miner
 from funcppo.kg.run import rule_files
-from tests.cli.runner import SMALL, contains, funcppo, json_of, mine
+from tests.cli.runner import SMALL, contains, json_of, mine, write_graph
 
 
 @pytest.fixture
@@ -26,13 +26,8 @@ def folder(tmp_path):
     people += ["(c)", "42"]
     pairs = list(itertools.pairwise(people))
     triples = [f"{a}\tparent of\t{b}\n{b}\tchild:-of\t{a}\n" for a, b in pairs]
-    for name, lines in {
-        "train": triples,
-        "valid": triples[:1],
-        "test": triples[:1],
-    }.items():
-        (tmp_path / f"{name}.txt").write_text("".join(lines))
-    return str(tmp_path)
+    texts = {"train": "".join(triples), "valid": triples[0]}
+    return str(write_graph(tmp_path, test=triples[0], **texts))
 
 
 @pytest.mark.parametrize("form", RULE_FILE_FORMATS)
@@ -44,23 +39,18 @@ def test_a_file_of_each_format_reads_back_as_the_same_rules(
     status, result = json_of(capsys, mine, folder, "--out", str(out), *options)
     assert status == 0 and result["n_rules"] > 0
     assert result["file_format"] == form
-    assert (
-        result["n_rules"]
-        == sum(result["n_path_rules_by_length"].values())
-        + result["n_constant_rules"]
-    )
+    n_paths = sum(result["n_path_rules_by_length"].values())
+    assert result["n_rules"] == n_paths + result["n_constant_rules"]
     dataset = load(folder)
     mined, counts, _ = rule_files.mine_dataset(
         dataset, rule_files.mining_config(dataset, min_support=1)
     )
     again = load(folder, out)
-    assert (
-        np.array_equal(again.rules, mined.rules)
-        and len(mined.rules) == result["n_rules"]
-    )
-    confidence = (
-        counts.weight if form == "tsv" else counts.support / counts.body_pairs
-    )
+    assert np.array_equal(again.rules, mined.rules)
+    assert len(mined.rules) == result["n_rules"]
+    confidence = counts.support / counts.body_pairs
+    if form == "tsv":
+        confidence = counts.weight
     assert again.rule_weights == pytest.approx(confidence, rel=1e-5)
 
 
@@ -77,23 +67,12 @@ def test_the_columns_of_the_table_are_the_counts(folder, tmp_path, capsys):
     assert mark[0] == "#counts"
     columns = "#source_weight train_support train_body_pairs train_conf"
     assert header[:4] == columns.split()
-    assert lines[0][:-1] == [
-        "0.583333",
-        "7",
-        "7",
-        "1",
-        "1",
-        "1",
-        "7",
-        "1",
-        "0",
-        "0",
-    ]
+    numbers = "0.583333 7 7 1 1 1 7 1 0 0"
+    assert lines[0][:-1] == numbers.split()
     assert lines[0][-1] == "'child:-of'(X, Y) :- 'parent of'(Y, X)"
-    assert (
-        len(lines) == 2
-        and "2 rules (2 of length 1) of 4 candidates" in capsys.readouterr().out
-    )
+    printed = capsys.readouterr().out
+    assert len(lines) == 2
+    assert "2 rules (2 of length 1) of 4 candidates" in printed
 
 
 def test_a_file_for_anyburl_says_or_has_what_it_counts_by(tmp_path, capsys):
@@ -102,15 +81,9 @@ def test_a_file_for_anyburl_says_or_has_what_it_counts_by(tmp_path, capsys):
     lines = ["a p b", "a p c", "a p d", "b q b", "b q c", "b q d"]
     data.write_text("".join(line.replace(" ", "\t") + "\n" for line in lines))
     out = tmp_path / "rules.txt"
+    options = "--min-support 1 --set votes_per_fact=9 --max-length 2"
     arguments = [str(data), "--out", str(out), "--format", "AnyBURL"]
-    arguments += [
-        "--min-support",
-        "1",
-        "--set",
-        "votes_per_fact=9",
-        "--max-length",
-        "2",
-    ]
+    arguments += options.split()
     counts = []
     for options in ([], ["--object-identity"]):
         assert mine(*arguments, *options) == 0
@@ -168,18 +141,17 @@ S1 = "countries_s1 --out {tmp}/r"
         ("{tmp} --out {tmp}/r", "train.txt"),
     ],
 )
-def test_bad_input_is_one_line_and_exit_2(
-    monkeypatch, capsys, tmp_path, args, line
-):
+def test_bad_input_is_one_line_and_exit_2(programs, tmp_path, args, line):
     (tmp_path / "empty.tsv").touch()
     words = args.format(tmp=tmp_path).split()
-    assert funcppo(monkeypatch, "mine", *words) == 2
-    error = capsys.readouterr().err
-    assert contains(error, line) and error.count("\n") == 1
+    error = programs.refused("mine", *words)
+    assert contains(error, line)
     assert not (tmp_path / "r").exists()
 
 
-def test_what_mine_finds_is_what_training_reads(monkeypatch, capsys, tmp_path):
+def test_what_mine_finds_is_what_training_reads(
+    programs, monkeypatch, capsys, tmp_path
+):
     """Also with another time limit; other settings and interrupted searches are not kept."""
     (tmp_path / "train.txt").write_text(family_lines(load("family_tree:60:2")))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -194,8 +166,9 @@ def test_what_mine_finds_is_what_training_reads(monkeypatch, capsys, tmp_path):
         assert len(kept()) == i
     train = ("train", tmp_path, "--steps", "64", *SMALL, "--seconds", "None")
     train += ("--set", "mining_seconds=400")
-    assert funcppo(monkeypatch, *train, "--out", tmp_path / "run") == 0
-    assert "those mined before" in " ".join(capsys.readouterr().out.split())
+    assert "those mined before" in " ".join(
+        programs.printed(*train, "--out", tmp_path / "run").split()
+    )
     assert (tmp_path / "run/rules.tsv").read_text() == out.read_text()
 
 
@@ -203,7 +176,7 @@ def test_what_mine_finds_is_what_training_reads(monkeypatch, capsys, tmp_path):
     ("error", "status"), [(KeyboardInterrupt, 130), (Terminated, 143)]
 )
 def test_an_interrupt_writes_what_was_found(
-    monkeypatch, capsys, tmp_path, error, status
+    programs, monkeypatch, tmp_path, error, status
 ):
     def stop_search(*_):
         raise error
@@ -212,7 +185,7 @@ def test_an_interrupt_writes_what_was_found(
     out = tmp_path / "rules.tsv"
     arguments = ("mine", "family_tree:60:2", "--constants", "--out", out)
     file = tmp_path / "summary.json"
-    assert funcppo(monkeypatch, *arguments, "--json", file) == status
+    assert programs(*arguments, "--json", file) == status
     summary = json.loads(file.read_text())
     assert summary["interrupted"] and summary["n_rules"] > 0
     # beside the rules the header, and what the counts are of
@@ -229,49 +202,25 @@ def family_lines(tree, split="train"):
 
 
 def test_training_without_rules_mines_first_and_keeps_what_it_mined(
-    monkeypatch, capsys, tmp_path
+    programs, monkeypatch, tmp_path
 ):
-    data, out = tmp_path / "data", tmp_path / "out"
-    data.mkdir()
-    tree = load("family_tree:60:2")
-    for split in ("train", "valid", "test"):
-        (data / f"{split}.txt").write_text(family_lines(tree, split))
+    tree, out = load("family_tree:60:2"), tmp_path / "out"
+    splits = ("train", "valid", "test")
+    texts = {split: family_lines(tree, split) for split in splits}
+    data = write_graph(tmp_path / "data", **texts)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     args = ("train", data, "--steps", "64", *SMALL)
     args += ("--set", "prover.max_height=1")
-    assert funcppo(monkeypatch, *args, "--out", out) == 0
-    assert (
-        "no rules given:" in (output := capsys.readouterr().out)
-        and "mined in" in output
-    )
-    run = read_config(out)
-    assert run.rules == "rules.tsv"
-    assert (
-        json.loads((out / RESULTS_FILE).read_text())["rules"]
-        == len(load(str(data), str(out / run.rules)).rules)
-        > 0
-    )
-    assert funcppo(monkeypatch, *args, "--out", tmp_path / "again") == 0
-    assert "using those mined before" in " ".join(
-        capsys.readouterr().out.split()
-    )
-    assert (tmp_path / "again" / "rules.tsv").read_text() == (
-        out / "rules.tsv"
-    ).read_text()
-    assert funcppo(monkeypatch, *args, "--out", out, "--resume") == 0
-    assert funcppo(monkeypatch, "evaluate", out) == 0
-
-
-@pytest.fixture
-def types(tmp_path, monkeypatch):
-    """A graph that counts as large and is not sparse: who likes something likes tea."""
-    monkeypatch.setattr(
-        rule_files, "default_config", lambda *_: MiningConfig(constants=True)
-    )
-    drinks = ["milk", "water", "juice", "cocoa", "coffee"]
-    lines = [
-        f"p{i}\tlikes\ttea\np{i}\ttries\t{d}\n" for i, d in enumerate(drinks)
-    ]
-    file = tmp_path / "drinks.tsv"
-    file.write_text("".join(lines))
-    return file
+    printed = programs.printed(*args, "--out", out)
+    assert "no rules given:" in printed and "mined in" in printed
+    assert read_config(out).rules == "rules.tsv"
+    n_rules = len(load(data, out / "rules.tsv").rules)
+    results = json.loads((out / RESULTS_FILE).read_text())
+    assert results["rules"] == n_rules > 0
+    again = tmp_path / "again"
+    printed = " ".join(programs.printed(*args, "--out", again).split())
+    assert "using those mined before" in printed
+    mined = [(x / "rules.tsv").read_text() for x in (out, again)]
+    assert mined[0] == mined[1]
+    assert programs(*args, "--out", out, "--resume") == 0
+    assert programs("evaluate", out) == 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import re
 import shlex
 from dataclasses import dataclass
@@ -22,23 +21,10 @@ from funcppo.cli.options import (
 )
 from funcppo.config import PPOConfig
 from funcppo.core.settings import PositiveInt
-from tests.cli.runner import contains, funcppo, settings
+from tests.cli.runner import contains, settings, write_graph
 
 MAX_OPTIONS = 180  # that all programs show
 MAX_TRAIN_OPTIONS = 30
-
-
-def program_class(name):
-    return getattr(
-        importlib.import_module(f"funcppo.cli.{name}"), name.capitalize()
-    )
-
-
-def help_of(monkeypatch, capsys, *words):
-    monkeypatch.setenv("COLUMNS", "80")
-    capsys.readouterr()
-    assert funcppo(monkeypatch, *words) == 0
-    return capsys.readouterr().out
 
 
 def option_names(text):
@@ -47,7 +33,7 @@ def option_names(text):
 
 @pytest.mark.parametrize("name", cli.PROGRAMS)
 def test_every_setting_is_described_and_has_one_name(name):
-    settings = settings_of(program_class(name))
+    settings = settings_of(cli.program_class(name))
     assert len({setting.name for setting in settings}) == len(settings)
     shown = [setting.option for setting in settings if setting.opt]
     assert len(set(shown)) == len(shown)
@@ -57,9 +43,10 @@ def test_every_setting_is_described_and_has_one_name(name):
         assert text.endswith((".", ")")) and len(text.split()) >= 4, setting
 
 
-def test_help_shows_a_bounded_number_of_options(monkeypatch, capsys):
+def test_help_shows_a_bounded_number_of_options(programs, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
     shown = {
-        name: option_names(help_of(monkeypatch, capsys, name, "--help"))
+        name: option_names(programs.printed(name, "--help"))
         for name in cli.PROGRAMS
     }
     assert len(shown["train"]) <= MAX_TRAIN_OPTIONS
@@ -68,22 +55,23 @@ def test_help_shows_a_bounded_number_of_options(monkeypatch, capsys):
 
 
 def test_the_first_screen_of_train_is_what_a_first_run_needs(
-    monkeypatch, capsys
+    programs, monkeypatch
 ):
-    text = help_of(monkeypatch, capsys, "train", "--help")
+    monkeypatch.setenv("COLUMNS", "80")
+    text = programs.printed("train", "--help")
     assert max(map(len, text.splitlines())) <= 85  # an example is one line
     first = text[text.index("options of a first run:") :]
     first = first[: first.index("more options:")]
     assert len(option_names(first) - {"--steps", "--seconds"}) <= 10
     assert text.count("    funcppo train ") == 2
-    assert "ppo.gamma" in help_of(monkeypatch, capsys, "train", "--help-all")
+    assert "ppo.gamma" in programs.printed("train", "--help-all")
     assert "  ppo.gae_lambda X" not in text
 
 
 def test_one_option_has_one_kind_of_value_in_all_programs():
     kinds = {}
     for name in cli.PROGRAMS:
-        for setting in settings_of(program_class(name)):
+        for setting in settings_of(cli.program_class(name)):
             if setting.opt and setting.field not in ("out", "height"):
                 kinds.setdefault(setting.option, set()).add(setting.metavar)
     assert {
@@ -245,13 +233,13 @@ def test_a_bad_file_of_settings_is_one_line(text, problem, tmp_path):
     assert contains(str(error.value), f"{path}: {problem}")
 
 
-def test_a_config_json_of_a_run_is_such_a_file(monkeypatch, capsys, tmp_path):
+def test_a_config_json_of_a_run_is_such_a_file(programs, tmp_path):
     options = settings("ppo.n_envs=4 ppo.n_steps=8 hidden=8 episodes=1")
     run = ("rl", "CartPole-v1", "--steps", 64, *options)
-    assert funcppo(monkeypatch, *run, "--out", tmp_path / "a") == 0
+    assert programs(*run, "--out", tmp_path / "a") == 0
     file = tmp_path / "a" / "config.json"
     again = ("rl", "--config", file, "--seed", 1, "--out", tmp_path / "b")
-    assert funcppo(monkeypatch, *again) == 0
+    assert programs(*again) == 0
     written = (tmp_path / "b" / "config.json").read_text()
     assert written == file.read_text().replace('"seed": 0', '"seed": 1')
 
@@ -261,21 +249,19 @@ def test_a_config_json_of_a_run_is_such_a_file(monkeypatch, capsys, tmp_path):
     ["data", "check", "prove 'p(a, b)'", "mine --min-support 1 --out -"],
 )
 def test_few_notes_are_printed_and_all_with_v(
-    words, monkeypatch, capsys, tmp_path
+    words, programs, capsys, tmp_path
 ):
-    for name, text in {
-        "train": "a e b\na e b\nb e c\nc e d\nd f a\nf f f\n",
-        "valid": "a p b\na p b\na e b\n",
-        "test": "b p c\nb p c\nb e c\n",
-    }.items():
-        (tmp_path / f"{name}.txt").write_text(text.replace(" ", "\t"))
-    (tmp_path / "rules.txt").write_text(
-        "p(X, Y) :- e(X, Y).\np(X, Y) :- z(X, Y).\n"
+    write_graph(
+        tmp_path,
+        train="a\te\tb\na\te\tb\nb\te\tc\nc\te\td\nd\tf\ta\nf\tf\tf\n",
+        valid="a\tp\tb\na\tp\tb\na\te\tb\n",
+        test="b\tp\tc\nb\tp\tc\nb\te\tc\n",
+        rules="p(X, Y) :- e(X, Y).\np(X, Y) :- z(X, Y).\n",
     )
     program, *others = shlex.split(words)
     printed = {}
     for flags in ([], ["-v"], ["--verbose"], ["-q"]):
-        assert funcppo(monkeypatch, program, tmp_path, *others, *flags) == 0
+        assert programs(program, tmp_path, *others, *flags) == 0
         printed["".join(flags)] = "".join(capsys.readouterr())
     counts = {key: text.count("note: ") for key, text in printed.items()}
     assert counts["-q"] == 0 and printed["-q"].strip()

@@ -2,7 +2,6 @@
 
 import csv
 import io
-import json
 import math
 import os
 import signal
@@ -13,14 +12,13 @@ from funcppo.cli import predict
 from funcppo.core import files
 from funcppo.kg.graph import loaders
 from tests.cli.conftest import RULES
-from tests.cli.runner import contains, funcppo, settings
-
-
-def predicted(monkeypatch, capsys, *args):
-    """The JSON of the answers."""
-    capsys.readouterr()
-    assert funcppo(monkeypatch, "predict", *args, "--json", "-") == 0
-    return json.loads(capsys.readouterr().out)
+from tests.cli.runner import (
+    contains,
+    funcppo,
+    read_records,
+    settings,
+    write_graph,
+)
 
 
 @pytest.mark.parametrize(
@@ -34,15 +32,15 @@ def predicted(monkeypatch, capsys, *args):
     ],
 )
 def test_a_candidate_has_the_score_that_evaluate_writes(
-    graph, runs, monkeypatch, capsys, tmp_path, target, score
+    graph, runs, programs, tmp_path, target, score
 ):
     """Every candidate of every test query, on both sides."""
     subject = graph if target == "graph" else runs / target
     details, queries = tmp_path / "details.jsonl", tmp_path / "queries.txt"
     options = ["--score", score]
     files = ["--details", details, *settings("all_scores=on proofs=off")]
-    assert funcppo(monkeypatch, "evaluate", subject, *files, *options) == 0
-    records = [json.loads(line) for line in details.read_text().splitlines()]
+    assert programs("evaluate", subject, *files, *options) == 0
+    records = read_records(details)
     dataset = loaders.load(graph)
     asked, answers_of_split = [], []
     for record in records:
@@ -56,8 +54,8 @@ def test_a_candidate_has_the_score_that_evaluate_writes(
 
     args = [subject, "--queries", queries, "--k", 1000, *options]
     args += ["--set", "with_self=on"]  # a candidate of the evaluation
-    found = predicted(monkeypatch, capsys, *args, "--known")["queries"]
-    new = predicted(monkeypatch, capsys, *args)["queries"]
+    found = programs.json("predict", *args, "--known")["queries"]
+    new = programs.json("predict", *args)["queries"]
     assert len(found) == len(new) == len(records) == 40
     n_candidates = 0
     for record, name, ranked, only_new in zip(
@@ -79,30 +77,27 @@ def test_a_candidate_has_the_score_that_evaluate_writes(
     assert n_candidates > 20  # not about nothing
 
 
-def test_the_answers_are_printed_with_their_proofs(runs, monkeypatch, capsys):
+def test_the_answers_are_printed_with_their_proofs(runs, programs):
     for run in ("questions", "proofs"):
         args = [runs / run, "p(e1, ?x)", "--explain", "--k", 2]
-        answers = predicted(monkeypatch, capsys, *args)["queries"][0]["answers"]
+        answers = programs.json("predict", *args)["queries"][0]["answers"]
         assert answers
         for answer in answers:
             root = answer["proof"]["nodes"][0]
             assert root["goal_text"] == f"p(e1, {answer['entity']})"
             assert ("evidence" in answer) == (run == "questions")
-        assert funcppo(monkeypatch, "predict", *args) == 0
-        assert "by rule" in capsys.readouterr().out
+        assert "by rule" in programs.printed("predict", *args)
 
 
-def test_what_other_facts_add_is_explained(
-    graph, monkeypatch, capsys, tmp_path
-):
+def test_what_other_facts_add_is_explained(graph, programs, capsys, tmp_path):
     """In `predict`, and in the lines of `evaluate`: the score without them and what they add make the score."""
     options = ["--score", "noisy-or@2-other-facts", "--height", 1]
     args = [graph, "p(e1, ?x)", "--explain", "--k", 5, *options]
-    answers = predicted(monkeypatch, capsys, *args)["queries"][0]["answers"]
+    answers = programs.json("predict", *args)["queries"][0]["answers"]
     details = tmp_path / "details.jsonl"
     args = ["evaluate", graph, "--details", details, *options]
-    assert funcppo(monkeypatch, *args) == 0
-    records = [json.loads(line) for line in details.read_text().splitlines()]
+    assert programs(*args) == 0
+    records = read_records(details)
     proved = [r for r in records if r["status"] == "proved"]
     assert answers and proved
     assert all(r["other_facts"] is None for r in records if r not in proved)
@@ -115,91 +110,79 @@ def test_what_other_facts_add_is_explained(
 
     capsys.readouterr()
     args = ["predict", graph, "p(e1, ?x)", "--explain", *options]
-    assert funcppo(monkeypatch, *args) == 0
-    text = capsys.readouterr().out
+    text = programs.printed(*args)
     assert text.count(" log-odds by other facts: it is the tail of ") > 0
     assert "from whether the answer has other facts of the relation" in text
     args = ["check", graph, "--details", details]
-    assert funcppo(monkeypatch, *args) == 0
-    assert "details: " in capsys.readouterr().out
+    assert "details: " in programs.printed(*args)
 
 
-def csv_rows(monkeypatch, capsys, *args):
+def csv_rows(programs, *args):
     """The rows of --csv -."""
-    capsys.readouterr()
-    assert funcppo(monkeypatch, "predict", *args, "--csv", "-") == 0
-    return list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+    return programs.rows("predict", *args, "--csv", "-")
 
 
-def test_names_of_all_kinds_are_kept(monkeypatch, capsys, tmp_path):
+def test_names_of_all_kinds_are_kept(programs, tmp_path):
     """Spaces, commas, quotes, markup, Unicode and a control character."""
     names = ["a b", "c, d", "e'f", 'g"h', "[/x]:smile:", "Zoë 🙂", "i\x1b[31m"]
     lines = [f"{name}\tborn in\tParis, France\n" for name in names]
-    folder = tmp_path / "graph"
-    folder.mkdir()
-    (folder / "train.txt").write_text("".join(lines), encoding="utf-8")
-    (folder / "rules.txt").write_text("'lives in'(X, Y) :- 'born in'(X, Y).")
+    rules = "'lives in'(X, Y) :- 'born in'(X, Y)."
+    folder = write_graph(tmp_path / "graph", train="".join(lines), rules=rules)
     query = "'lives in'(?who, 'Paris, France')"
-    (ranked,) = predicted(monkeypatch, capsys, folder, query)["queries"]
+    (ranked,) = programs.json("predict", folder, query)["queries"]
     assert [answer["entity"] for answer in ranked["answers"]] == names
-    rows = csv_rows(monkeypatch, capsys, folder, query)
+    rows = csv_rows(programs, folder, query)
     assert [row["entity"] for row in rows] == names
     assert {(row["tail"], row["known"]) for row in rows} == {
         ("Paris, France", "false")
     }
-    assert funcppo(monkeypatch, "predict", folder, query) == 0
-    text = capsys.readouterr().out
+    text = programs.printed("predict", folder, query)
     assert "\x1b" not in text and "'i\\x1b\\[31m'" in text
     assert "[/x]:smile:" in text and "Zoë 🙂" in text
 
     args = [folder, "--relation", "lives in", "--new", "--out"]
     for suffix in ("csv", "jsonl"):
         path = tmp_path / f"facts.{suffix}"
-        assert funcppo(monkeypatch, "predict", *args, path) == 0
-        text = path.read_text(encoding="utf-8")
-        facts = (
-            list(csv.DictReader(io.StringIO(text)))
-            if suffix == "csv"
-            else [json.loads(line) for line in text.splitlines()]
-        )
+        assert programs("predict", *args, path) == 0
+        facts = read_records(path) if suffix == "jsonl" else None
+        if facts is None:
+            text = path.read_text(encoding="utf-8")
+            facts = list(csv.DictReader(io.StringIO(text)))
         assert [fact["head"] for fact in facts] == names
         assert set(rows[0]) <= set(facts[0])
         assert {str(fact["known"]).lower() for fact in facts} == {"false"}
 
 
 def test_fewer_answers_are_listed_and_queries_stand_as_they_were_written(
-    graph, monkeypatch, capsys, tmp_path
+    graph, programs, tmp_path
 ):
     queries = tmp_path / "queries.txt"
     written = [" p( e1,?tail ) ", "'p'('e1', X)", "s(e1,_)"]
     queries.write_bytes("\r\n".join(written).encode())
     args = [graph, "--queries", queries]
-    found = predicted(monkeypatch, capsys, *args)["queries"]
+    found = programs.json("predict", *args)["queries"]
     assert [query["query"] for query in found] == written
-    rows = csv_rows(monkeypatch, capsys, *args, "--k", 1)
+    rows = csv_rows(programs, *args, "--k", 1)
     assert [row["query"] for row in rows] == written
     answers = found[0]["answers"]
     scores = [answer["score"] for answer in answers]
     assert len(scores) > 2 and scores == sorted(scores, reverse=True)
-    (two,) = predicted(monkeypatch, capsys, graph, "p(e1, X)", "--k", 2)[
-        "queries"
-    ]
+    asked = ("predict", graph, "p(e1, X)")
+    (two,) = programs.json(*asked, "--k", 2)["queries"]
     assert (two["answers"], two["n_new"]) == (answers[:2], found[0]["n_new"])
     more = ("--set", f"min_score={scores[1]}")
-    (good,) = predicted(monkeypatch, capsys, graph, "p(e1, X)", *more)[
-        "queries"
-    ]
+    (good,) = programs.json(*asked, *more)["queries"]
     kept = [score for score in scores if score >= scores[1]]
     assert [answer["score"] for answer in good["answers"]] == kept
 
 
 def test_new_facts_are_those_of_the_queries_best_first(
-    graph, monkeypatch, capsys, tmp_path
+    graph, programs, tmp_path
 ):
     out = tmp_path / "facts.jsonl"
     args = [graph, "--relation", "p", "--new"]
-    assert funcppo(monkeypatch, "predict", *args, "--out", out) == 0
-    facts = [json.loads(line) for line in out.read_text().splitlines()]
+    assert programs("predict", *args, "--out", out) == 0
+    facts = read_records(out)
     scores = [fact["quantised_score"] for fact in facts]
     assert scores == sorted(scores, reverse=True)
     assert [fact["rank"] for fact in facts] == [
@@ -211,50 +194,43 @@ def test_new_facts_are_those_of_the_queries_best_first(
     asked = [graph, "--queries", queries, "--k", 1000]
     expected = {
         (answer["head"], answer["tail"], answer["quantised_score"])
-        for query in predicted(monkeypatch, capsys, *asked)["queries"]
+        for query in programs.json("predict", *asked)["queries"]
         for answer in query["answers"]
     }
     assert len(facts) == len(expected) > 10
     assert {
         (fact["head"], fact["tail"], fact["quantised_score"]) for fact in facts
     } == expected
-    shown = predicted(monkeypatch, capsys, *args, "--k", 3)
+    shown = programs.json("predict", *args, "--k", 3)
     assert (shown["n_facts"], shown["facts"]) == (len(facts), facts[:3])
 
 
-def test_unproved_answers_are_marked_in_every_output(runs, monkeypatch, capsys):
+def test_unproved_answers_are_marked_in_every_output(runs, programs):
     """The same score and answers before them, whichever score ranks these."""
     args = [runs / "questions", "p(e1, X)", "--k", "14"]
-    (without,) = predicted(monkeypatch, capsys, *args)["queries"]
+    (without,) = programs.json("predict", *args)["queries"]
     for score in ("evidence", "max-confidence"):
         asked = [*args, "--unproved", "--score", score]
-        (found,) = predicted(monkeypatch, capsys, *asked)["queries"]
+        (found,) = programs.json("predict", *asked)["queries"]
         verdicts = [answer["verdict"] for answer in found["answers"]]
         n = without["n_new"]
         assert verdicts == ["derived"] * n + ["no proof"] * found["n_unproved"]
         assert 0 < found["n_unproved"] == 14 - n - without["n_known"]
     assert all("prior" in answer for answer in found["answers"][n:])
-    rows = csv_rows(monkeypatch, capsys, *asked)
+    rows = csv_rows(programs, *asked)
     assert [row["verdict"] for row in rows] == verdicts
-    assert funcppo(monkeypatch, "predict", *asked) == 0
-    text = capsys.readouterr().out
-    assert (
-        f"{found['n_unproved']} of {found['n_unproved']} answers without"
-        in text
-    )
-    assert text.count("  no proof, prior ") == found["n_unproved"]
+    text = programs.printed("predict", *asked)
+    n = found["n_unproved"]
+    assert f"{n} of {n} answers without" in text
+    assert text.count("  no proof, prior ") == n
 
 
 # -- bad input
 
 
-def refused(monkeypatch, capsys, *args):
+def refused(programs, *args):
     """The one line of a program that is refused."""
-    capsys.readouterr()
-    assert funcppo(monkeypatch, "predict", *args) == 2
-    errors = capsys.readouterr().err.splitlines()
-    (line,) = [x for x in errors if not x.startswith("note: ")]
-    return line
+    return programs.refused("predict", *args, notes=True)
 
 
 QUERY = ["p(e1, X)"]
@@ -297,34 +273,32 @@ NEW = ["--relation", "p", "--new"]
         (["--queries", "{queries}"], "queries.txt:3: query 'p(e1, e2)'"),
     ],
 )
-def test_bad_input_is_one_line(
-    graph, monkeypatch, capsys, tmp_path, args, message
-):
+def test_bad_input_is_one_line(graph, programs, tmp_path, args, message):
     queries = tmp_path / "queries.txt"
     queries.write_text("p(e1, X)\n\np(e1, e2)\n")
     words = [arg.format(queries=queries) for arg in args]
-    line = refused(monkeypatch, capsys, graph, *words)
+    line = refused(programs, graph, *words)
     assert contains(line, message), line
 
 
 def test_a_run_is_asked_about_the_facts_that_are_there_now(
-    graph, runs, monkeypatch, capsys
+    graph, runs, programs
 ):
     """Also about those of another folder; what cannot be read names it and the run."""
     train = graph / "train.txt"
     text = train.read_text()
     query = [runs / "questions", "p(new, X)"]
     try:
-        assert "unknown entity 'new'" in refused(monkeypatch, capsys, *query)
+        assert "unknown entity 'new'" in refused(programs, *query)
         train.write_text(text + "new\tq\te1\n")
-        changed = predicted(monkeypatch, capsys, *query)
+        changed = programs.json("predict", *query)
         train.unlink()
-        gone = refused(monkeypatch, capsys, *query)
+        gone = refused(programs, *query)
         assert str(runs / "questions") in gone and str(graph) in gone
         assert "missing split" in gone
         train.write_text("new\tq\te1\n")
         args = [*query, "--graph", graph]
-        alone = predicted(monkeypatch, capsys, *args)
+        alone = programs.json("predict", *args)
     finally:
         train.write_text(text)
     note = "1 fact new, 0 gone, 1 entity new; rules and weights are those"
@@ -334,14 +308,14 @@ def test_a_run_is_asked_about_the_facts_that_are_there_now(
         assert "e1" in names
     args = [graph, "p(e1, X)", "--graph", graph]
     expected = "--graph: expected a trained run"
-    assert expected in refused(monkeypatch, capsys, *args)
+    assert expected in refused(programs, *args)
 
 
 # -- interrupted work
 
 
 @pytest.fixture
-def work(request, graph, tmp_path, monkeypatch):
+def work(request, graph, tmp_path, programs, monkeypatch):
     """Options of 14 queries, answered in batches of three, and the file of undisturbed work, by its option."""
     monkeypatch.setattr(predict, "FIRST_BATCH_QUERIES", 3)
     # no batch grows
@@ -353,7 +327,7 @@ def work(request, graph, tmp_path, monkeypatch):
     option = getattr(request, "param", "--csv")
     args += NEW if option == "--out" else ["--queries", queries, "--known"]
     whole = tmp_path / "whole"
-    assert funcppo(monkeypatch, "predict", *args, option, whole) == 0
+    assert programs("predict", *args, option, whole) == 0
     return [*args, option], whole
 
 
@@ -383,7 +357,7 @@ def interrupt(monkeypatch, n_batches, *args):
 
 @pytest.mark.parametrize("work", ["--csv", "--json", "--out"], indirect=True)
 def test_interrupted_work_is_resumed_to_the_same_file(
-    work, tmp_path, monkeypatch, capsys
+    work, tmp_path, programs, monkeypatch, capsys
 ):
     args, whole = work
     out, part = tmp_path / "out", tmp_path / "out.part"
@@ -403,13 +377,14 @@ def test_interrupted_work_is_resumed_to_the_same_file(
     n_done = part.read_bytes().count(b"\n")
     assert not out.exists() and 4 < n_done < 14
 
-    assert funcppo(monkeypatch, "predict", *args, out, "--resume") == 0
+    assert programs("predict", *args, out, "--resume") == 0
     if args[-1] != "--out":
         assert f"after {n_done} before" in capsys.readouterr().err
     assert contents(out) == contents(whole) and not part.exists()
-    capsys.readouterr()
-    assert funcppo(monkeypatch, "predict", *args, out, "--resume") == 0
-    assert capsys.readouterr().out == f"{out} is complete already\n"
+    assert (
+        programs.printed("predict", *args, out, "--resume")
+        == f"{out} is complete already\n"
+    )
 
 
 @pytest.mark.parametrize(
@@ -423,7 +398,7 @@ def test_interrupted_work_is_resumed_to_the_same_file(
     ],
 )
 def test_other_work_is_not_resumed(
-    work, tmp_path, monkeypatch, capsys, options, problem
+    work, tmp_path, programs, monkeypatch, options, problem
 ):
     args, _ = work
     out = tmp_path / "out"
@@ -438,36 +413,34 @@ def test_other_work_is_not_resumed(
         changed.write_text(RULES.replace("q(X, X)", "q(Y, Y)"))
         options = [*options, changed]
     files = {path: path.read_bytes() for path in tmp_path.iterdir()}
-    line = refused(monkeypatch, capsys, *args, out, *options)
+    line = refused(programs, *args, out, *options)
     assert contains(line, problem) and str(out) in line
     assert {x: x.read_bytes() for x in tmp_path.iterdir()} == files
 
 
-def test_answers_and_facts_are_written_as_parquet(monkeypatch, tmp_path):
+def test_answers_and_facts_are_written_as_parquet(programs, tmp_path):
     duckdb = pytest.importorskip("duckdb")
     answers, facts = tmp_path / "a.parquet", tmp_path / "f.parquet"
     words = ["predict", "countries_s1", "--score", "max-confidence"]
     query = ["locatedIn(X, europe)", "--known", "--csv", answers]
-    assert funcppo(monkeypatch, *words, *query) == 0
+    assert programs(*words, *query) == 0
     new = ["--relation", "locatedIn", "--new", "--out", facts]
-    assert funcppo(monkeypatch, *words, *new) == 0
+    assert programs(*words, *new) == 0
     for path in (answers, facts):
         rows = duckdb.sql(f"SELECT rank, score, query FROM '{path}'").fetchall()
         # All facts of this data set are known.
         assert bool(rows) == (path == answers)
         assert all(type(rank) is int for rank, _, _ in rows)
         assert all(0 < score <= 1 for _, score, _ in rows)
-    assert funcppo(monkeypatch, *words, *query) == 0  # again
+    assert programs(*words, *query) == 0  # again
 
 
 def test_the_relations_of_a_pair_are_ranked_by_probability(
-    graph, runs, monkeypatch, capsys
+    graph, runs, programs
 ):
     run = runs / "questions"
     args = [run, "?r(e1, e2)", "--known"]
-    capsys.readouterr()
-    assert funcppo(monkeypatch, "predict", *args, "--json", "-") == 0
-    found = json.loads(capsys.readouterr().out)["answers"]
+    found = programs.json("predict", *args)["answers"]
     chances = [record["probability"] for record in found]
     assert chances == sorted(chances, reverse=True)
     assert {record["relation"] for record in found} == {*"pqrs"}
@@ -476,26 +449,25 @@ def test_the_relations_of_a_pair_are_ranked_by_probability(
         (graph / f"{x}.txt").read_text() for x in ("train", "valid", "test")
     )
     assert known == {r for r in "pqrs" if f"e1\t{r}\te2\n" in lines}
-    rows = csv_rows(monkeypatch, capsys, run, "?(e1, e2)", "--k", 2)
+    rows = csv_rows(programs, run, "?(e1, e2)", "--k", 2)
     new = [r["relation"] for r in found if not r["known"]]
     assert [row["relation"] for row in rows] == new[:2]
-    assert funcppo(monkeypatch, "predict", *args) == 0
-    assert f"?r(e1, e2): {len(found)} of 4 relations" in capsys.readouterr().out
+    printed = programs.printed("predict", *args)
+    assert f"?r(e1, e2): {len(found)} of 4 relations" in printed
     for query in ("?r(e1, X)", "?r(e1, nobody)", "?r(e1)"):
-        assert refused(monkeypatch, capsys, run, query)
+        assert refused(programs, run, query)
 
 
 def test_without_valid_the_relations_that_rules_derive_come_first(
-    monkeypatch, capsys, tmp_path
+    programs, tmp_path
 ):
-    (tmp_path / "train.txt").write_text("a\tp\tb\nb\tp\tc\nc\tz\ta\na\ta\tb\n")
-    (tmp_path / "rules.txt").write_text(
-        "0.2\tr(X,Y) :- p(X,Z), p(Z,Y)\n0.9\ts(X,Y) :- p(X,Z), p(Z,Y)\n"
+    write_graph(
+        tmp_path,
+        train="a\tp\tb\nb\tp\tc\nc\tz\ta\na\ta\tb\n",
+        rules="0.2\tr(X,Y) :- p(X,Z), p(Z,Y)\n0.9\ts(X,Y) :- p(X,Z), p(Z,Y)\n",
     )
-    capsys.readouterr()
-    words = ("predict", tmp_path, "?r(a, c)", "--height", 1, "--json", "-")
-    assert funcppo(monkeypatch, *words, "--score", "noisy-or") == 0
-    found = json.loads(capsys.readouterr().out)["answers"]
+    words = ("predict", tmp_path, "?r(a, c)", "--height", 1)
+    found = programs.json(*words, "--score", "noisy-or")["answers"]
     verdicts = [record["verdict"] for record in found]
     assert verdicts == ["derived", "derived", *["no proof"] * 3]
     assert {record["probability"] for record in found} == {None}

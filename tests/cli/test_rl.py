@@ -50,12 +50,8 @@ def assert_equal_runs(folder, other):
 
 
 def test_a_run_leaves_its_config_metrics_checkpoint_and_results(trained):
-    assert {path.name for path in trained.iterdir()} == {
-        "config.json",
-        "metrics.jsonl",
-        "checkpoint.npz",
-        "results.json",
-    }
+    files = "config.json metrics.jsonl checkpoint.npz results.json"
+    assert {path.name for path in trained.iterdir()} == set(files.split())
     config = read_config(trained)
     assert (config.seeds, config.hidden, config.ppo.n_envs) == (2, (8,), 4)
     assert config.ppo.clip_eps == published_settings("CartPole-v1").ppo.clip_eps
@@ -65,21 +61,17 @@ def test_a_run_leaves_its_config_metrics_checkpoint_and_results(trained):
     results = json.loads((trained / "results.json").read_text())
     assert results["format"] == 2 and results["steps"] == 128
     assert results["settings"] == published_settings("CartPole-v1").source
-    last = {
-        row["seed"]: row["greedy_return"] for row in read_rows(trained)[-2:]
-    }
-    assert results["returns"]["greedy"]["by_seed"] == {
-        str(seed): value for seed, value in last.items()
-    }
+    last = read_rows(trained)[-2:]
+    returns = {str(row["seed"]): row["greedy_return"] for row in last}
+    assert results["returns"]["greedy"]["by_seed"] == returns
     assert results["strategy"]["failures"][0]["code"] == "short_run"
     header = logs.read_header(trained / "metrics.jsonl")
     for name in ("strategy", "versions"):
         assert header[name] == results[name]
 
 
-def test_settings_and_returns_are_printed(monkeypatch, capsys):
-    assert funcppo(monkeypatch, *WORDS) == 0
-    out = capsys.readouterr().out
+def test_settings_and_returns_are_printed(programs):
+    out = programs.printed(*WORDS)
     assert "settings: PureJaxRL, purejaxrl/ppo.py" in out
     assert "steps 128 (published: 500000)" in out
     assert "ppo.n_steps 8 (published: 128)" in out
@@ -88,7 +80,7 @@ def test_settings_and_returns_are_printed(monkeypatch, capsys):
 
 
 def test_an_interrupted_run_is_resumed_bit_for_bit(
-    trained, monkeypatch, capsys, tmp_path
+    trained, programs, monkeypatch, capsys, tmp_path
 ):
     """Ended in its first evaluation."""
     with monkeypatch.context() as patch:
@@ -98,20 +90,19 @@ def test_an_interrupted_run_is_resumed_bit_for_bit(
     line = f"interrupted after update 1; `funcppo rl --out {tmp_path} --resume`"
     assert line in capsys.readouterr().out
     words = ("rl", "--out", tmp_path, "--resume")
-    assert funcppo(monkeypatch, *words) == 0
+    assert programs(*words) == 0
     assert_equal_runs(tmp_path, trained)
     # A run that is finished prints its results again.
-    assert funcppo(monkeypatch, *words) == 0
+    assert programs(*words) == 0
     assert_equal_runs(tmp_path, trained)
 
 
-def test_a_run_is_resumed_with_its_own_settings(trained, monkeypatch, capsys):
+def test_a_run_is_resumed_with_its_own_settings(trained, programs):
     words = ("--out", trained, "--resume", "--set", "ppo.gamma=0.5")
     words += ("--seeds", 3)
-    assert funcppo(monkeypatch, "rl", "CartPole-v1", *words) == 2
-    error = capsys.readouterr().err
+    error = programs.refused("rl", "CartPole-v1", *words)
     assert "ppo.gamma: expected 0.99, got 0.5" in error
-    assert "seeds: expected 2, got 3" in error and error.count("\n") == 1
+    assert "seeds: expected 2, got 3" in error
 
 
 CONSTANT = (*WORDS, "--set", "ppo.learning_rate_schedule.kind=constant")
@@ -126,22 +117,18 @@ def constant(tmp_path_factory):
     return out
 
 
-def test_a_finished_run_goes_on_to_more_steps(
-    constant, monkeypatch, capsys, tmp_path
-):
+def test_a_finished_run_goes_on_to_more_steps(constant, programs, tmp_path):
     """And is then the run of so many steps from its beginning; a part of a rollout more changes nothing."""
     run = tmp_path / "run"
-    assert funcppo(monkeypatch, *CONSTANT, "--steps", 60, "--out", run) == 0
+    assert programs(*CONSTANT, "--steps", 60, "--out", run) == 0
     results = (run / "results.json").read_bytes()
     words = ("rl", "--out", run, "--resume", "--steps")
-    assert funcppo(monkeypatch, *words, 64) == 0
+    assert programs(*words, 64) == 0
     assert read_config(run).steps == 60
     again = json.loads((run / "results.json").read_text())
     assert again["returns"] == json.loads(results)["returns"]
 
-    capsys.readouterr()
-    assert funcppo(monkeypatch, *words, 128) == 0
-    assert "extended from 60 to 128 steps" in capsys.readouterr().out
+    assert "extended from 60 to 128 steps" in programs.printed(*words, 128)
     assert read_config(run) == read_config(constant)
     assert_equal_runs(run, constant)
 
@@ -154,47 +141,37 @@ def test_a_finished_run_goes_on_to_more_steps(
     ],
 )  # fmt: skip
 def test_a_run_that_cannot_go_on_to_other_steps_says_why(
-    steps, problem, trained, monkeypatch, capsys
+    steps, problem, trained, programs
 ):
     before = {path: path.read_bytes() for path in trained.iterdir()}
     words = ("rl", "--out", trained, "--resume", "--steps", steps)
-    assert funcppo(monkeypatch, *words) == 2
-    assert capsys.readouterr().err == f"funcppo: {trained}: {problem}\n"
+    assert programs.refused(*words) == f"{trained}: {problem}"
     assert {path: path.read_bytes() for path in trained.iterdir()} == before
 
 
 def test_a_run_without_its_checkpoint_says_that_it_begins_anew(
-    trained, monkeypatch, capsys, tmp_path
+    trained, programs, tmp_path
 ):
     run = tmp_path / "run"
     shutil.copytree(trained, run)
     (run / "checkpoint.npz").rename(run / "previous-checkpoint.npz")
     words = ("rl", "--out", run, "--resume")
-    capsys.readouterr()
-    assert funcppo(monkeypatch, *words) == 0
-    assert "begins" not in capsys.readouterr().out
+    assert "begins" not in programs.printed(*words)
 
     (run / "previous-checkpoint.npz").unlink()
     (run / "checkpoint.npz").unlink(missing_ok=True)
-    assert funcppo(monkeypatch, *words) == 0
-    out = " ".join(capsys.readouterr().out.split())
-    assert (
-        "expected a checkpoint, got none: the run begins at update 0, and metrics.jsonl anew"
-        in out
-    )
+    out = " ".join(programs.printed(*words).split())
+    anew = "the run begins at update 0, and metrics.jsonl anew"
+    assert f"expected a checkpoint, got none: {anew}" in out
     assert_equal_runs(run, trained)
 
 
-def test_returns_of_several_runs_are_drawn(
-    trained, monkeypatch, capsys, tmp_path
-):
+def test_returns_of_several_runs_are_drawn(trained, programs, tmp_path):
     other = tmp_path / "other"
-    assert funcppo(monkeypatch, *WORDS, "--out", other, "--seed", 9) == 0
+    assert programs(*WORDS, "--out", other, "--seed", 9) == 0
     out = tmp_path / "a.svg"
     words = ("report", trained, other, "--plot", "returns", "--out", out)
-    capsys.readouterr()
-    assert funcppo(monkeypatch, *words, "--json", "-") == 0
-    table = json.loads(capsys.readouterr().out)["tables"]
+    table = programs.json(*words)["tables"]
     assert [(x["run"], x["policy"]) for x in table] == [
         (name, policy)
         for name in ("out", "other")
@@ -204,16 +181,13 @@ def test_returns_of_several_runs_are_drawn(
     assert ElementTree.fromstring(out.read_bytes()).tag.endswith("svg")
 
 
-def test_help_shows_the_settings_of_an_environment(monkeypatch, capsys):
-    assert funcppo(monkeypatch, "rl", "Acrobot-v1", "--help-all") == 0
-    text = " ".join(capsys.readouterr().out.split())
+def test_help_shows_the_settings_of_an_environment(programs):
+    text = " ".join(programs.printed("rl", "Acrobot-v1", "--help-all").split())
     assert "lambda, 0 to 1, of generalised advantage" in text
     assert "(default: 0.94)" in text
 
 
-def test_what_stands_in_the_folder_of_a_new_run_stays(
-    monkeypatch, capsys, tmp_path
-):
+def test_what_stands_in_the_folder_of_a_new_run_stays(programs, tmp_path):
     """Another program may have written a checkpoint there, or a log."""
     for name, log in (
         ("checkpoint.npz", ()),
@@ -222,17 +196,16 @@ def test_what_stands_in_the_folder_of_a_new_run_stays(
         out = tmp_path / name[:4]
         out.mkdir()
         (out / name).write_text("mine")
-        assert funcppo(monkeypatch, *WORDS, "--out", out, *log) == 2
-        assert name in capsys.readouterr().err
+        assert name in programs.refused(*WORDS, "--out", out, *log)
         assert (out / name).read_text() == "mine"
 
 
-def test_several_places_of_a_log_add_up(monkeypatch, tmp_path):
+def test_several_places_of_a_log_add_up(programs, tmp_path):
     pytest.importorskip("tensorboard")
     log = ("--log", "csv", "--log", "tensorboard")
     for _ in range(2):
         words = (*WORDS, "--steps", 64, *log, "--overwrite")
-        assert funcppo(monkeypatch, *words, "--out", tmp_path) == 0
+        assert programs(*words, "--out", tmp_path) == 0
         assert (tmp_path / "metrics.csv").exists()
         assert len(list((tmp_path / "tensorboard").iterdir())) == 1
 
@@ -253,12 +226,10 @@ def test_several_places_of_a_log_add_up(monkeypatch, tmp_path):
     ],
 )  # fmt: skip
 def test_bad_input_is_one_line_and_exit_2(
-    words, problem, monkeypatch, capsys, tmp_path
+    words, problem, programs, monkeypatch, tmp_path
 ):
     monkeypatch.setenv("WANDB_MODE", "offline")
     words = words.format(tmp=tmp_path).split()
-    assert funcppo(monkeypatch, "rl", *words) == 2
-    error = capsys.readouterr().err
+    error = programs.refused("rl", *words)
     assert problem.format(tmp=tmp_path) in error
-    assert error.startswith("funcppo: ") and error.count("\n") == 1
     assert list(tmp_path.iterdir()) == []

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
 from funcppo.kg.graph import loaders
-from tests.cli.runner import funcppo, json_of, prove, settings
+from tests.cli.runner import json_of, prove, read_records, settings, write_graph
 
 NAMES = ["a b", 'q"uote', "it's", "x,y", "7", "007", "_u", "X", "\u65e5", "[]"]
 NAMES += ["a\\b", "true", "-7", "?v", "#h", ";s", "<b>", "http://x.org/a#b"]
@@ -29,57 +27,51 @@ def odd(tmp_path_factory):
         for i in range(n)
         for j in range(4)
     ]
-    parts = {"valid": rows[:4], "test": rows[4:8], "train": rows[8:]}
-    for name, part in parts.items():
-        text = "".join("\t".join(row) + "\n" for row in part)
-        (folder / f"{name}.txt").write_text(text)
-    (folder / "rules.txt").write_text(RULES)
-    return folder
+    lines = ["\t".join(row) + "\n" for row in rows]
+    parts = {"valid": lines[:4], "test": lines[4:8], "train": lines[8:]}
+    texts = {name: "".join(part) for name, part in parts.items()}
+    return write_graph(folder, rules=RULES, **texts)
 
 
 def named(dataset, table):
+    names, relations = dataset.entities, dataset.predicates
     return [
-        (
-            dataset.entities[h - 1],
-            dataset.predicates[r - 1],
-            dataset.entities[t - 1],
-        )
+        (names[h - 1], relations[r - 1], names[t - 1])
         for r, h, t in table.tolist()
     ]
 
 
 @pytest.mark.parametrize("ending", ["tsv", "csv", "parquet"])
 def test_written_triples_are_a_data_set_and_are_scored(
-    odd, tmp_path, monkeypatch, capsys, ending
+    odd, tmp_path, programs, ending
 ):
     pytest.importorskip("duckdb")
     out = f"out={tmp_path}/{{split}}.{ending}"
-    assert funcppo(monkeypatch, "data", odd, "--set", out) == 0
+    assert programs("data", odd, "--set", out) == 0
     before, after = loaders.load(odd), loaders.load(tmp_path)
     for split in ("train", "valid", "test"):
         tables = [named(d, getattr(d, split)) for d in (before, after)]
         assert tables[0] == tables[1]
     words = [odd, tmp_path / f"test.{ending}", *FIXED]
-    assert funcppo(monkeypatch, "score", *words, "--out", tmp_path / "s.jsonl") == 0  # fmt: skip
-    lines = (tmp_path / "s.jsonl").read_text().splitlines()
-    rows = [json.loads(line) for line in lines]
+    assert programs("score", *words, "--out", tmp_path / "s.jsonl") == 0  # fmt: skip
+    rows = read_records(tmp_path / "s.jsonl")
     triples = [(row["head"], row["relation"], row["tail"]) for row in rows]
     assert triples == named(before, before.test)
 
 
 @pytest.mark.parametrize("ending", ["csv", "jsonl", "parquet"])
 def test_new_facts_and_scores_are_read_as_triples(
-    odd, tmp_path, monkeypatch, capsys, ending
+    odd, tmp_path, programs, ending
 ):
     """By `score`, what it wrote itself included, and as a data set."""
     pytest.importorskip("duckdb")
     new, *scored = (tmp_path / f"{x}.{ending}" for x in ("new", "s1", "s2"))
     words = [odd, "--relation", "has part", "--new", "--out", new]
     words += ["--score", "noisy-or", "--height", "1"]
-    assert funcppo(monkeypatch, "predict", *words) == 0
+    assert programs("predict", *words) == 0
     for source, target in zip((new, scored[0]), scored):
         words = [odd, source, *FIXED, "--out", target]
-        assert funcppo(monkeypatch, "score", *words) == 0
+        assert programs("score", *words) == 0
     datasets = [loaders.load(path) for path in (new, *scored)]
     triples = [named(d, d.train) for d in datasets]
     assert triples[0] == triples[1] == triples[2] and len(triples[0]) > 3
@@ -89,14 +81,14 @@ def test_new_facts_and_scores_are_read_as_triples(
 
 @pytest.mark.parametrize("form", ["tsv", "AnyBURL", "AMIE"])
 def test_mined_rules_are_the_same_in_every_format_to_every_reader(
-    odd, tmp_path, monkeypatch, capsys, form
+    odd, tmp_path, programs, capsys, form
 ):
     out = tmp_path / "rules.tsv"
     words = [odd, "--min-support", "2", "--format", "tsv"]
-    assert funcppo(monkeypatch, "mine", *words, "--out", out) == 0
+    assert programs("mine", *words, "--out", out) == 0
     other = tmp_path / "other"
     words[-1] = form
-    assert funcppo(monkeypatch, "mine", *words, "--out", other) == 0
+    assert programs("mine", *words, "--out", other) == 0
     rules = [loaders.load(odd, str(x)).rules.tolist() for x in (out, other)]
     assert sorted(rules[0]) == sorted(rules[1]) and rules[0]
     counts = []
@@ -119,28 +111,30 @@ def test_mined_rules_are_the_same_in_every_format_to_every_reader(
     ],
 )
 def test_a_file_of_triples_that_is_no_text_is_one_line(
-    odd, tmp_path, monkeypatch, capsys, content, problem
+    odd, tmp_path, programs, monkeypatch, content, problem
 ):
     name = problem.partition(":")[0]
     (tmp_path / name).write_bytes(content)
     monkeypatch.chdir(tmp_path)
-    assert funcppo(monkeypatch, "score", odd, name, *FIXED) == 2
-    error = capsys.readouterr().err
-    assert error.startswith(f"funcppo: {problem}") and error.count("\n") == 1
+    error = programs.refused("score", odd, name, *FIXED)
+    assert error.startswith(problem)
 
 
 def test_a_header_tells_the_order_of_the_columns_that_are_scored(
-    odd, tmp_path, monkeypatch, capsys
+    odd, tmp_path, programs
 ):
     """As pandas and networkx name them."""
     file = tmp_path / "t.csv"
     file.write_text('source,target,relation\n"a b",7,r\n')
-    assert funcppo(monkeypatch, "score", odd, file, *FIXED) == 0
-    assert capsys.readouterr().out.splitlines()[1].startswith("a b,r,7,")
+    assert (
+        programs.printed("score", odd, file, *FIXED)
+        .splitlines()[1]
+        .startswith("a b,r,7,")
+    )
 
 
 def test_queries_that_are_no_utf_8_and_a_loop_of_links_are_one_line(
-    odd, tmp_path, monkeypatch, capsys
+    odd, tmp_path, programs, monkeypatch
 ):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "q.txt").write_bytes(b"r(7,X)\n\xff\n")
@@ -150,6 +144,5 @@ def test_queries_that_are_no_utf_8_and_a_loop_of_links_are_one_line(
         (["data", odd, "--rules", "loop"], "Symlink loop"),
         (["prove", odd, "r(7,X)", "--json", "loop"], "Symlink loop"),
     ):  # fmt: skip
-        assert funcppo(monkeypatch, *words) == 2
-        error = capsys.readouterr().err
-        assert problem in error and error.count("\n") == 1
+        error = programs.refused(*words)
+        assert problem in error

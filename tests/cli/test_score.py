@@ -7,27 +7,31 @@ import sys
 
 import numpy as np
 import pytest
+import torch
 
 from funcppo.kg import answers
 from funcppo.kg.answers import summarise_labels
 from funcppo.kg.graph import loaders
-from tests.cli.runner import funcppo, settings
+from funcppo.kg.logic.kb import HEAD, TAIL
+from funcppo.kg.run.run import open_run
+from funcppo.kg.run.subject import run_subject
+from tests.cli.runner import read_records, settings, write_graph
 
 RULES = ["--set", "height=1", "--set", "score=noisy-or"]
 RULES += settings("smoothing=5 object_identity=False")
 
 
-def scored(monkeypatch, target, triples, *options):
+def scored(programs, target, triples, *options):
     """The rows that are written as CSV."""
     out = triples.with_suffix(".scores.csv")
     words = [target, triples, "--out", out, *options]
-    assert funcppo(monkeypatch, "score", *words) == 0
+    assert programs("score", *words) == 0
     return list(csv.DictReader(io.StringIO(out.read_text())))
 
 
 @pytest.mark.parametrize("target", ["graph", "questions", "proofs"])
 def test_ranks_and_scores_are_those_of_evaluate(
-    graph, runs, monkeypatch, tmp_path, target
+    graph, runs, programs, monkeypatch, tmp_path, target
 ):
     subject = graph if target == "graph" else runs / target
     options = RULES if target == "graph" else []
@@ -38,10 +42,10 @@ def test_ranks_and_scores_are_those_of_evaluate(
     if target == "graph":
         evaluate_options += ["--height", 1, "--score", "noisy-or"]
         evaluate_options += settings("smoothing=5 object_identity=False")
-    assert funcppo(monkeypatch, *words, *evaluate_options) == 0
+    assert programs(*words, *evaluate_options) == 0
     monkeypatch.setattr(answers, "CHUNK_TRIPLES", 7)
-    rows = scored(monkeypatch, subject, triples, *options)
-    records = [json.loads(line) for line in details.read_text().splitlines()]
+    rows = scored(programs, subject, triples, *options)
+    records = read_records(details)
     assert len(records) == 2 * len(rows) == 40
     for record in records:
         row = rows[record["query_row"]]
@@ -53,17 +57,17 @@ def test_ranks_and_scores_are_those_of_evaluate(
 
 
 def test_all_kinds_of_files_have_the_same_rows(
-    graph, runs, monkeypatch, capsys, tmp_path
+    graph, runs, programs, monkeypatch, tmp_path
 ):
     """Also from standard input, with a header; a name that is unknown is a verdict."""
-    pytest.importorskip("duckdb")
+    duckdb = pytest.importorskip("duckdb")
     triples = tmp_path / "triples.csv"
     lines = [line.split() for line in (graph / "test.txt").open()][:9]
     lines += [["e1", "p", "nobody"], ["e1", "likes", "e2"]]
     text = "".join(",".join(line) + "\n" for line in lines)
     triples.write_text("head,relation,tail\n" + text)
     run = runs / "questions"
-    rows = scored(monkeypatch, run, triples, "--explain")
+    rows = scored(programs, run, triples, "--explain")
     verdicts = [row["verdict"] for row in rows]
     assert verdicts[-2:] == ["unknown entity", "unknown relation"]
     assert {"derived", "no proof"} >= set(verdicts[:-2])
@@ -75,42 +79,31 @@ def test_all_kinds_of_files_have_the_same_rows(
     for ending in ("jsonl", "parquet"):
         out = tmp_path / f"out.{ending}"
         words = [run, triples, "--out", out, "--explain"]
-        assert funcppo(monkeypatch, "score", *words) == 0
+        assert programs("score", *words) == 0
         found[ending] = out
-    records = [json.loads(x) for x in found["jsonl"].read_text().splitlines()]
+    records = read_records(found["jsonl"])
     for record, row in zip(records, rows, strict=True):
         assert str(record["probability"] or "") == row["probability"]
         assert (record["proof"] is None) == (row["rule"] == "")
-    import duckdb
-
     table = duckdb.read_parquet(str(found["parquet"]))
     assert table.columns == [x for x in records[0] if x != "proof"]
-    assert [row[3] for row in table.fetchall()] == [
-        record["probability"] for record in records
-    ]
+    written = [row[3] for row in table.fetchall()]
+    assert written == [record["probability"] for record in records]
     assert not list(tmp_path.glob("*.part*"))
 
-    monkeypatch.setattr(
-        sys,
-        "stdin",
-        io.TextIOWrapper(io.BytesIO(text.replace(",", "\t").encode())),
-    )
-    capsys.readouterr()
-    assert funcppo(monkeypatch, "score", run, "-") == 0
-    again = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
-    assert [row["probability"] for row in again] == [
-        row["probability"] for row in rows
-    ]
+    typed = io.BytesIO(text.replace(",", "\t").encode())
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(typed))
+    again = programs.rows("score", run, "-")
+    for row, other in zip(again, rows, strict=True):
+        assert row["probability"] == other["probability"]
 
 
-def test_a_known_fact_is_scored_without_itself(
-    graph, runs, monkeypatch, tmp_path
-):
+def test_a_known_fact_is_scored_without_itself(graph, runs, programs, tmp_path):
     """As `predict --known` scores it."""
     triples = tmp_path / "triples.tsv"
     triples.write_text("".join((graph / "train.txt").open()))
     run = runs / "questions"
-    rows = scored(monkeypatch, run, triples)
+    rows = scored(programs, run, triples)
     dataset = loaders.load(graph)
     subject_scores = answers_of(run, dataset)
     assert {row["verdict"] for row in rows} == {"derived", "no proof"}
@@ -122,20 +115,11 @@ def test_a_known_fact_is_scored_without_itself(
 
 def answers_of(run, dataset):
     """The scores of the known facts on both sides, by names."""
-    import torch
-
-    from funcppo.kg.logic.kb import HEAD, TAIL
-    from funcppo.kg.run.run import open_run
-    from funcppo.kg.run.subject import run_subject
-
     answerer = answers.Answerer(run_subject(open_run(run)))
     atoms = torch.from_numpy(dataset.train).long()
+    names, relations = dataset.entities, dataset.predicates
     keys = [
-        (
-            dataset.predicates[r - 1],
-            dataset.entities[h - 1],
-            dataset.entities[t - 1],
-        )
+        (relations[r - 1], names[h - 1], names[t - 1])
         for r, h, t in dataset.train.tolist()
     ]
     return {
@@ -144,9 +128,7 @@ def answers_of(run, dataset):
     }
 
 
-def test_probabilities_tell_true_from_false_triples(
-    monkeypatch, capsys, tmp_path
-):
+def test_probabilities_tell_true_from_false_triples(programs, capsys, tmp_path):
     """Where a rule is right nine times of ten; the labels of the file say how well."""
     rng = np.random.default_rng(0)
     facts, held_out, false = [], [], []
@@ -156,33 +138,30 @@ def test_probabilities_tell_true_from_false_triples(
         likes = f"a{i}\tlikes\tb{i}\n" if rng.random() < 0.9 else other
         (held_out if i % 3 == 0 else facts).append(likes)
         false.append(f"a{i}\tlikes\tb{(i + 50) % 200}\n")
-    folder = tmp_path / "graph"
-    folder.mkdir()
-    (folder / "train.txt").write_text("".join(facts))
-    (folder / "valid.txt").write_text("".join(held_out[::2]))
-    (folder / "rules.txt").write_text("likes(X, Y) :- knows(X, Y)\n")
+    folder = write_graph(
+        tmp_path / "graph",
+        train="".join(facts),
+        valid="".join(held_out[::2]),
+        rules="likes(X, Y) :- knows(X, Y)\n",
+    )
     labelled = [f"{x.strip()}\t1\n" for x in held_out[1::2]]
     labelled += [f"{x.strip()}\t0\n" for x in false[:60]]
     triples, summary = tmp_path / "triples.tsv", tmp_path / "summary.json"
     triples.write_text("".join(labelled))
-    rows = scored(
-        monkeypatch, folder, triples, *RULES, "--set", f"json={summary}"
-    )
+    rows = scored(programs, folder, triples, *RULES, "--set", f"json={summary}")
     found = json.loads(summary.read_text())
     # a tenth of the true ones no rule derives
     assert found["auc"] > 0.8 and found["accuracy"] > 0.8
     assert found["calibration"]["calibration_error"] < 0.15
-    of_label = {
-        label: np.mean(
-            [float(r["probability"]) for r in rows if r["label"] == label]
-        )
+    true, false_ = (
+        np.mean([float(r["probability"]) for r in rows if r["label"] == label])
         for label in ("true", "false")
-    }
-    assert of_label["true"] > 0.7 > 0.3 > of_label["false"]
+    )
+    assert true > 0.7 > 0.3 > false_
     assert "labels: AUC" in capsys.readouterr().err
 
     (folder / "valid.txt").unlink()
-    rows = scored(monkeypatch, folder, triples, *RULES)
+    rows = scored(programs, folder, triples, *RULES)
     assert {row["probability"] for row in rows} == {""}
     assert "no valid split to fit it on" in capsys.readouterr().err
 
@@ -204,11 +183,8 @@ def test_the_area_under_the_curve_counts_equal_scores_half():
         ("a\tp\tb\tmaybe\n", ":1: expected head"),
     ],
 )
-def test_a_bad_line_is_one_line(
-    graph, monkeypatch, capsys, tmp_path, text, problem
-):
+def test_a_bad_line_is_one_line(graph, programs, tmp_path, text, problem):
     triples = tmp_path / "triples.tsv"
     triples.write_text(text)
-    assert funcppo(monkeypatch, "score", graph, triples, *RULES) == 2
-    error = capsys.readouterr().err
-    assert problem in error and error.count("\n") == 1
+    error = programs.refused("score", graph, triples, *RULES)
+    assert problem in error

@@ -11,7 +11,7 @@ import urllib.request
 import pytest
 
 from funcppo.kg.show import server
-from tests.cli.runner import funcppo, settings
+from tests.cli.runner import settings
 
 UNTRAINED = ["--score", "max-confidence", "--height", "1"]
 UNTRAINED += settings("smoothing=0 object_identity=False")
@@ -52,21 +52,19 @@ class Stopped:
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])
-def test_another_host_is_warned_about(host, monkeypatch, capsys):
+def test_another_host_is_warned_about(host, programs, monkeypatch, capsys):
     monkeypatch.setattr(server, "Server", lambda *_: Stopped())
     args = ("serve", "countries_s1", *UNTRAINED, "--port", "0", "--host", host)
-    assert funcppo(monkeypatch, *args, "--json", "-") == 0
+    assert programs(*args, "--json", "-") == 0
     text, error = capsys.readouterr()
     assert json.loads(text)["url"].startswith(f"http://{host}:")
     is_warned = "there is no password" in error
     assert is_warned == (host == "0.0.0.0")
 
 
-def test_bad_input_is_one_line(monkeypatch, capsys, tmp_path):
+def test_bad_input_is_one_line(programs, tmp_path):
     def error(*args):
-        capsys.readouterr()
-        assert funcppo(monkeypatch, "serve", *args) == 2
-        lines = capsys.readouterr().err.splitlines()
+        lines = programs.refused("serve", *args).splitlines()
         return lines[-1]
 
     with server.open_socket("127.0.0.1", 0) as listener:

@@ -21,8 +21,19 @@ from funcppo.kg.config import CHECKPOINT_FILE, RESULTS_FILE, read_config
 from funcppo.kg.run import train as training
 from funcppo.kg.run.run import open_run
 from funcppo.runtime.capture import ReplayMode
-from tests.cli.runner import SMALL, TRAINED, contains, funcppo, settings
+from tests.cli.runner import (
+    SMALL,
+    TRAINED,
+    contains,
+    funcppo,
+    read_records,
+    settings,
+)
 from tests.kg.run.runs import assert_equal_runs
+
+
+def contents(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
 def test_a_run_leaves_its_config_metrics_checkpoint_and_results(trained):
@@ -61,10 +72,10 @@ def test_every_field_of_the_files_is_documented(trained):
     assert "loss" in written and written | of_graphs <= documented
 
 
-def test_metrics_are_in_a_file_while_it_trains_and_after(monkeypatch, tmp_path):
+def test_metrics_are_in_a_file_while_it_trains_and_after(programs, tmp_path):
     path = tmp_path / "funcppo.prom"
     words = ("countries_s1", "--out", tmp_path / "run", *TRAINED)
-    assert funcppo(monkeypatch, "train", *words, "--metrics-file", path) == 0
+    assert programs("train", *words, "--metrics-file", path) == 0
     lines = path.read_text().splitlines()
     assert {"funcppo_updates_total 4.0", "funcppo_finished 1.0"} <= set(lines)
     info = next(x for x in lines if x.startswith("funcppo_run_info{"))
@@ -74,7 +85,7 @@ def test_metrics_are_in_a_file_while_it_trains_and_after(monkeypatch, tmp_path):
 
 
 def test_settings_come_from_a_file_and_metrics_go_where_they_are_asked_for(
-    trained, monkeypatch, tmp_path
+    trained, programs, tmp_path
 ):
     """The data set too; an option of the command line wins. The run equals that of the same options."""
     settings = json.loads((trained / CONFIG_FILE).read_text())
@@ -82,7 +93,7 @@ def test_settings_come_from_a_file_and_metrics_go_where_they_are_asked_for(
     (tmp_path / "settings.json").write_text(json.dumps(settings))
     words = ("--config", tmp_path / "settings.json", "--steps", 128)
     words += ("--out", tmp_path / "run", "--log", "csv")
-    assert funcppo(monkeypatch, "train", *words) == 0
+    assert programs("train", *words) == 0
     assert_equal_runs(tmp_path / "run", trained)
     with open(tmp_path / "run" / "metrics.csv") as file:
         updates = [row["update"] for row in csv.DictReader(file)]
@@ -90,20 +101,18 @@ def test_settings_come_from_a_file_and_metrics_go_where_they_are_asked_for(
     assert updates == [str(row["update"]) for row in rows]
 
 
-def test_a_supervisor_may_resume_from_the_start(
-    trained, monkeypatch, capsys, tmp_path
-):
+def test_a_supervisor_may_resume_from_the_start(trained, programs, tmp_path):
     """Where there is no run yet, a new one begins, equal to one without --resume."""
     words = ("countries_s1", "--out", tmp_path / "run", "--resume", *TRAINED)
-    assert funcppo(monkeypatch, "train", *words) == 0
-    assert "held no run to resume: a new one" in capsys.readouterr().out
+    printed = programs.printed("train", *words)
+    assert "held no run to resume: a new one" in printed
     assert_equal_runs(tmp_path / "run", trained)
 
 
-def test_graphs_can_be_turned_off(trained, monkeypatch, tmp_path):
+def test_graphs_can_be_turned_off(trained, programs, tmp_path):
     """The reason is in the log in place of that of a CPU, which has none; the result is the same."""
     words = ("train", "countries_s1", "--out", tmp_path, *TRAINED)
-    assert funcppo(monkeypatch, *words, "--cuda-graphs", "off") == 0
+    assert programs(*words, "--cuda-graphs", "off") == 0
     rows = logs.read(tmp_path / METRICS_FILE)
     assert rows[-1]["fallback_reason"] == "turned off by --cuda-graphs off"
     header = logs.read_header(tmp_path / METRICS_FILE)
@@ -112,14 +121,14 @@ def test_graphs_can_be_turned_off(trained, monkeypatch, tmp_path):
 
 
 def test_a_run_of_any_strategy_goes_on_under_debugging(
-    trained, monkeypatch, tmp_path
+    trained, programs, tmp_path
 ):
     run = shutil.copytree(trained, tmp_path / "run")
     config = json.loads((run / "config.json").read_text())
     stored = json.dumps(config | {"strategy": "one-graph"})
     (run / "config.json").write_text(stored)
     words = ("train", "countries_s1", "--out", run, "--resume", "--debug")
-    assert funcppo(monkeypatch, *words, "--steps", "160") == 0
+    assert programs(*words, "--steps", "160") == 0
     results = json.loads((run / "results.json").read_text())
     assert results["strategy"]["strategy"] == "eager"
     config = json.loads((run / "config.json").read_text())
@@ -127,57 +136,54 @@ def test_a_run_of_any_strategy_goes_on_under_debugging(
 
 
 def test_a_run_that_cannot_be_written_leaves_the_one_it_would_replace(
-    trained, tmp_path, monkeypatch, capsys
+    trained, tmp_path, programs, monkeypatch, capsys
 ):
     out = tmp_path / "run"
     shutil.copytree(trained, out)
 
-    def read_files():
-        return {path.name: path.read_bytes() for path in out.iterdir()}
-
-    before = read_files()
+    before = contents(out)
     words = ["train", "countries_s2", "--out", out, "--overwrite", *TRAINED]
     words += ["--set", "prover.max_height=1"]
     error = OSError(errno.ENOSPC, "No space left on device", "x")
     for name in ("save_checkpoint", "write_config"):
         with monkeypatch.context() as patch:
             patch.setattr(training, name, Mock(side_effect=error))
-            assert funcppo(monkeypatch, *words) == 2
+            assert programs(*words) == 2
         assert "No space left on device" in capsys.readouterr().err
-        assert read_files() == before
+        assert contents(out) == before
 
-    assert funcppo(monkeypatch, *words) == 0
+    assert programs(*words) == 0
     assert read_config(out).dataset == "countries_s2"
-    assert read_files().keys() == before.keys()
+    assert contents(out).keys() == before.keys()
     rows = logs.read(out / METRICS_FILE)
     assert [row["update"] for row in rows] == [0, 1, 2, 3, 4]
 
 
-def continued(folder, monkeypatch, *options):
-    """The exit status of resuming a run on Countries S1."""
-    arguments = ("countries_s1", "--out", folder, "--resume", "-v", *options)
-    return funcppo(monkeypatch, "train", *arguments)
+def resume(folder, *options):
+    """The words that resume a run on Countries S1."""
+    words = ("train", "countries_s1", "--out", folder, "--resume", "-v")
+    return (*words, *options)
 
 
 def test_a_full_disk_is_one_line_and_loses_nothing(
-    trained, monkeypatch, capsys, tmp_path
+    trained, programs, capsys, tmp_path
 ):
     """A limit on the size of files stands for the disk: it fits the log, not the checkpoint."""
     resource = pytest.importorskip("resource")
     run = tmp_path / "run"
     shutil.copytree(trained, run)
-    before = {path.name: path.read_bytes() for path in run.iterdir()}
+    before = contents(run)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, limits[1]))
     try:
-        assert continued(run, monkeypatch, "--steps", "256") == 2
+        assert programs(*resume(run, "--steps", "256")) == 2
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     checkpoint_file = (run / CHECKPOINT_FILE).resolve()
     line = f"funcppo: {checkpoint_file}: File too large\n"
     assert capsys.readouterr().err == line
-    assert before == {path.name: path.read_bytes() for path in run.iterdir()}
-    assert continued(run, monkeypatch, "--steps", "256") == 0
+    assert contents(run) == before
+    assert programs(*resume(run, "--steps", "256")) == 0
 
 
 @pytest.mark.parametrize(
@@ -191,26 +197,23 @@ def test_a_full_disk_is_one_line_and_loses_nothing(
     ],
 )  # fmt: skip
 def test_a_run_is_resumed_with_its_own_settings_only(
-    options, changes, trained, monkeypatch, capsys
+    options, changes, trained, programs
 ):
-    before = {path.name: path.read_bytes() for path in trained.iterdir()}
-    assert continued(trained, monkeypatch, *options) == 2
+    before = contents(trained)
     line = f"{trained}: a run is resumed with its own settings: {changes}"
-    assert capsys.readouterr().err == f"funcppo: {line}\n"
-    assert before == {
-        path.name: path.read_bytes() for path in trained.iterdir()
-    }
+    assert programs.refused(*resume(trained, *options)) == line
+    assert contents(trained) == before
 
 
-def test_more_steps_extend_a_finished_run(monkeypatch, capsys, tmp_path):
+def test_more_steps_extend_a_finished_run(programs, capsys, tmp_path):
     """With a constant learning rate, to the state of a run that had as many steps from the start."""
     constant = ("--set", "ppo.learning_rate_schedule.kind=constant", *TRAINED)
     long, short = tmp_path / "long", tmp_path / "short"
     steps = ("--steps", "256")
     for folder, options in ((long, (*constant, *steps)), (short, constant)):
         arguments = ("countries_s1", "--out", folder, *options)
-        assert funcppo(monkeypatch, "train", *arguments) == 0
-    assert continued(short, monkeypatch, *steps) == 0
+        assert programs("train", *arguments) == 0
+    assert programs(*resume(short, *steps)) == 0
 
     arrays, whole = (
         checkpoint.read(folder / CHECKPOINT_FILE)[0] for folder in (short, long)
@@ -226,19 +229,18 @@ def test_more_steps_extend_a_finished_run(monkeypatch, capsys, tmp_path):
     # Said at once, kept by later resumes, and part of the results.
     note = "extended after update 4 from 128 to 256 steps: "
     assert f"note: {note}" in capsys.readouterr().out
-    assert continued(short, monkeypatch) == 0
-    assert f"note: {note}" in capsys.readouterr().out
+    assert f"note: {note}" in programs.printed(*resume(short))
     results = json.loads((short / RESULTS_FILE).read_text())
     assert sum(text.startswith(note) for text in results["notes"]) == 1
     assert results["steps"] == 256
 
 
 def test_the_schedules_of_an_extended_run_span_the_new_total(
-    trained, monkeypatch, tmp_path
+    trained, programs, tmp_path
 ):
     """The learning rate falls by 1/4 of the initial one an update; by 1/8 and from 1/2 on, when it is extended."""
     shutil.copytree(trained, tmp_path / "run")
-    assert continued(tmp_path / "run", monkeypatch, "--steps", "256") == 0
+    assert programs(*resume(tmp_path / "run", "--steps", "256")) == 0
     rows = logs.read(tmp_path / "run" / METRICS_FILE)
     rates = [row["learning_rate"] / 0.001 for row in rows[1:]]
     expected = [1, 3 / 4, 2 / 4, 1 / 4, 4 / 8, 3 / 8, 2 / 8, 1 / 8]
@@ -246,7 +248,7 @@ def test_the_schedules_of_an_extended_run_span_the_new_total(
 
 
 def test_a_run_that_is_killed_in_a_validation_is_resumed_bit_for_bit(
-    trained, monkeypatch, tmp_path
+    trained, programs, monkeypatch, tmp_path
 ):
     """In the one after update 2."""
     validate = training.validate
@@ -266,12 +268,12 @@ def test_a_run_that_is_killed_in_a_validation_is_resumed_bit_for_bit(
         assert funcppo(patch, "train", *arguments) == 130
     saved = checkpoint.read(tmp_path / CHECKPOINT_FILE)[0]
     assert int(saved["train_state.update"]) == 2
-    assert continued(tmp_path, monkeypatch) == 0
+    assert programs(*resume(tmp_path)) == 0
     assert_equal_runs(tmp_path, trained)
 
 
 def test_a_damaged_checkpoint_is_replaced_by_the_one_before(
-    trained, monkeypatch, capsys, tmp_path
+    trained, programs, tmp_path
 ):
     """A disk has lost the end of it and of the metrics; notes are kept, and the result is that of the whole run."""
     run = tmp_path / "run"
@@ -281,17 +283,12 @@ def test_a_damaged_checkpoint_is_replaced_by_the_one_before(
     metrics = run / METRICS_FILE
     metrics.write_bytes(metrics.read_bytes()[:-30])
     note = "previous-checkpoint.npz is used in its place"
-    words = ("evaluate", run, "--max-queries", "2", "--json", "-")
-    capsys.readouterr()
-    assert funcppo(monkeypatch, *words) == 0
-    result = json.loads(capsys.readouterr().out)
+    result = programs.json("evaluate", run, "--max-queries", "2")
     assert sum(note in line for line in result["notes"]) == 1
-    assert (
-        path.stat().st_size == (trained / CHECKPOINT_FILE).stat().st_size - 100
-    )
+    whole = (trained / CHECKPOINT_FILE).stat().st_size
+    assert path.stat().st_size == whole - 100
 
-    assert continued(run, monkeypatch) == 0
-    assert note in " ".join(capsys.readouterr().out.split())
+    assert note in " ".join(programs.printed(*resume(run)).split())
     results = json.loads((run / RESULTS_FILE).read_text())
     assert sum(note in line for line in results["notes"]) == 1
     assert f"{metrics}:6: unfinished line dropped" in results["notes"]
@@ -299,7 +296,7 @@ def test_a_damaged_checkpoint_is_replaced_by_the_one_before(
 
 
 def test_half_written_files_of_killed_processes_are_removed(
-    trained, monkeypatch, capsys, tmp_path
+    trained, programs, capsys, tmp_path
 ):
     """Not those of the test's own parent, which is alive."""
     shutil.copytree(trained, tmp_path / "run")
@@ -308,7 +305,7 @@ def test_half_written_files_of_killed_processes_are_removed(
     for path in (stale, alive):
         path.write_text("")
     (tmp_path / "run" / "start-x.part").mkdir()
-    assert continued(tmp_path / "run", monkeypatch) == 0
+    assert programs(*resume(tmp_path / "run")) == 0
     line = f"note: removed {stale.name}, left by a killed process"
     assert line in capsys.readouterr().out
     assert alive.exists() and not stale.exists()
@@ -365,32 +362,28 @@ S1 = "countries_s1 --out {tmp}/x"
     ],
 )
 def test_bad_input_is_one_line_and_exit_2(
-    trained, monkeypatch, capsys, tmp_path, args, line
+    trained, programs, monkeypatch, tmp_path, args, line
 ):
     monkeypatch.setenv("TORCH_COMPILE_DISABLE", "1")
     before = (trained / CHECKPOINT_FILE).read_bytes()
     small = [] if "ppo.n_minibatches=7" in args else SMALL
     words = args.format(tmp=tmp_path, run=trained).split()
-    assert funcppo(monkeypatch, "train", *words, *small) == 2
-    error = capsys.readouterr().err
+    error = programs.refused("train", *words, *small)
     assert contains(error, line), error
-    assert error.startswith("funcppo: ") and error.count("\n") == 1
     assert (trained / CHECKPOINT_FILE).read_bytes() == before
     assert not (tmp_path / "x").exists()
 
 
 def test_a_run_of_a_gpu_is_not_resumed_without_one(
-    trained, monkeypatch, capsys, tmp_path
+    trained, programs, monkeypatch, tmp_path
 ):
     shutil.copytree(trained, tmp_path / "run")
     config = json.loads((trained / CONFIG_FILE).read_text())
-    (tmp_path / "run" / CONFIG_FILE).write_text(
-        json.dumps(config | {"device": "cuda"})
-    )
+    changed = json.dumps(config | {"device": "cuda"})
+    (tmp_path / "run" / CONFIG_FILE).write_text(changed)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert continued(tmp_path / "run", monkeypatch) == 2
     line = "--device cuda: expected a CUDA device, PyTorch found none"
-    assert capsys.readouterr().err == f"funcppo: {line}\n"
+    assert programs.refused(*resume(tmp_path / "run")) == line
 
 
 @pytest.mark.parametrize(
@@ -401,85 +394,76 @@ def test_a_run_of_a_gpu_is_not_resumed_without_one(
     ],
 )
 def test_a_checkpoint_that_says_something_else_of_its_run_is_one_line(
-    field, value, expected, trained, monkeypatch, capsys, tmp_path
+    field, value, expected, trained, programs, tmp_path
 ):
     shutil.copytree(trained, tmp_path / "run")
     run = open_run(trained)
     path = tmp_path / "run" / CHECKPOINT_FILE
     meta = checkpoint.read(path)[1] | {field: value}
     checkpoint.save(path, run.state, meta)
-    assert continued(tmp_path / "run", monkeypatch) == 2
     line = f"{path}: {field}: expected {expected}, got {value!r}"
-    assert capsys.readouterr().err == f"funcppo: {line}\n"
+    assert programs.refused(*resume(tmp_path / "run")) == line
 
 
-def test_log_compiles_prints_what_compilers_and_graphs_did(
-    monkeypatch, capsys, tmp_path
-):
+def test_log_compiles_prints_what_compilers_and_graphs_did(programs, tmp_path):
     args = ("countries_s1", "--out", tmp_path, "--steps", "64", *SMALL)
-    assert funcppo(monkeypatch, "train", *args, "--log-compiles") == 0
-    output = " ".join(capsys.readouterr().out.split())
-    line = output.split("compiles and graphs: ")[1]
-    assert contains(
-        line, "compiles 0, cache_hits 0, recompiles 0, cudagraph_recordings 0"
+    output = " ".join(
+        programs.printed("train", *args, "--log-compiles").split()
     )
+    line = output.split("compiles and graphs: ")[1]
+    counts = "compiles 0, cache_hits 0, recompiles 0, cudagraph_recordings 0"
+    assert contains(line, counts)
     assert "fallback_reason no CUDA tensor in the state" in line
 
 
 def test_a_run_that_learns_from_questions_through_all_programs(
-    monkeypatch, capsys, tmp_path
+    programs, tmp_path
 ):
     """Trained, resumed, evaluated, proved and checked."""
     out = tmp_path / "run"
-    words = ("train", "family_tree:60:0", "--out", out, "--json", "-")
+    words = ("train", "family_tree:60:0", "--out", out)
     sizes = "listwise.n_epochs=2 questions.max_questions=120"
     sizes += " questions.embedding=True embedding.n_epochs=2"
     sizes += " questions.bellman_ford=False"
     options = settings(f"prover.max_height=1 {sizes}")
-    assert funcppo(monkeypatch, *words, *options) == 0
-    results = json.loads(capsys.readouterr().out)
+    results = programs.json(*words, *options)
     assert (results["learner"], results["score"]) == ("questions", "evidence")
     trained = results["test"][results["answering_row"]]
     assert {"evidence, untrained", "+ embeddings"} < set(results["test"])
     assert any("listwise fit: " in note for note in results["notes"])
 
-    assert funcppo(monkeypatch, *words, *options, "--resume") == 0
-    again = json.loads(capsys.readouterr().out)
+    again = programs.json(*words, *options, "--resume")
     assert again["test"] == results["test"]
 
     details = tmp_path / "details.jsonl"
-    assert funcppo(monkeypatch, "evaluate", out, "--details", details, "--json", "-") == 0  # fmt: skip
-    ranked = json.loads(capsys.readouterr().out)
+    ranked = programs.json("evaluate", out, "--details", details)
     assert ranked["score"] == "evidence"
     assert ranked["mrr"] == pytest.approx(trained["mrr"], abs=1e-9)
-    records = [json.loads(line) for line in details.read_text().splitlines()]
+    records = read_records(details)
     proved = [r for r in records if "proof" in r and r["status"] == "proved"]
     assert proved and all(r["proof"] for r in proved)
 
-    assert funcppo(monkeypatch, "prove", out, proved[0]["atom"]) == 0
-    text = capsys.readouterr().out
+    text = programs.printed("prove", out, proved[0]["atom"])
     assert "as an answer to" in text and " it, the log of" in text
-    assert funcppo(monkeypatch, "prove", out, proved[0]["atom"], "--json", "-") == 0  # fmt: skip
-    evidence = json.loads(capsys.readouterr().out)["evidence"]
+    evidence = programs.json("prove", out, proved[0]["atom"])["evidence"]
     assert [e["rules"][0]["share"] > 0 for e in evidence] == [True, True]
 
     words = ("check", out, "--max-queries", "4", "--seconds", "3600")
-    assert funcppo(monkeypatch, *words, "--json", "-") == 0
-    checks = json.loads(capsys.readouterr().out)["checks"]
+    checks = programs.json(*words)["checks"]
     assert checks[-1]["kind"] == "evidence" and checks[-1]["n_compared"] == 8
 
-    capsys.readouterr()
-    assert funcppo(monkeypatch, "evaluate", out, "--score", "success") == 2
-    assert "'success': expected evidence" in capsys.readouterr().err
+    assert "'success': expected evidence" in programs.refused(
+        "evaluate", out, "--score", "success"
+    )
 
 
-def test_a_run_prints_few_lines_beside_its_table(monkeypatch, capsys, tmp_path):
+def test_a_run_prints_few_lines_beside_its_table(programs, capsys, tmp_path):
     """Six at most; every note with -v, the table alone with -q."""
     words = ("countries_s1", "--overwrite", "--out", tmp_path, *TRAINED)
     words = [word for word in words if word != "-v"]
     printed = []
     for option in ((), ("-v",), ("-q",)):
-        assert funcppo(monkeypatch, "train", *words, *option) == 0
+        assert programs("train", *words, *option) == 0
         printed.append(capsys.readouterr().out.rstrip().splitlines())
     few, all_, table = printed
     start = next(i for i, line in enumerate(few) if "expected ties" in line)

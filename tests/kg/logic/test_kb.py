@@ -15,7 +15,6 @@ from tests.shapes import check_shapes_and_dtypes
 C = 5
 # one fact twice
 TABLE = np.array([[2, 1, 2], [1, 3, 3], [2, 1, 1], [2, 1, 2], [1, 2, 3]])
-NO_RULES = np.zeros((0, 1, 3), int)
 
 
 @st.composite

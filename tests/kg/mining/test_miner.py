@@ -35,12 +35,7 @@ from tests.kg.mining.brute_force import (
     path_clauses,
     path_counts,
 )
-from tests.learning import DATA
 from tests.oracles import Program
-
-needs_data = pytest.mark.skipif(
-    not DATA.is_dir(), reason=f"no data sets in {DATA}"
-)
 
 
 def mine(data, progress=lambda *_: None, **settings):
