@@ -25,7 +25,7 @@ from funcppo.kg.ranking.evaluate import Evaluator
 from funcppo.kg.ranking.ranking import RankingProtocol
 from funcppo.kg.scores.score import parse
 from funcppo.kg.search import task as prover_task
-from tests.cli.test_train import funcppo
+from tests.cli.runner import funcppo, read_records, write_graph
 from tests.kg.logic.proof_cases import make_node
 from tests.kg.ranking.scores import FunctionScore
 
@@ -56,12 +56,8 @@ def all_records(evaluator_, split, rows=None):
 
 # -- a worked example
 
-HOPS = [
-    ("a", "hop", "b"),
-    ("b", "hop", "c"),
-    ("c", "hop", "d"),
-    ("a", "far", "c"),
-]
+HOPS = [("a", "hop", "b"), ("b", "hop", "c"), ("c", "hop", "d")]
+HOPS += [("a", "far", "c")]
 
 
 def test_the_records_of_a_query_are_worked_by_hand():
@@ -91,26 +87,15 @@ def test_the_records_of_a_query_are_worked_by_hand():
     )
     head, tail = all_records(evaluator_, dataset.valid)
     assert calls == [[[2, b, d]]]  # one proof for both sides
-    common = {
-        "query_row": 0,
-        "relation": "far",
-        "atom": "far(b, d)",
-        "n_better": 1,
-        "n_equal": 0,
-        "n_candidates": 4,
-    }
+    common = {"query_row": 0, "relation": "far", "atom": "far(b, d)"}
+    common |= {"n_better": 1, "n_equal": 0, "n_candidates": 4, "n_scored": 2}
+    common |= {"answer_provable": True, "status": "proved"}
+    common |= {"log_score": round(-math.log(1 + math.e), 4)}
+    common |= {"quantised_score": -10000, "other_quantised_scores": [-5000]}
     common |= {
-        "answer_provable": True,
-        "status": "proved",
-        "log_score": round(-math.log(1 + math.e), 4),
-        "quantised_score": -10000,
+        "rank": dict.fromkeys(("optimistic", "pessimistic", "realistic"), 2)
     }
-    common |= {
-        "rank": {"optimistic": 2, "pessimistic": 2, "realistic": 2},
-        "reciprocal_rank": 0.5,
-        "n_scored": 2,
-    }
-    common |= {"near_boundary": False, "other_quantised_scores": [-5000]}
+    common |= {"reciprocal_rank": 0.5, "near_boundary": False}
     for record, side in ((head, "head"), (tail, "tail")):
         assert record["side"] == side and common.items() <= record.items()
         assert record["proof"]["nodes"][0]["goal_text"] == "far(b, d)"
@@ -122,11 +107,8 @@ def test_a_status_says_whether_an_answer_was_proved_missed_or_without_proof():
     assert status(True, -0.5, -float("inf")) == "proved"
     assert status(True, None, -float("inf")) == "missed"
     assert status(True, -100.5, -100.0) == "missed"  # greedy, without a proof
-    assert (
-        status(False, None, -float("inf"))
-        == status(False, -100.5, -100.0)
-        == "no proof"
-    )
+    assert status(False, None, -float("inf")) == "no proof"
+    assert status(False, -100.5, -100.0) == "no proof"
 
 
 # -- the ranking of a whole split
@@ -183,15 +165,8 @@ def test_windows_hold_every_query_once_and_records_do_not_depend_on_them(
 CHECK = next(
     (Path(__file__).parents[3] / "experiments").rglob("check_ranks.py")
 )
-EVALUATE = [
-    "evaluate",
-    "family_tree:60:0",
-    "--split",
-    "valid",
-    "--score",
-    "noisy-or",
-]
-EVALUATE += ["--height", "1", "--details"]
+WORDS = "evaluate family_tree:60:0 --split valid --score noisy-or --height 1 --details"
+EVALUATE = WORDS.split()
 
 
 def close(got, want):
@@ -322,15 +297,12 @@ def test_a_file_of_another_evaluation_is_not_resumed(
 def test_an_independent_script_finds_the_same_numbers(tmp_path, monkeypatch):
     """And finds a rank that was tampered with, a score, and a summary of other lines."""
     path, summary = tmp_path / "ranks.jsonl", tmp_path / "summary.json"
-    folder = tmp_path / "hops"
-    folder.mkdir()
-    (folder / "train.txt").write_text(
-        "a\thop\tb\nb\thop\tc\nc\thop\td\na\tfar\tc\nc\tfar\td\n"
-    )
-    (folder / "valid.txt").write_text("a\thop\td\n")
-    (folder / "test.txt").write_text("b\tfar\td\na\tfar\td\n")
-    (folder / "rules.txt").write_text(
-        "far(X,Y) :- hop(X,Z), hop(Z,Y)\nfar(X,Y) :- hop(X,Y)\n"
+    folder = write_graph(
+        tmp_path / "hops",
+        train="a\thop\tb\nb\thop\tc\nc\thop\td\na\tfar\tc\nc\tfar\td\n",
+        valid="a\thop\td\n",
+        test="b\tfar\td\na\tfar\td\n",
+        rules="far(X,Y) :- hop(X,Z), hop(Z,Y)\nfar(X,Y) :- hop(X,Y)\n",
     )
     words = ("evaluate", folder, "--score", "noisy-or", "--height", "1")
     words += ("--set", "all_scores=on", "--details", path, "--json", summary)
@@ -344,13 +316,14 @@ def test_an_independent_script_finds_the_same_numbers(tmp_path, monkeypatch):
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
     assert check() == 0
-    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    rows = read_records(path)
     assert {"proved", "no proof"} <= {row["status"] for row in rows}
     assert all(bool(r["proof"]) == (r["status"] == "proved") for r in rows)
+    is_scored = [x["quantised_score"] is not None for x in rows]
     at = next(
         i
-        for i, row in enumerate(rows)
-        if row["other_quantised_scores"] and row["quantised_score"] is not None
+        for i, x in enumerate(rows)
+        if x["other_quantised_scores"] and is_scored[i]
     )
     for name, change in (("n_better", 1), ("quantised_score", -(10**6))):
         changed = rows[at] | {name: rows[at][name] + change}

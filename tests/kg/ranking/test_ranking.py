@@ -45,14 +45,9 @@ def hashed_score(n_levels):
 
 def test_a_query_is_ranked_by_hand():
     """far(b, d): of the tails, far(b, a) is a train fact; b, c and d are left; c and d are derived, c scores more."""
-    train = [
-        ("a", "hop", "b"),
-        ("b", "hop", "c"),
-        ("c", "hop", "d"),
-        ("b", "far", "a"),
-    ]
+    hops = [("a", "hop", "b"), ("b", "hop", "c"), ("c", "hop", "d")]
     dataset = loaders.from_triples(
-        train,
+        [*hops, ("b", "far", "a")],
         rules="far(X, Y) :- hop(X, Z), hop(Z, Y)\nfar(X, Y) :- hop(X, Y)",
         valid=[("b", "far", "d")],
     )
@@ -64,20 +59,15 @@ def test_a_query_is_ranked_by_hand():
         seen.append(atoms.tolist())
         return torch.where(atoms[:, 2] == c, -0.25, -1.0)
 
+    tails = RankingProtocol(sides=(TAIL,))
     ranked = ranking.rank_split(
-        task,
-        dataset.valid,
-        FunctionScore(score),
-        RankingProtocol(sides=(TAIL,)),
+        task, dataset.valid, FunctionScore(score), tails
     )
     assert seen == [[[2, 2, 3], [2, 2, 4]]]  # one call, each atom once
     assert [counts.tolist() for counts in ranked.counts] == [[1], [0], [3]]
     assert ranked.answer_score.tolist() == [-10000]
     assert ranked.listed_score.tolist() == [-2500, -10000]
-    assert ranked.is_answer.tolist() == [
-        False,
-        True,
-    ]
+    assert ranked.is_answer.tolist() == [False, True]
     assert ranked.answer_provable.tolist() == [True]
     metrics = ranking.summarise_ranking(
         ranked, list(dataset.predicates), with_auc=True
@@ -90,10 +80,8 @@ def test_a_query_is_ranked_by_hand():
 
 def test_pooled_average_precision_by_hand():
     """Scores 3 (answer), 2, 1 (answer), and of 2 unlisted candidates at the bottom 1 answer: 1/3 (1 + 2/3 + 3/5)."""
-    listed, is_answer = (
-        torch.tensor([2, 3, 1]),
-        torch.tensor([False, True, True]),
-    )
+    listed = torch.tensor([2, 3, 1])
+    is_answer = torch.tensor([False, True, True])
     got = ranking.pooled_average_precision(
         listed, is_answer, n_candidates=5, n_answers=3
     )
@@ -117,20 +105,15 @@ def test_entities_without_a_proof_are_ranked_by_what_scores_them_all(
     )
     shift = 3.0 if is_above else -60.0
     hashed.ranks_all = True
+    entity = torch.arange(1, family.sizes.n_constants + 1)
+
+    def score_all(asked, row):
+        rows = torch.full_like(entity, row)
+        atoms = candidate_atoms(asked, rows, entity, family.sizes)
+        return hashed.function(atoms).double() + shift
+
     hashed.log_odds_of_all = lambda asked: torch.stack(
-        [
-            hashed.function(
-                candidate_atoms(
-                    asked,
-                    torch.full_like(entity, row),
-                    entity,
-                    family.sizes,
-                )
-            ).double()
-            + shift
-            for row in range(len(asked.entity))
-            for entity in [torch.arange(1, family.sizes.n_constants + 1)]
-        ]
+        [score_all(asked, row) for row in range(len(asked.entity))]
     )
 
     def by_height(atoms, _):
@@ -167,12 +150,8 @@ def test_rank_counts_are_those_of_one_query_at_a_time(
         assert int(ranked.query_row[row]) == row % len(queries)
         atoms = np.repeat(query[None], dataset.n_constants, 0)
         atoms[:, side] = np.arange(1, dataset.n_constants + 1)
-        atoms = [
-            atom
-            for atom in atoms
-            if tuple(atom.tolist()) not in true or (atom == query).all()
-        ]
-        atoms = torch.from_numpy(np.stack(atoms))
+        is_new = [tuple(atom) not in true for atom in atoms.tolist()]
+        atoms = torch.from_numpy(atoms[is_new | (atoms == query).all(1)])
         score = torch.round(hashed.function(atoms).double() * 10_000).long()
         provable = fixpoint.atom_height(family.least_model, atoms.long()) >= 0
         if not score_unprovable:
@@ -188,12 +167,10 @@ def test_rank_counts_are_those_of_one_query_at_a_time(
         assert ranked.answer_score[row] == answer
         assert ranked.answer_provable[row] == provable[is_answer]
         listed = ranked.listed_row == row
-        assert listed.sum() == (
-            len(atoms) if score_unprovable else provable.sum()
-        )
-        assert ranked.listed_score[listed & ranked.is_answer].tolist() == (
-            answer.tolist() if score_unprovable or provable[is_answer] else []
-        )
+        needs_score = provable | score_unprovable
+        assert listed.sum() == needs_score.sum()
+        of_answer = ranked.listed_score[listed & ranked.is_answer]
+        assert of_answer.tolist() == answer[needs_score[is_answer]].tolist()
 
 
 @pytest.mark.parametrize("by_side", [False, True])
@@ -211,10 +188,8 @@ def test_candidates_that_are_listed_once_rank_as_by_each_score_alone(
         )
         expected = ranking.rank_split(family, split, score, protocol)
         for name, values in expected._asdict().items():
-            for ours, theirs in zip(
-                tree.leaves(getattr(found, name)), tree.leaves(values)
-            ):
-                assert torch.equal(ours, theirs), name
+            ours = tree.leaves(getattr(found, name))
+            assert all(map(torch.equal, ours, tree.leaves(values))), name
 
 
 # -- limits
@@ -225,16 +200,12 @@ def test_a_query_that_cannot_be_ranked_is_refused(family):
     countries = prover_task.build_task(
         loaders.load("countries_s1"), ProverTaskConfig(max_height=1)
     )
-    with pytest.raises(
-        ValueError,
-        match="among the 5 candidates, got query 0, locatedIn",
-    ):
-        ranking.check_split(
-            countries, countries.dataset.test, RankingProtocol(sides=(HEAD,))
-        )
-    ranking.check_split(
-        countries, countries.dataset.test, RankingProtocol(sides=(TAIL,))
-    )
+    heads, tails = (RankingProtocol(sides=(x,)) for x in (HEAD, TAIL))
+    test = countries.dataset.test
+    problem = "among the 5 candidates, got query 0, locatedIn"
+    with pytest.raises(ValueError, match=problem):
+        ranking.check_split(countries, test, heads)
+    ranking.check_split(countries, test, tails)
     assert ranking.ranked_sides(countries) == (TAIL,)
     assert ranking.ranked_sides(family) == (HEAD, TAIL)
     assert ranking.selection_metric(countries) == "auc_pr"
@@ -269,11 +240,7 @@ def table(atoms):
 
 
 def replaced(query, side, entity):
-    return (
-        (query[0], entity, query[2])
-        if side == HEAD
-        else (query[0], query[1], entity)
-    )
+    return (*query[:side], entity, *query[side + 1 :])
 
 
 @st.composite
@@ -281,21 +248,12 @@ def worlds(draw):
     """Constants, a pool of them, known triples, derivable triples, and queries whose answers are in the pool."""
     C = draw(st.integers(1, 6))
     atom = st.tuples(st.integers(1, 2), st.integers(1, C), st.integers(1, C))
-    known, model = (
-        draw(st.sets(atom, max_size=20)),
-        draw(st.sets(atom, max_size=20)),
-    )
+    known, model = (draw(st.sets(atom, max_size=20)) for _ in range(2))
     pool = sorted(draw(st.sets(st.integers(1, C), min_size=1)))
     side = draw(st.sampled_from([HEAD, TAIL]))
     asked = draw(st.lists(atom, min_size=1, max_size=5))
-    return (
-        C,
-        pool,
-        known,
-        model,
-        side,
-        [replaced(a, side, pool[a[side] % len(pool)]) for a in asked],
-    )
+    asked = [replaced(a, side, pool[a[side] % len(pool)]) for a in asked]
+    return C, pool, known, model, side, asked
 
 
 def candidates_of(query, side, pool, known):
@@ -309,11 +267,8 @@ def candidates_of(query, side, pool, known):
 
 def indices(C, pool, known, model):
     pool = torch.tensor(pool)
-    return (
-        pool,
-        kbase.build_triple_index(table(known), C, pool),
-        kbase.build_triple_index(table(model), C, pool),
-    )
+    tables = (table(known), table(model))
+    return pool, *(kbase.build_triple_index(x, C, pool) for x in tables)
 
 
 @given(worlds(), st.integers(1, 7), st.integers(0, 2**32))
@@ -341,9 +296,8 @@ def test_a_sample_depends_on_the_query_id_and_not_on_the_batch(
     C, pool, known, model, side, asked = world
     pool_, known_index, _ = indices(C, pool, known, model)
     ids, rows = torch.arange(len(asked)) + 3, torch.tensor(asked)
-    order = torch.tensor(data.draw(st.permutations(range(len(asked)))))[
-        : data.draw(st.integers(1, len(asked)))
-    ]
+    order = torch.tensor(data.draw(st.permutations(range(len(asked)))))
+    order = order[: data.draw(st.integers(1, len(asked)))]
     draw = lambda which: ranking.sample_corruptions(
         random.key(seed), known_index, pool_, rows[which], side, 3, ids[which]
     )
@@ -367,14 +321,8 @@ def test_a_table_lists_the_candidates_that_need_a_score(
         n_negatives=n_negatives, score_unprovable=score_unprovable, seed=seed
     )
     rows, ids = torch.tensor(asked), torch.arange(len(asked)) + 5
-    got = ranking.list_candidates(
-        protocol,
-        FilterIndex(known_index, derivable_index),
-        rows,
-        ids,
-        pool_,
-        side,
-    )
+    index = FilterIndex(known_index, derivable_index)
+    got = ranking.list_candidates(protocol, index, rows, ids, pool_, side)
     sampled = [candidates_of(query, side, pool, known) for query in asked]
     if n_negatives is not None:
         key = random.key(seed)
@@ -383,9 +331,7 @@ def test_a_table_lists_the_candidates_that_need_a_score(
         )
         sampled = [[q[side], *e[m].tolist()] for q, e, m in zip(asked, *sample)]
     assert got.n_candidates.tolist() == [len(entities) for entities in sampled]
-    assert got.answer_provable.tolist() == [
-        query in derivable for query in asked
-    ]
+    assert got.answer_provable.tolist() == [q in derivable for q in asked]
     listed = [
         (i, atom, entity == query[side])
         for i, query in enumerate(asked)
@@ -393,11 +339,8 @@ def test_a_table_lists_the_candidates_that_need_a_score(
         if (atom := replaced(query, side, entity)) in derivable
         or score_unprovable
     ]
-    rows_got = zip(
-        got.query_row.tolist(),
-        map(tuple, got.atom.tolist()),
-        got.is_answer.tolist(),
-    )
+    atoms = map(tuple, got.atom.tolist())
+    rows_got = zip(got.query_row.tolist(), atoms, got.is_answer.tolist())
     assert sorted(rows_got) == sorted(listed)
 
 
@@ -415,18 +358,12 @@ def test_every_subset_of_the_corruptions_is_equally_likely():
 
 
 def test_keys_of_many_constants_do_not_overflow_32_bits():
-    atoms = torch.tensor(
-        [[7, 3_000_000, 4_999_999], [7, 3_000_000, 5]], dtype=torch.int32
-    )
+    atoms = torch.tensor([[7, 3_000_000, 4_999_999], [7, 3_000_000, 5]]).int()
     index = kbase.build_triple_index(atoms, 5_000_000)
+    both, pool = FilterIndex(index, index), torch.arange(1, 5_000_001)
     for side in (HEAD, TAIL):
         got = ranking.list_candidates(
-            RankingProtocol(),
-            FilterIndex(index, index),
-            atoms,
-            torch.arange(2),
-            torch.arange(1, 5_000_001),
-            side,
+            RankingProtocol(), both, atoms, torch.arange(2), pool, side
         )
         assert got.answer_provable.all()
         assert torch.equal(got.atom[got.is_answer], atoms)
