@@ -1,5 +1,6 @@
 """A run as a folder: moved, without its source, and on other facts: changed, permuted, renamed, of other relations."""
 
+import itertools
 import os
 import shutil
 from dataclasses import replace
@@ -43,13 +44,12 @@ def folders(tmp_path_factory):
         bellman_ford=False,
         no_proof=None,
     )
+    high = replace(CONFIG.prover, max_height=2)
     configs = {
         "questions": replace(QUESTIONS, score="auto", questions=rules_alone),
         "priors": replace(QUESTIONS, questions=priors),
         "proofs": CONFIG,
-        "height 2": replace(
-            CONFIG, prover=replace(CONFIG.prover, max_height=2)
-        ),
+        "height 2": replace(CONFIG, prover=high),
     }
     for name, config in configs.items():
         config = on_graph(config, graph, top / "graph")
@@ -75,22 +75,25 @@ def triples_of(dataset, tables=("facts", "valid", "test")):
 
 def scores(run):
     """The score of every atom of r by names, on both sides."""
-    answerer = Answerer(run_subject(run, run.score))
-    dataset = run.task.dataset
-    n = dataset.n_constants
-    r = dataset.predicates.index("r") + 1
-    atoms = torch.cartesian_prod(
-        torch.tensor([r]), torch.arange(1, n + 1), torch.arange(1, n + 1)
-    )
-    names = [
-        (dataset.entities[h - 1], dataset.entities[t - 1])
-        for _, h, t in atoms.tolist()
-    ]
+    found = {
+        side: scores_on(run_subject(run, run.score), side)
+        for side in (HEAD, TAIL)
+    }
     return {
         (side, *pair): value
-        for side in (HEAD, TAIL)
-        for pair, value in zip(names, answerer.score(atoms, side))
+        for side, by_pair in found.items()
+        for pair, value in by_pair.items()
     }
+
+
+def scores_on(subject, side):
+    """The score of every atom of r by names, as an answer on a side."""
+    dataset = subject.task.dataset
+    r = torch.tensor([dataset.predicates.index("r") + 1])
+    entity = torch.arange(1, dataset.n_constants + 1)
+    atoms = torch.cartesian_prod(r, entity, entity)
+    pairs = itertools.product(dataset.entities, repeat=2)
+    return dict(zip(pairs, Answerer(subject).score(atoms, side), strict=True))
 
 
 def shuffled(triples, seed=0):
@@ -180,49 +183,30 @@ def test_changed_facts_give_what_an_index_made_anew_gives(folders, tmp_path):
     graph = loaders.from_triples(facts, valid, test, rules=RULES)
     score = "noisy-or"
     prover = read_config(folders / "questions").prover
-    anew = dataset_subject(
-        graph,
-        ProverTaskConfig(
-            max_height=1,
-            smoothing=prover.smoothing,
-            object_identity=prover.object_identity,
-        ),
-        score,
+    cfg = ProverTaskConfig(
+        max_height=1,
+        smoothing=prover.smoothing,
+        object_identity=prover.object_identity,
     )
-    runs = {
-        recount: open_run(folders / "questions", graph=graph, recount=recount)
+    recounted, kept = (
+        open_run(folders / "questions", graph=graph, recount=recount)
         for recount in (True, False)
-    }
-    found = {
-        recount: answers(run_subject(run, score))
-        for recount, run in runs.items()
-    }
-    assert found[True] == answers(anew)
-    assert found[False].keys() == found[True].keys()
-    assert found[False] != found[True]
-    support = runs[False].task.kb.support
+    )
+    found, of_training = (
+        answers(run_subject(run, score)) for run in (recounted, kept)
+    )
+    assert found == answers(dataset_subject(graph, cfg, score))
+    assert of_training.keys() == found.keys() and of_training != found
+    support = kept.task.kb.support
     assert torch.equal(support.long(), counts.support)
-    assert not torch.equal(runs[True].task.kb.support, support)
-    assert any("x1" in atom for atom in found[True])
+    assert not torch.equal(recounted.task.kb.support, support)
+    assert any("x1" in atom for atom in found)
 
 
 def answers(subject):
     """The rounded score of each derivable atom of r by names."""
-    dataset = subject.task.dataset
-    r = dataset.predicates.index("r") + 1
-    atoms = torch.tensor(
-        [
-            (r, h, t)
-            for h in range(1, dataset.n_constants + 1)
-            for t in range(1, dataset.n_constants + 1)
-        ]
-    )
-    values = Answerer(subject).score(atoms, TAIL)
-    return {
-        (dataset.entities[h - 1], dataset.entities[t - 1]): round(value, 9)
-        for (_, h, t), value in zip(atoms.tolist(), values)
-        if value
-    }
+    found = scores_on(subject, TAIL)
+    return {pair: round(value, 9) for pair, value in found.items() if value}
 
 
 def test_the_source_is_read_as_it_is_now(folders, tmp_path):
@@ -244,12 +228,9 @@ def test_the_source_is_read_as_it_is_now(folders, tmp_path):
     run = open_run(folder)
     after = run.task.dataset
     assert any("1 fact new, 1 gone, 1 entity new" in x for x in run.task.notes)
-    held_out = {
-        name: set(triples_of(dataset, ("valid", "test"))[i])
-        for name, dataset in (("before", before), ("after", after))
-        for i in (0, 1)
-    }
-    assert held_out["after"] <= held_out["before"]
+    for split in ("valid", "test"):
+        was, is_ = (set(triples_of(d, [split])[0]) for d in (before, after))
+        assert is_ <= was
     # a run is resumed on the facts of its training
     resumed = resume_run(read_config(folder), folder)
     assert resumed.task.dataset.fingerprint == before.fingerprint

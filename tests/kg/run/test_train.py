@@ -14,11 +14,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from funcppo import (
-    learner,
-    logs,
-    train_step,
-)
+from funcppo import learner, logs, train_step
 from funcppo.config import PPOConfig
 from funcppo.core import random, tree
 from funcppo.core.host import Deadline
@@ -27,22 +23,13 @@ from funcppo.kg.config import RESULTS_FILE, ProverTaskConfig, read_config
 from funcppo.kg.graph import loaders
 from funcppo.kg.run import held_out, train
 from funcppo.kg.run.budget import RunTime
-from funcppo.kg.run.run import (
-    open_run,
-    resume_run,
-    saved_update,
-)
+from funcppo.kg.run.run import open_run, resume_run, saved_update
 from funcppo.kg.run.train import rank_results, validate, with_capacity
 from funcppo.kg.search import task as prover_task
 from funcppo.runtime.compile import StrategyRecord
 from funcppo.runtime.monitor import Monitor
 from funcppo.train_step import EAGER_PARTS
-from tests.kg.run.runs import (
-    CONFIG,
-    N_UPDATES,
-    assert_equal_runs,
-    trained,
-)
+from tests.kg.run.runs import CONFIG, N_UPDATES, assert_equal_runs, trained
 from tests.learning import assert_trees_equal
 
 # -- resumed runs
@@ -71,21 +58,12 @@ def train_at(times, run, folder, n_updates):
       n_updates: after which the run is left, without a stop that would save it.
     """
     captured, _ = train.prepare_train_step(run)
-    updates = train.train(
-        run,
-        folder,
-        captured,
-        lambda: False,
-        Monitor(),
-        checkpoint_seconds=60.0,
-    )
+    arguments = run, folder, captured, lambda: False, Monitor()
+    updates = train.train(*arguments, checkpoint_seconds=60.0)
     saved = []
+    now = lambda: times[int(captured.state.update)]
     with pytest.MonkeyPatch.context() as monkeypatch:
-        monkeypatch.setattr(
-            train.time,
-            "monotonic",
-            lambda: times[int(captured.state.update)],
-        )
+        monkeypatch.setattr(train.time, "monotonic", now)
         # The clock on the wall goes backwards, which nothing may read.
         monkeypatch.setattr(train.time, "time", lambda: -1e9)
         for _ in range(n_updates):
@@ -131,19 +109,13 @@ def test_a_run_stopped_in_its_last_validation_is_yielded_when_resumed(
 def ranked_as(monkeypatch, metrics):
     """Let validations find these metrics, each of four queries that are ranked alike."""
     found = iter(metrics)
-    shown = []
-
-    def rank_valid(run, params, on_progress=None):
-        shown.append(next(found))
-        return shown[-1]
-
-    monkeypatch.setattr(train.held_out, "rank_valid", rank_valid)
-    monkeypatch.setattr(train.held_out, "metric_of", lambda run, ranked: ranked)
-    monkeypatch.setattr(
-        train.fit,
-        "reciprocal_ranks",
-        lambda ranked: torch.as_tensor(ranked).double().expand(4).clone(),
-    )
+    ranks = lambda ranked: torch.as_tensor(ranked).double().expand(4).clone()
+    for module, name, function in (
+        (train.held_out, "rank_valid", lambda *_, **__: next(found)),
+        (train.held_out, "metric_of", lambda run, ranked: ranked),
+        (train.fit, "reciprocal_ranks", ranks),
+    ):
+        monkeypatch.setattr(module, name, function)
 
 
 def test_the_best_parameters_are_kept_while_training_continues(
@@ -161,12 +133,10 @@ def test_the_best_parameters_are_kept_while_training_continues(
     best = tree.ravel(run.state.best_params)
     assert torch.equal(best, params[2])
     assert not torch.equal(params[2], params[4])
+    names = ("valid_metric", "best_valid_metric", "best_update")
     rows = logs.read(tmp_path / METRICS_FILE)
-    assert [
-        (row["valid_metric"], row["best_valid_metric"], row["best_update"])
-        for row in rows
-        if "valid_metric" in row
-    ] == [(0.25, 0.25, 0), (0.5, 0.5, 2), (0.125, 0.5, 2)]
+    of_valid = [[x[name] for name in names] for x in rows if names[0] in x]
+    assert of_valid == [[0.25, 0.25, 0], [0.5, 0.5, 2], [0.125, 0.5, 2]]
     (row,) = [row for row in run.choices if row.stage == "PPO"]
     assert row.tried == {"update 0": 0.25, "update 2": 0.5, "update 4": 0.125}
     assert (row.chosen, row.is_kept) == ("update 2", True)
@@ -266,14 +236,15 @@ def test_a_run_is_compiled_if_its_calls_and_its_time_repay_that(
 
     def select_strategy(*args, tolerance, agree):
         asked.append(args[-1])
-        record = StrategyRecord(
+        return EAGER_PARTS, StrategyRecord(
             strategy="eager" if args[-1] == "eager" else "one-graph",
             failures=(),
-            torch_version="2.13",
-            device="cuda:0",
-            backend="inductor",
+            **{
+                "torch_version": "2.13",
+                "device": "cuda:0",
+                "backend": "inductor",
+            },
         )
-        return EAGER_PARTS, record
 
     monkeypatch.setattr(learner, "select_strategy", select_strategy)
     monkeypatch.setattr(learner, "COMPILE_MIN_CALLS", calls)
@@ -293,11 +264,9 @@ def test_the_run_is_the_one_that_its_folder_opens(
     uninterrupted, tmp_path, monkeypatch
 ):
     updates = []
+    on_update = lambda i, _: updates.append(i)
     fitted = train.train_run(
-        CONFIG,
-        tmp_path / "a",
-        on_update=lambda i, _: updates.append(i),
-        log=["csv"],
+        CONFIG, tmp_path / "a", on_update=on_update, log=["csv"]
     )
     assert updates == list(range(1, N_UPDATES + 1))
     opened = open_run(tmp_path / "a")
@@ -410,18 +379,15 @@ def test_the_capacity_is_the_measured_mean_with_a_margin(monkeypatch):
     mask = torch.zeros((128, 20), dtype=torch.bool)
     mask[:64, :1] = True
     mask[64:, :3] = True
-    profile = SimpleNamespace(
-        batch=SimpleNamespace(obs=SimpleNamespace(action_mask=None))
-    )
-    last = torch.zeros((128, 1), dtype=torch.bool)
-    profile.batch.obs.action_mask = torch.cat([mask, last], dim=1)
+    obs = SimpleNamespace(action_mask=None)
+    profile = SimpleNamespace(batch=SimpleNamespace(obs=obs))
     monkeypatch.setattr(train.train_step, "collect", lambda *_: profile)
-    assert with_capacity(cfg, world, first).update_agent.cfg.capacity == 192
     # one row fits in any case
-    wide = torch.zeros((128, 480), dtype=torch.bool)
-    profile.batch.obs.action_mask = torch.cat([mask, wide, last], dim=1)
-    assert with_capacity(cfg, world, first).update_agent.cfg.capacity == 500
-    profile.batch.obs.action_mask = torch.ones((128, 21), dtype=torch.bool)
+    for n_more, capacity in ((1, 192), (481, 500)):
+        obs.action_mask = torch.nn.functional.pad(mask, (0, n_more))
+        limited = with_capacity(cfg, world, first)
+        assert limited.update_agent.cfg.capacity == capacity
+    obs.action_mask = torch.ones((128, 21), dtype=torch.bool)
     assert with_capacity(cfg, world, first) is cfg
 
 
@@ -463,9 +429,7 @@ def test_a_run_killed_while_it_replaces_another_is_the_old_or_the_new(
     seed = replace(run.run_config, seed=5)
     new_run = replace(run, run_config=seed)
     contents = lambda folder: {
-        path.name: path.read_bytes()
-        for path in folder.iterdir()
-        if path.is_file()
+        x.name: x.read_bytes() for x in folder.iterdir() if x.is_file()
     }
     found = []
     for step in (None, *range(1, 100)):
