@@ -81,6 +81,7 @@ HOST = (
     "kg.logic.joins",
     "kg.logic.proof",
     "kg.logic.prove",
+    "kg.search.guide",
 )
 
 

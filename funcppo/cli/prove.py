@@ -25,7 +25,7 @@ from funcppo.cli.common import (
     write_json,
     write_output,
 )
-from funcppo.cli.options import HIDDEN, TargetOptions
+from funcppo.cli.options import HIDDEN, Opt, TargetOptions
 from funcppo.core.host import Deadline
 from funcppo.core.settings import (
     INT32_MAX,
@@ -54,6 +54,7 @@ RAISE_LIMITS = (
     "--seconds, --set max_atoms=N and --set max_rows=N are the limits"
 )
 
+GUIDE_SHARE = 0.25  # of --seconds, for the search by a guide
 # predicate and arguments, padded to the width of the data set
 Atom: TypeAlias = tuple[int, ...]
 
@@ -98,6 +99,10 @@ class Prove(TargetOptions):
     is unknown."""
     seconds: PositiveFloat = 300.0
     """Time limit of the search for proofs, in seconds; if there is no proof before, the verdict is unknown."""
+    guide: Annotated[str | None, Opt("RUN")] = None
+    """Run of `funcppo train --learner guide` (or proofs), whose policy says which rules and facts to try first for a
+    query without variables, in a quarter of --seconds. What it does not prove then is proved or refuted without it.
+    Default: none."""
     dot: bool = False
     """Print the proof as a Graphviz graph in place of the text. Default: off."""
 
@@ -155,6 +160,8 @@ class Prove(TargetOptions):
         with WorkDisplay("opening the run") as status:
             run = self.open_run(status.update)
         print_notes(find_checkpoint(Path(self.target))[1])
+        if run.task.is_guide:
+            return None
         if self.object_identity and not run.task.cfg.object_identity:
             return None
         if self.height is not None and self.height < run.task.max_height:
@@ -177,12 +184,15 @@ class Prove(TargetOptions):
     def _evaluate(self, query: Query) -> Answers | QueryResult:
         """Solve a query with variables, or prove one without."""
         from funcppo.kg.logic import kb, prove
+        from funcppo.kg.logic.fixpoint import Verdict
         from funcppo.kg.logic.joins import RowBudget
+        from funcppo.kg.search.guide import prove_from
 
         solve = prove.solve if query.variables else prove.prove_ground
+        deadline = Deadline(at=time.monotonic() + self.seconds)
+        facts = self._find_facts(query, deadline.share(GUIDE_SHARE))
         with fixpoint_progress() as progress:
             clauses = prove.Clauses(*kb.from_dataset(query.dataset))
-            deadline = Deadline(at=time.monotonic() + self.seconds)
             limits = prove.Limits(
                 max_height=self.height,
                 max_atoms=self.max_atoms,
@@ -190,7 +200,32 @@ class Prove(TargetOptions):
                 budget=RowBudget(self.max_rows, deadline=deadline),
                 progress=progress,
             )
-            return solve(clauses, tuple(query.atom.tolist()), limits)
+            atom = tuple(query.atom.tolist())
+            if facts:
+                found = prove_from(clauses, facts, atom, limits)
+                if found.verdict is Verdict.PROVED:
+                    return found
+            return solve(clauses, atom, limits)
+
+    def _find_facts(self, query: Query, deadline: Deadline) -> list[Atom]:
+        """Return facts from which the search of the guide proves a query; none without a guide, or without a proof."""
+        if self.guide is None or query.variables:
+            return []
+        from funcppo.kg.answers import find_guided_facts
+        from funcppo.kg.run.run import open_run
+
+        with WorkDisplay("opening the guide") as status:
+            run = open_run(
+                Path(self.guide), on_phase=status.update, graph=query.dataset
+            )
+        if run.learner is None:
+            raise ValueError(
+                f"--guide {self.guide}: expected a run of --learner guide or proofs, got one of questions"
+            )
+        atom = tuple(query.atom.tolist())
+        return find_guided_facts(
+            run, query.dataset, atom, self.height, deadline
+        )
 
     # -- a query without variables
 

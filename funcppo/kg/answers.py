@@ -29,8 +29,13 @@ from torch import Tensor
 
 from funcppo.core import tree
 from funcppo.core.files import Json, escape_unprintable, shorten
+from funcppo.core.host import Deadline
 from funcppo.core.types import F64, I32, I64, Bool
-from funcppo.kg.graph.dataset import Dataset, index_entities
+from funcppo.kg.graph.dataset import (
+    Dataset,
+    index_entities,
+    predicate_ids,
+)
 from funcppo.kg.graph.loaders import format_parquet
 from funcppo.kg.graph.rules import (
     Query,
@@ -59,7 +64,12 @@ from funcppo.kg.run.run import Run
 from funcppo.kg.run.subject import Subject
 from funcppo.kg.scores import learned
 from funcppo.kg.scores.learned import LearnedScore, Weights
-from funcppo.kg.search.task import is_unproved_fact, known_triples
+from funcppo.kg.search import guide
+from funcppo.kg.search.task import (
+    inference_world,
+    is_unproved_fact,
+    known_triples,
+)
 
 if TYPE_CHECKING:
     from pandas import DataFrame  # pyright: ignore[reportMissingImports,reportUnknownVariableType,reportMissingTypeStubs]
@@ -1157,6 +1167,53 @@ def digest(params: object) -> str:
     for leaf in tree.leaves(params):
         found.update(leaf.numpy(force=True).tobytes())
     return found.hexdigest()[:16]
+
+
+def find_guided_facts(
+    run: Run,
+    dataset: Dataset,
+    atom: tuple[int, ...],
+    max_height: int | None,
+    deadline: Deadline,
+) -> list[tuple[int, ...]]:
+    """Return facts from which a search in the order of a run's policy proves a ground atom; none without a proof.
+
+    Args:
+      run: learns from proofs, opened on the facts of the data set. Rules are those of the run.
+      dataset: whose ids the atom and the result have.
+      max_height: of the proof; None for that of the run.
+      deadline: ends the search.
+    """
+    task = run.task
+    height = min(task.max_height, max_height or task.max_height)
+    query = _translate_atom(atom, dataset, task.dataset)
+    if query is None or max_height == 0:
+        return []
+    found, _ = guide.find_facts(
+        Clauses(task.kb, task.sizes),
+        query,
+        guide.policy_order(
+            run.cfg, inference_world(task), run.state.best_params
+        ),
+        height,
+        deadline,
+    )
+    facts = [_translate_atom(x, task.dataset, dataset) for x in found or ()]
+    return [fact for fact in facts if fact is not None]
+
+
+def _translate_atom(
+    atom: tuple[int, ...], source: Dataset, target: Dataset
+) -> tuple[int, ...] | None:
+    """Return an atom by the ids of another data set; None if that lacks one of its names."""
+    entities = index_entities(target)
+    place = atom[0] - 1
+    key = source.predicates[place], source.arities[place]
+    ids = [predicate_ids(target).get(key, 0)]
+    for constant in atom[1 : 1 + key[1]]:
+        ids.append(entities.get(source.entities[constant - 1], 0))
+    padding = [0] * (target.atom_width - len(ids))
+    return (*ids, *padding) if all(ids) else None
 
 
 def most_probable_proof(

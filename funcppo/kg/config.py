@@ -379,10 +379,10 @@ class RunConfig:
     precision: Literal["highest", "high", "bfloat16"] = "highest"
     """Precision of matrix products: highest (float32), high (TF32) or bfloat16."""
 
-    learner: Literal["auto", "questions", "proofs"] = "auto"
+    learner: Literal["auto", "questions", "proofs", "guide"] = "auto"
     """What a run learns from: questions (which candidate that the rules derive is the answer, by the evidence for and
-    against each), proofs (which rules and facts prove an atom, by PPO), or auto (questions at height 1, otherwise
-    proofs)."""
+    against each), proofs (which rules and facts prove an atom, by PPO), auto (questions at height 1, otherwise proofs),
+    or guide (which step to try next in a search for a proof, for funcppo prove --guide; it ranks nothing)."""
 
     score: Literal["auto", "success", "best-proof"] = "auto"
     """How a policy scores a candidate: success, best-proof, or auto: best-proof, unless the other ranks the valid split

@@ -400,6 +400,16 @@ def compute_max_fanout(
     return max((_max_lookup(kb, *pattern) for pattern in reached), default=1)
 
 
+def max_known_fanout(kb: KnowledgeBase) -> int:
+    """Return the most facts of a predicate that have one argument in common."""
+    widest = 1
+    for place in range(1, kb.facts.shape[1]):
+        pairs = kb.facts[:, [0, place]]
+        counts = pairs.unique(dim=0, return_counts=True)[1]
+        widest = max(widest, int(counts.max())) if len(counts) else widest
+    return widest
+
+
 def n_bytes(kb: KnowledgeBase) -> int:
     """Return the memory that a knowledge base holds, in bytes."""
     return sum(leaf.numel() * leaf.element_size() for leaf in tree.leaves(kb))

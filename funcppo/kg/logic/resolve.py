@@ -118,6 +118,9 @@ class ResolveConfig:
     max_successors: NonNegativeInt  # S, successors of a goal list
     # False: successors name their clause and hold no goals
     build_resolvents: bool
+    # True: the goal of which most is known is resolved, not the leftmost; and
+    # successors with a ground goal that nothing can prove are dropped
+    selects_goal: bool = False
 
     def __post_init__(self) -> None:
         """Raise ValueError naming a field that is out of range."""
@@ -208,6 +211,8 @@ def resolve(
 
     Source: Kowalski 1974, "Predicate logic as programming language" (SLD resolution).
     """
+    if cfg.selects_goal:
+        goals = _select_goal(cfg, kb, goals)
     matching = _match_clauses(cfg, kb, goals, root)
     clauses = _compact_clauses(cfg.max_successors, matching)
     mask, overflow = clauses.mask, clauses.overflow
@@ -220,6 +225,10 @@ def resolve(
         is_too_long = is_open.sum(-1) > cfg.max_goals
         overflow = overflow | (mask & is_too_long).any(-1)
         mask = mask & ~is_too_long
+        if cfg.selects_goal:
+            is_ground = (atoms[..., 1:] <= cfg.sizes.n_constants).all(-1)
+            fails = is_open & is_ground & _is_closed(cfg, kb, atoms, height)
+            mask = mask & ~fails.any(-1)
     else:
         no_atoms = goals.atoms.new_zeros(
             (*clauses.clause.shape, 0, goals.atoms.shape[-1])
@@ -235,6 +244,43 @@ def resolve(
         fact=fact.to(torch.int32),
         mask=mask,
         overflow=overflow,
+    )
+
+
+def _is_closed(
+    cfg: ResolveConfig, kb: KnowledgeBase, atoms: Tensor, height: Tensor
+) -> Bool[Tensor, "..."]:
+    """Check, per goal, whether facts alone may answer it."""
+    has_rules = torch.diff(kb.rule_offsets) > 0
+    predicate = atoms[..., 0].long().clamp(0, cfg.sizes.n_predicates)
+    return (height >= cfg.max_height) | ~has_rules[predicate]
+
+
+def _select_goal(cfg: ResolveConfig, kb: KnowledgeBase, goals: Goals) -> Goals:
+    """Move the goal of which most is known to the left: facts before goals, and what matches the fewest facts first.
+
+    A goal of which nothing is known comes last.
+    """
+    atoms = goals.atoms
+    n_places = (atoms[..., 1:] > 0).sum(-1)
+    is_known = (atoms[..., 1:] > 0) & (atoms[..., 1:] <= cfg.sizes.n_constants)
+    n_known = is_known.sum(-1)
+    kind = torch.where(n_known == 0, 4, torch.where(n_known < n_places, 1, 0))
+    is_goal = ~_is_closed(cfg, kb, atoms, goals.height)
+    kind = kind + torch.where(n_known > 0, 2 * is_goal, is_goal)
+
+    _, _, n_facts = kbase.lookup_facts(kb, cfg.sizes, atoms.long(), 0)
+    n_facts = torch.where(kind.remainder(2) == 1, n_facts, 0)
+    rank = kind * (cfg.sizes.n_facts + 1) + torch.where(kind < 4, n_facts, 0)
+    rank = torch.where(atoms[..., 0] > 0, rank, torch.iinfo(rank.dtype).max)
+
+    # The selected goal, then the others in their order.
+    slot = torch.arange(rank.shape[1], device=rank.device)
+    key = torch.where(slot == rank.argmin(1)[:, None], -1, slot)
+    place = key.argsort(1)
+    return Goals(
+        atoms.gather(1, place[..., None].expand_as(atoms)),
+        goals.height.gather(1, place),
     )
 
 

@@ -44,6 +44,7 @@ from funcppo.kg.logic.fixpoint import (
 )
 from funcppo.kg.logic.joins import RowBudget, RowBudgetExceeded
 from funcppo.kg.logic.kb import HEAD, TAIL, KnowledgeBase
+from funcppo.kg.logic.prove import Clauses
 from funcppo.kg.mining import MAX_TINY_FACTS, ROWS_PER_SECOND, MiningConfig
 from funcppo.kg.ranking import ranking
 from funcppo.kg.ranking.ranking import (
@@ -77,6 +78,7 @@ from funcppo.kg.scores import evidence, learned
 from funcppo.kg.scores.learned import Params
 from funcppo.kg.scores.score import OTHER_FACTS, Candidates, names_to_try, parse
 from funcppo.kg.search.beam import ScoreName
+from funcppo.kg.search.guide import sample_goals
 from funcppo.kg.search.task import (
     MAX_DERIVATIONS_PER_ATOM,
     as_counts,
@@ -102,6 +104,11 @@ VALID_SHARE, TEST_SHARE = 0.12, 0.12
 LISTING_SHARE = 0.15
 # All 173,670 questions of WN18RR rank valid no better (`experiments/results/levels.json`).
 MAX_QUESTIONS = 32_000
+# goals that a guide learns from and is validated on, and the share of the time for sampling them
+N_GUIDE_GOALS, N_GUIDE_VALID, GUIDE_SHARE = 2_000, 100, 0.1
+GUIDE_HEIGHT = 4  # of proofs, unless it is set
+# Rewards of a guide are rare at first, and a larger weight keeps it at the confidences.
+GUIDE_ENTROPY = 0.01
 # with a smaller share of its steps a training gains little
 MIN_TRAINING_SHARE = 0.2
 # Linked candidates are compared where as many ranks tell: of fewer the answers may happen to be unlinked.
@@ -897,6 +904,8 @@ def start_run(
         except ValueError as error:
             raise ValueError(f"{dataset.name}: {name}: {error}") from None
 
+    if run_config.learner == "guide":
+        return _start_guide(run_config, dataset, run_time)
     run = _build_chosen(run_config, dataset, run_time)
     if run.questions is not None:
         run_time.on_phase("listing evidence of valid queries")
@@ -916,6 +925,52 @@ def start_run(
         notes=tuple(dict.fromkeys((*run_time.notes, *run.notes))),
         choices=tuple(run_time.choices),
     )
+
+
+def _start_guide(
+    run_config: RunConfig, dataset: Dataset, run_time: RunTime
+) -> Run:
+    """Return a run that learns to order a search, from goals that rules derive; others of them are its valid split."""
+    prover = run_config.prover
+    height = prover.max_height or GUIDE_HEIGHT
+    run_time.on_phase("sampling goals")
+    goals = sample_goals(
+        Clauses(*kbase.from_dataset(dataset)),
+        height,
+        N_GUIDE_GOALS,
+        run_config.seed,
+        run_time.part(GUIDE_SHARE),
+    )
+    if len(goals) < 2:
+        raise ValueError(
+            f"{dataset.name}: expected atoms that rules derive, to learn from, got {len(goals)}"
+        )
+    run_time.end_phase("goals")
+
+    prover = replace(
+        prover,
+        max_height=height,
+        smoothing=None if prover.smoothing == "auto" else prover.smoothing,
+        object_identity=prover.object_identity is True,
+    )
+    settings = replace(
+        run_config,
+        prover=prover,
+        rule_score="max-confidence",
+        steps=run_config.steps or DEFAULT_STEPS,
+        ppo=replace(run_config.ppo, entropy_coef=GUIDE_ENTROPY)
+        if run_config.ppo.entropy_coef == RunConfig(dataset="").ppo.entropy_coef
+        else run_config.ppo,
+    )
+    table = np.array(goals, np.int32)
+    n_valid = min(N_GUIDE_VALID, len(goals) // 4)
+    goals_to_learn = replace(
+        dataset,
+        train=table[n_valid:],
+        valid=table[:n_valid],
+        test=dataset.test[:0],
+    )
+    return build_run(settings, goals_to_learn, run_time.on_phase)
 
 
 def _choose_rule_settings(

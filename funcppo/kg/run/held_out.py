@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -19,6 +20,7 @@ from funcppo.core.settings import is_cuda
 from funcppo.core.types import F64
 from funcppo.kg.config import MAX_VALID_FIRINGS
 from funcppo.kg.logic import kb as kbase
+from funcppo.kg.logic.prove import Clauses
 from funcppo.kg.ranking import evaluate, rank_metrics, ranking
 from funcppo.kg.ranking.evaluate import Bins
 from funcppo.kg.ranking.ranking import (
@@ -46,6 +48,7 @@ from funcppo.kg.run.run import (
 )
 from funcppo.kg.scores.learned import LearnedScore
 from funcppo.kg.scores.score import OTHER_FACTS, Score, parse
+from funcppo.kg.search import guide
 from funcppo.kg.search.beam import (
     ProgressCallback,
     ScoreName,
@@ -53,12 +56,17 @@ from funcppo.kg.search.beam import (
     ignore_progress,
     slots_for_rows,
 )
-from funcppo.kg.search.task import PhaseCallback, ignore_phase
+from funcppo.kg.search.task import (
+    PhaseCallback,
+    ignore_phase,
+    inference_world,
+)
 
 # The policy before training, after it, and with the temperature that valid has chosen.
 UNTRAINED, TRAINED, TEMPERED = "untrained", "trained", "trained_at_temperature"
 # queries that are ranked together first; the time that they take tells how many more there is time for
 FIRST_ROUND = 16
+GUIDE_STEPS = 200  # resolution steps for a goal of valid
 N_ROUNDS = 16  # that are ranked at least, where there are as many queries
 
 
@@ -202,6 +210,24 @@ def rank_valid(
         policy_score(run, params, score or run.score, on_progress),
         RankingProtocol(sides=ranked_sides(run.task)),
         on_progress=on_progress,
+    )
+
+
+def rank_guide(run: Run, params: Any) -> F64[Tensor, "Q"]:
+    """Return 1 / (1 + log2 n) for each goal of valid that the search of a guide proves in n steps, 0 for the others."""
+    clauses = Clauses(run.task.kb, run.task.sizes)
+    program = guide.SearchProgram(clauses, run.task.max_height)
+    goals = validation_queries(run).tolist()
+    searches = [guide.ProofSearch(program, tuple(goal)) for goal in goals]
+    world = inference_world(run.task)
+    order = guide.policy_order(run.cfg, world, params)
+    guide.search(searches, order, GUIDE_STEPS)
+    return torch.tensor(
+        [
+            0.0 if one.leaves is None else 1 / (1 + math.log2(one.n_steps))
+            for one in searches
+        ],
+        dtype=torch.float64,
     )
 
 
@@ -595,7 +621,7 @@ def calibrate(
     """Choose a temperature on the queries of a validation; return it with the bins of their candidates.
 
     The temperature is None without queries or without time."""
-    if not len(validation_queries(run)):
+    if run.task.is_guide or not len(validation_queries(run)):
         return None, {}
     found = list(policies(run).items())
     (first, start), (last, best) = found[0], found[-1]

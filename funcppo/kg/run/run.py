@@ -255,6 +255,7 @@ def build_run(
         run_config.device,
         on_phase,
         with_derivations=not asks,
+        as_guide=run_config.learner == "guide",
         deadline=deadline,
         plan=plan,
         counts=counts,
@@ -398,8 +399,8 @@ def _count_validation_queries(
     task: ProverTask, cfg: Config, n_wanted: int
 ) -> int:
     """Return how many valid queries a validation of proofs ranks: `n_wanted`, or fewer to keep within its bound."""
-    if not n_wanted:
-        return 0
+    if not n_wanted or task.is_guide:
+        return n_wanted
     valid = task.dataset.valid
     queries = valid[random_rows(len(valid), n_wanted)]
     protocol = RankingProtocol(sides=ranked_sides(task))
@@ -943,7 +944,9 @@ def _move_state(
         for axis, kind in enumerate(_AXES.get(name, ())):
             if kind and array.size:
                 row, size = rows[kind], leaf.shape[axis]
-                if kind == "T":  # variables follow the constants
+                if kind == "T" and run.task.is_guide:
+                    row = np.arange(min(size, len(array)))
+                elif kind == "T":  # variables follow the constants
                     first, n = trained.n_constants + 1, size - len(row)
                     row = np.append(row, first + np.arange(n))
                     row[row >= len(array)] = -1

@@ -56,6 +56,10 @@ def run_subject(
     Raises:
       ValueError: the run does not have the score.
     """
+    if run.task.is_guide:
+        raise ValueError(
+            "expected a run that ranks, got one of --learner guide, which orders the search of funcppo prove --guide"
+        )
     is_open = score == "auto"
     name = run.default_score if is_open else score
     trained = held_out.trained_scores(run)

@@ -133,11 +133,14 @@ def validate(
 
     began = time.monotonic()
     params = state.train_state.params
-    ranked = held_out.rank_valid(run, params, on_progress)
-    ranks = fit.reciprocal_ranks(ranked)
-    metric = torch.full_like(
-        state.best_valid_metric, held_out.metric_of(run, ranked)
-    )
+    if run.task.is_guide:
+        ranks = held_out.rank_guide(run, params)
+        value = float(ranks.mean())
+    else:
+        ranked = held_out.rank_valid(run, params, on_progress)
+        ranks = fit.reciprocal_ranks(ranked)
+        value = held_out.metric_of(run, ranked)
+    metric = torch.full_like(state.best_valid_metric, value)
     is_first = float(state.best_valid_metric) < 0
     if is_first or is_better(ranks, state.best_ranks):
         best = _with_best(run, metric)._replace(best_ranks=ranks)

@@ -12,6 +12,7 @@ goals of greater height, none above `max_height`, so the multiset of heights dec
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -36,6 +37,10 @@ from funcppo.kg.logic.resolve import Goals, ResolveConfig, Successors, resolve
 
 # corruptions sampled for a negative before it counts as failed
 CORRUPTION_ATTEMPTS = 8
+# classes of constants by their number of facts
+N_DEGREE_CLASSES = 8
+# goals, and the height left, that a policy over classes sees
+SEEN_GOALS, SEEN_HEIGHT = 4, 3
 RUNNING, PROVED, FAILED, ENDED, EXHAUSTED = range(5)
 # indexed by the numbers above
 STATUS_NAMES = ("running", "proved", "failed", "ended", "exhausted")
@@ -78,6 +83,9 @@ class World(NamedTuple):
     hard_negatives: I32[Tensor, "Q2 W"]
     # what T_P derives, and by which rules
     derivability_index: DerivabilityIndex
+    # what a policy sees of each constant that is no argument of the query, see
+    # `term_classes`; empty where it sees the constant itself
+    term_class: I32[Tensor, "C1"]
 
 
 class EnvState(NamedTuple):
@@ -107,7 +115,8 @@ class Observation(NamedTuple):
     successors: Goals  # [B, S, A, ...]
     rule: I32[Tensor, "B S"]  # rule that makes each successor, -1 for a fact
     action_mask: Bool[Tensor, "B S1"]  # legal actions: S successors, then END
-    # successors that T_P shows to lead to no proof
+    # successors that T_P shows to lead to no proof; of a policy that sees classes of constants, those with a goal that
+    # no fact matches though its predicate has facts
     dead_end: Bool[Tensor, "B S"]
     query: I32[Tensor, "B W"]  # the atom that the search started from
     # the query is itself a fact, so rule confidences leave it out
@@ -209,7 +218,7 @@ def step_functional(
 
 
 def observe(cfg: ProverEnvConfig, world: World, state: EnvState) -> Observation:
-    """Return the observation of a state; END is legal in every state."""
+    """Return the observation of a state; END is legal in every state, or only in one without successors."""
     return make_observation(
         cfg.resolve,
         world,
@@ -236,23 +245,95 @@ def make_observation(
     """
     sizes = cfg.sizes
     end_is_legal = torch.ones_like(successors.mask[:, :1])
+    if cfg.selects_goal:
+        # A search for any proof gives up where nothing is left.
+        end_is_legal = ~successors.mask.any(1, keepdim=True)
+    dead_end = derive.dead_end_mask(
+        world.derivability_index,
+        sizes,
+        cfg.max_height,
+        query,
+        goals,
+        successors,
+    )
+    query_is_fact = kbase.contains(world.kb, sizes, query.long())
+    seen, seen_successors, seen_query = goals, successors.goals, query
+    if len(world.term_class):
+        classify = partial(_classify, world, cfg, query)
+        seen, seen_successors = classify(goals), classify(successors.goals)
+        seen_query = _classify_terms(world, sizes, query, query)
+        dead_end = _has_unmatched_goal(cfg, world.kb, successors.goals)
+        remaining = torch.ones_like(remaining)
     return Observation(
-        goals=goals,
-        successors=successors.goals,
+        goals=seen,
+        successors=seen_successors,
         rule=successors.rule,
         action_mask=torch.cat([successors.mask, end_is_legal], 1),
-        dead_end=derive.dead_end_mask(
-            world.derivability_index,
-            sizes,
-            cfg.max_height,
-            query,
-            goals,
-            successors,
-        ),
-        query=query,
-        query_is_fact=kbase.contains(world.kb, sizes, query.long()),
+        dead_end=dead_end,
+        query=seen_query,
+        query_is_fact=query_is_fact,
         remaining_depth=remaining,
     )
+
+
+def n_term_classes(sizes: KBSizes) -> int:
+    """Return the number of classes of `term_classes`, with one for each argument of the query."""
+    return sizes.atom_width - 1 + N_DEGREE_CLASSES
+
+
+def term_classes(kb: KnowledgeBase, sizes: KBSizes) -> I32[Tensor, "C1"]:
+    """Return the class of each constant: the number of its facts, rounded down to a power of 2.
+
+    A policy that sees classes alone knows constants that it has not met.
+    """
+    arguments = kb.facts[:, 1:].flatten().long()
+    degree = arguments.bincount(minlength=sizes.n_constants + 1)
+    power = (1.0 + degree).log2().floor().clamp_max(N_DEGREE_CLASSES - 1)
+    number = (sizes.atom_width + power).to(torch.int32)
+    return number.index_fill(0, arguments.new_zeros(1), 0)
+
+
+def _classify(
+    world: World, cfg: ResolveConfig, query: I32[Tensor, "B W"], goals: Goals
+) -> Goals:
+    """Return what a policy sees of goals that is to know larger proofs than those that it has met.
+
+    These are classes of constants, the first goals, and the height that is left where it is little.
+    """
+    atoms = goals.atoms[..., :SEEN_GOALS, :]
+    left = cfg.max_height - goals.height[..., :SEEN_GOALS]
+    return Goals(
+        _classify_terms(world, cfg.sizes, query, atoms),
+        SEEN_HEIGHT - left.clamp(0, SEEN_HEIGHT),
+    )
+
+
+def _has_unmatched_goal(
+    cfg: ResolveConfig, kb: KnowledgeBase, goals: Goals
+) -> Bool[Tensor, "B S"]:
+    """Check, per successor, whether no fact matches one of its first goals though there are facts of its predicate."""
+    atoms = goals.atoms[..., :SEEN_GOALS, :].long()
+    _, _, n_facts = kbase.lookup_facts(kb, cfg.sizes, atoms, 0)
+    has_facts = torch.diff(kb.fact_offsets) > 0
+    return ((n_facts == 0) & has_facts[atoms[..., 0]]).any(-1)
+
+
+def _classify_terms(
+    world: World,
+    sizes: KBSizes,
+    query: I32[Tensor, "B W"],
+    atoms: I32[Tensor, "B ... W"],
+) -> I32[Tensor, "B ... W"]:
+    """Replace the constants of atoms by their classes, those of the query by their places in it."""
+    n_constants = sizes.n_constants
+    terms = atoms[..., 1:]
+    seen = world.term_class[terms.clamp(0, n_constants).long()]
+    for place in range(query.shape[1] - 1, 0, -1):
+        asked = query[:, place].view(-1, *[1] * (terms.dim() - 1))
+        seen = torch.where((terms == asked) & (terms > 0), place, seen)
+    variable = terms - n_constants + n_term_classes(sizes)
+    seen = torch.where(terms > n_constants, variable, seen)
+    return torch.cat([atoms[..., :1], seen.to(atoms.dtype)], -1)
 
 
 def environment(cfg: ProverEnvConfig) -> Environment:

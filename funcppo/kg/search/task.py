@@ -65,6 +65,8 @@ MAX_EXACT_ROWS = 3_000_000_000
 MAX_EXACT_HEADS = 2**24
 # rows of joins to index derivations by, about ten minutes of work
 MAX_INDEX_ROWS = 3_000_000_000
+# successors and goals of a state of a guide that is trained
+GUIDE_SUCCESSORS, GUIDE_GOALS = 64, 12
 COUNTING = "computing rule confidences"
 INDEXING = "indexing derivations"
 
@@ -119,6 +121,10 @@ class ProverTask:
     other_facts: OtherFactCounts | None = None
     """How many candidates have other facts of the asked relation, see `with_other_facts`; None where nothing asks."""
 
+    is_guide: bool = False
+    """Whether a policy is to order a search for proofs (`kg.search.guide`) and ranks nothing: it sees classes of
+    constants, and T_P is not computed."""
+
 
 class PhaseCallback(Protocol):
     """Callback that receives what is being done, and how far it is."""
@@ -161,6 +167,7 @@ def build_task(
     *,
     with_derivations: bool = True,
     by_query_if_large: bool = False,
+    as_guide: bool = False,
     deadline: Deadline = NO_DEADLINE,
     plan: RulePlan | None = None,
     counts: RuleCounts | None = None,
@@ -178,6 +185,7 @@ def build_task(
       deadline: when T_P up to a height above 1 ends; it is an error then.
       with_derivations: index the rules that derive each atom, which searches and training by proofs read.
       by_query_if_large: where T_P to height 1 is too large to hold, each query derives its own answers.
+      as_guide: for a policy that orders searches and ranks nothing, see `ProverTask.is_guide`.
       plan: what the rules of the data set fire from, on the host; None to make it where it is needed.
       counts: of the rules, which confidences are computed from; None to count them over the facts.
 
@@ -202,19 +210,23 @@ def build_task(
     kb = with_confidence(kb, counts, settings.smoothing)
 
     # What the rules derive, and who selects facts.
-    model, index, model_notes = _derived_atoms(
-        dataset,
-        cfg,
-        kb,
-        sizes,
-        counts,
-        settings,
-        with_derivations,
-        by_query_if_large,
-        deadline,
-        on_phase,
+    model, index, model_notes = (
+        _without_atoms(kb, sizes, settings, True, "")
+        if as_guide
+        else _derived_atoms(
+            dataset,
+            cfg,
+            kb,
+            sizes,
+            counts,
+            settings,
+            with_derivations,
+            by_query_if_large,
+            deadline,
+            on_phase,
+        )
     )
-    derives_by_query = not model.complete and (
+    derives_by_query = not (as_guide or model.complete) and (
         by_query_if_large or not with_derivations
     )
     fact_selection = _choose_fact_selection(
@@ -250,6 +262,7 @@ def build_task(
         answers_plan=None,
         is_countries=is_countries,
         notes=(*notes, *fact_notes),
+        is_guide=as_guide,
     )
     task = _move_search_tensors(with_ranking_on(host_task, device), device)
     if derives_by_query:
@@ -682,7 +695,9 @@ def build_config(
       ValueError: object identity is set and the policy selects facts. Only the oracle knows which facts keep it.
     """
     cfg = task.cfg
-    if cfg.object_identity and task.fact_selection != "oracle":
+    if cfg.object_identity and not (
+        task.is_guide or task.fact_selection == "oracle"
+    ):
         raise ValueError(
             f"{task.dataset.name}: object_identity: expected fact_selection=oracle, at height 1, got policy"
         )
@@ -696,13 +711,26 @@ def build_config(
         negatives_per_positive=cfg.negatives_per_positive,
         hard_negative_fraction=cfg.hard_negative_fraction,
     )
+    sizes, max_height = task.sizes, task.max_height
+    if task.is_guide:
+        # It learns which proofs to try, of goals that have one.
+        env_config = replace(
+            env_config,
+            max_depth=max(cfg.max_depth, 4 * task.max_height),
+            reward="proof",
+            negatives_per_positive=0.0,
+            hard_negative_fraction=0.0,
+        )
+        n_classes = prover_env.n_term_classes(sizes)
+        sizes = replace(sizes, n_constants=n_classes)
+        max_height = prover_env.SEEN_HEIGHT
 
     # A variable id is an index of the term table, so the table must be as large as any goal list or rule can need.
     max_goal_variables = resolve_config.max_goals * (task.sizes.atom_width - 1)
     network_config = network.ProverNetworkConfig(
-        sizes=task.sizes,
+        sizes=sizes,
         n_variables=max(max_goal_variables, _max_rule_variables(task)),
-        max_height=task.max_height,
+        max_height=max_height,
         embed_dim=cfg.embed_dim,
         hidden_dim=cfg.hidden_dim,
         n_residual_blocks=cfg.n_residual_blocks,
@@ -720,6 +748,16 @@ def _resolve_config(task: ProverTask) -> ResolveConfig:
     config = resolve.make_resolve_config(task.kb, task.sizes, task.max_height)
     if task.fact_selection == "oracle":
         config = resolve.rules_only_config(config)
+    if task.is_guide:
+        # A state with more successors or goals overflows, and is counted. Goals of which nothing is known come last.
+        fanout = min(kbase.max_known_fanout(task.kb), GUIDE_SUCCESSORS)
+        config = replace(
+            config,
+            max_successors=fanout + task.sizes.max_rules_per_predicate,
+            max_fanout=fanout,
+            max_goals=min(config.max_goals, GUIDE_GOALS),
+            selects_goal=True,
+        )
     if task.cfg.max_successors is not None:
         config = replace(config, max_successors=task.cfg.max_successors)
     return config
@@ -766,6 +804,9 @@ def inference_world(task: ProverTask) -> World:
         positives=no_atoms,
         hard_negatives=no_atoms,
         derivability_index=index,
+        term_class=prover_env.term_classes(task.kb, task.sizes)
+        if task.is_guide
+        else no_atoms[:, 0],
     )
 
 

@@ -67,6 +67,7 @@ def setup(seed: int, score: str, max_height: int = 1, **fields):
         kb.facts,
         kb.facts[:0],
         derive.empty_derivability_index(kb, sizes),
+        kb.facts[:0, 0],
     )
     return evaluation, world, params, atoms
 

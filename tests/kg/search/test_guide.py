@@ -1,0 +1,258 @@
+"""Search for proofs in an order that a policy may have learnt."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+
+from funcppo import train_step
+from funcppo.core import random
+from funcppo.core.host import NO_DEADLINE
+from funcppo.kg import answers
+from funcppo.kg.config import RunConfig
+from funcppo.kg.graph import loaders
+from funcppo.kg.logic import kb as kbase
+from funcppo.kg.logic.fixpoint import Verdict
+from funcppo.kg.logic.prove import Clauses, Limits, prove_ground
+from funcppo.kg.run import run as runs
+from funcppo.kg.run import train
+from funcppo.kg.run.subject import run_subject
+from funcppo.kg.search import env as prover_env
+from funcppo.kg.search import guide
+from funcppo.kg.search import task as prover_task
+from tests.kg.search.small_tasks import PPO, SETTINGS, perturbed
+
+C = 6
+X, Y, Z = C + 1, C + 2, C + 3
+
+
+def random_clauses(seed):
+    """Facts of five predicates over six constants, and recursive rules with constants and repeated variables."""
+    rng = np.random.default_rng(seed)
+
+    def pick(n):
+        return int(rng.integers(1, n + 1))
+
+    facts = [(pick(3), pick(C), pick(C)) for _ in range(12)]
+    rules = []
+    for _ in range(5):
+        a, b = pick(5), pick(5)
+        bodies = (
+            ((a, X, Z), (b, Z, Y)),
+            ((a, Z, Y), (b, X, Z)),
+            ((a, Y, X), (0, 0, 0)),
+            ((a, X, Y), (b, Z, Z)),
+            ((a, X, pick(C)), (b, Z, Y)),
+        )
+        head = (2 + pick(3), X, Y)
+        rules.append((head, *bodies[rng.integers(len(bodies))]))
+    kb, sizes = kbase.build(
+        np.array(facts, np.int32),
+        np.array(rules, np.int32),
+        n_constants=C,
+        n_predicates=5,
+    )
+    return Clauses(kb, sizes)
+
+
+def nonsense(expansions):
+    """Costs of no meaning, some of which fall along a path."""
+    return [
+        [
+            expansion.cost + np.sin(7.0 * expansion.step + 3.0 * i)
+            for i in range(len(expansion.successors))
+        ]
+        for expansion in expansions
+    ]
+
+
+@pytest.mark.parametrize(
+    "order",
+    [
+        guide.program_order,
+        guide.confidence_order([0.0, 0.2, 0.4, 0.9, 1.0]),
+        nonsense,
+    ],
+)
+@pytest.mark.parametrize(("height", "indexed"), [(1, 0), (3, 10)])
+def test_any_order_proves_what_the_exact_engine_proves(
+    order, height, indexed, monkeypatch
+):
+    monkeypatch.setattr(guide, "MAX_INDEXED", indexed)
+    atoms = [
+        (p, a, b)
+        for p in (3, 4, 5)
+        for a in range(1, C + 1)
+        for b in range(1, C + 1)
+    ]
+    for seed in range(6):
+        clauses = random_clauses(seed)
+        program = guide.SearchProgram(clauses, height)
+        searches = [guide.ProofSearch(program, atom) for atom in atoms]
+        guide.search(searches, order, max_steps=5000, width=2)
+        limits = Limits(max_height=height)
+        for atom, one in zip(atoms, searches):
+            exact = prove_ground(clauses, atom, limits).verdict
+            assert one.is_over
+            assert (one.leaves is not None) == (exact is Verdict.PROVED)
+            if one.leaves is not None:
+                found = guide.prove_from(clauses, one.leaves, atom, limits)
+                assert found.verdict is Verdict.PROVED
+                row = torch.tensor(atom)
+                is_fact = bool(kbase.contains(clauses.kb, clauses.sizes, row))
+                assert found.is_fact == is_fact
+
+
+def test_facts_that_are_none_prove_nothing():
+    clauses = random_clauses(0)
+    atom = next(
+        (p, a, b)
+        for p in (4, 5)
+        for a in range(1, C + 1)
+        for b in range(1, C + 1)
+        if prove_ground(clauses, (p, a, b), Limits()).verdict is Verdict.REFUTED
+    )
+    found = guide.prove_from(clauses, [atom], atom, Limits())
+    assert found.verdict is Verdict.REFUTED
+
+
+def test_steps_of_a_chain_by_hand():
+    # edge(1, 2), ..., edge(5, 6); path(X, Y) :- edge(X, Z), path(Z, Y).
+    facts = np.array([(1, i, i + 1) for i in range(1, 6)], np.int32)
+    rules = np.array(
+        [
+            [(2, X, Y), (1, X, Y), (0, 0, 0)],
+            [(2, X, Y), (1, X, Z), (2, Z, Y)],
+        ],
+        np.int32,
+    )
+    kb = kbase.build(facts, rules, n_constants=C, n_predicates=2)
+    # Two steps from path(1, 6) to path(2, 6), and so on; path(5, 6) is proved by the step that resolves it.
+    program = guide.SearchProgram(Clauses(*kb), 5)
+    one = guide.ProofSearch(program, (2, 1, 6))
+    guide.search([one], guide.program_order, max_steps=100)
+    assert one.n_steps == 9
+    assert sorted(one.leaves) == [tuple(fact) for fact in facts.tolist()]
+    low = guide.ProofSearch(guide.SearchProgram(Clauses(*kb), 4), (2, 1, 6))
+    guide.search([low], guide.program_order, max_steps=100)
+    assert low.leaves is None
+
+
+def guide_problem(dataset, height=3):
+    """Config, world and params of a policy that orders a search."""
+    settings = dataclasses.replace(
+        SETTINGS, max_height=height, hard_negative_fraction=0.0
+    )
+    task = prover_task.build_task(dataset, settings, as_guide=True)
+    cfg = prover_task.build_config(task, PPO)
+    world = prover_task.training_world(task)
+    return task, cfg, world, train_step.init(cfg, world, random.key(0)).params
+
+
+def test_an_episode_has_the_successors_of_the_search():
+    task, cfg, world, _ = guide_problem(loaders.load("countries_s3"))
+    clauses = Clauses(task.kb, task.sizes)
+    program = guide.SearchProgram(clauses, task.max_height)
+    state = prover_env.reset(
+        cfg.env.cfg, world, random.split(random.key(1), 32)
+    )
+    n_compared = 0
+    for step in range(4):
+        queries = state.query.tolist()
+        for row in range(32):
+            goals = tuple(
+                (tuple(atom), height)
+                for atom, height in zip(
+                    state.goals.atoms[row].tolist(),
+                    state.goals.height[row].tolist(),
+                )
+                if atom[0]
+            )
+            if not goals or state.status[row] or state.overflow[row]:
+                continue
+            made = state.successors.goals
+            found = set()
+            for slot in state.successors.mask[row].nonzero()[:, 0]:
+                atoms = made.atoms[row, slot].tolist()
+                heights = made.height[row, slot].tolist()
+                found.add(
+                    tuple((tuple(a), h) for a, h in zip(atoms, heights) if a[0])
+                )
+            expected = {
+                successor[0]
+                for successor in program.successors(tuple(queries[row]), goals)
+            }
+            # The search also drops what no fact matches.
+            assert expected <= found
+            n_compared += len(expected)
+        key = random.split(random.key(9 + step), 32)
+        action = state.successors.mask.float().argmax(1)
+        state, _ = prover_env.step_functional(
+            cfg.env.cfg, world, state, action, key
+        )
+    assert n_compared > 50
+
+
+def test_a_policy_knows_constants_that_it_has_not_met():
+    """A copy of the graph with other names has the same costs."""
+    dataset = loaders.load("countries_s3")
+    _, cfg, world, params = guide_problem(dataset)
+    order = guide.policy_order(cfg, world, perturbed(params))
+    n = dataset.n_constants
+    permuted = np.append(0, np.random.default_rng(0).permutation(n) + 1)
+    moved = np.append(permuted, np.arange(n + 1, n + 99))
+
+    def rename(table):
+        return np.concatenate([table[..., :1], moved[table[..., 1:]]], -1)
+
+    other = dataclasses.replace(
+        dataset,
+        train=rename(dataset.train).astype(np.int32),
+        facts=rename(dataset.facts).astype(np.int32),
+        rules=rename(dataset.rules).astype(np.int32),
+    )
+    _, other_cfg, other_world, _ = guide_problem(other)
+    other_order = guide.policy_order(other_cfg, other_world, perturbed(params))
+    for goal in dataset.test[:5]:
+        costs = []
+        for data, by in ((dataset, order), (other, other_order)):
+            kb = Clauses(*kbase.from_dataset(data))
+            atom = goal if data is dataset else rename(goal[None])[0]
+            one = guide.ProofSearch(
+                guide.SearchProgram(kb, 3), tuple(atom.tolist())
+            )
+            expansion = one.expand()
+            costs.append(sorted(by([expansion])[0]))
+        torch.testing.assert_close(costs[0], costs[1])
+        assert len(set(costs[0])) > 1
+
+
+def test_a_trained_guide_proves_over_other_facts(tmp_path):
+    """A run learns an order, is opened over a graph with other ids, and is refused where a run ranks."""
+    settings = RunConfig(
+        dataset="countries_s3",
+        learner="guide",
+        steps=64,
+        n_validations=1,
+        ppo=PPO,
+        prover=dataclasses.replace(SETTINGS, hard_negative_fraction=0.0),
+        strategy="eager",
+    )
+    run = train.train_run(settings, tmp_path / "run")
+    assert run.is_finished and float(run.state.best_valid_metric) > 0
+    dataset = loaders.load("countries_s2")
+    opened = runs.open_run(tmp_path / "run", graph=dataset)
+    clauses = Clauses(*kbase.from_dataset(dataset))
+    proved = 0
+    for goal in dataset.test[:8].tolist():
+        atom, limits = tuple(goal), Limits(max_height=2)
+        facts = answers.find_guided_facts(opened, dataset, atom, 2, NO_DEADLINE)
+        exact = prove_ground(clauses, atom, limits).verdict
+        if facts:
+            found = guide.prove_from(clauses, facts, atom, limits)
+            assert found.verdict is exact is Verdict.PROVED
+            proved += 1
+    assert proved
+    with pytest.raises(ValueError, match="expected a run that ranks"):
+        run_subject(opened)
