@@ -12,7 +12,6 @@ Each ends in a line that names its records, hardware, versions and commits.
 from __future__ import annotations
 
 import json
-import math
 import re
 import statistics
 import sys
@@ -121,16 +120,6 @@ def digits(value: float, n: int = 3) -> str:
     return (
         f"{float(text):.10f}".rstrip("0").rstrip(".") if "e" in text else text
     )
-
-
-def at_most(value: float) -> str:
-    """Return the number with one significant digit that is not below a value."""
-    if value == 0.0:
-        return "0"
-    exponent = math.floor(math.log10(value))
-    # 3.0000000001 of rounding is a 3
-    leading = math.ceil(round(value / 10.0**exponent, 9))
-    return f"{leading * 10.0**exponent:.0e}"
 
 
 def metric_text(value: float) -> str:
@@ -496,61 +485,6 @@ def performance_startup() -> str:
     return text + origin(*records)
 
 
-def performance_scoring() -> str:
-    """Return the time of scoring candidates, and of full rankings."""
-    records = ("scoring-h200", "scoring-h100", "scoring-cpu")
-    by_name = {
-        (name, row["row"]): row
-        for name in records
-        for row in load_record(name)["rows"]
-    }
-    designs = {
-        "refilled": "refilled slots, compiled, replayed as a CUDA graph",
-        "refilled, not compiled": "refilled slots, not compiled, as `evaluate` does up to ten million candidates",
-        "prefiltered": "only candidates that T_P derives",
-    }
-    scored = [by_name["scoring-h200", name] for name in designs]
-    rows = [
-        [
-            label,
-            f"{row['slots']:,}",
-            digits(row["ms_per_candidate"]),
-            digits(row["warmup_seconds"]),
-        ]
-        for label, row in zip(designs.values(), scored)
-    ]
-    head = ["scored", "slots", "ms a candidate", "seconds to warm up"]
-    difference = at_most(max(row["largest_difference"] for row in scored))
-    text = (
-        table(head, rows) + f"\nLog scores differ by at most {difference}.\n\n"
-    )
-
-    rankings = {
-        "WN18RR, its 34 rules, H200": by_name[
-            "scoring-h200", "wn18rr, rules.txt"
-        ],
-        "WN18RR, RNNLogic's 6,092 rules, H100": by_name[
-            "scoring-h100", "wn18rr, rules_rnnlogic.tsv"
-        ],
-        "FB15k-237, RNNLogic's 15,000 rules, one CPU core": by_name[
-            "scoring-cpu", "fb15k-237, rules_rnnlogic_top.tsv.gz"
-        ],
-    }
-    rows = [
-        [
-            label,
-            f"{row['queries']:,}",
-            digits(row["prepared_seconds"], 2),
-            digits(row["seconds"], 2),
-            f"{row['peak_bytes'] / 1e9:.2f}",
-        ]
-        for label, row in rankings.items()
-    ]
-    head = ["full filtered ranking, both sides", "test triples"]
-    head += ["seconds to prepare", "seconds to rank", "GB"]
-    return text + table(head, rows) + origin(*records)
-
-
 def performance_processes() -> str:
     """Return an update of PPO in one and several processes."""
     records = ("scaling-h100", "scaling-h100-family-large", "scaling-h200")
@@ -569,6 +503,32 @@ def performance_processes() -> str:
     head = ["work", "scaling", "GPU"]
     head += ["ms an update (efficiency), 1 GPU", "2 GPUs", "4 GPUs"]
     return table(head, rows) + origin(*records)
+
+
+def guided_proofs() -> str:
+    """Return the share of goals proved within so many steps, by order, and what PPO gains."""
+    names = "guided_proofs-trees", "guided_proofs-published"
+    budgets = "20", "100", "1000"
+    rows: list[list[str]] = []
+    for record in map(load_record, names):
+        for row in record["rows"]:
+            for order, curve in row["curves"].items():
+                gains = row["gains_of_PPO"].get(order, {})
+                rows.append(
+                    [
+                        f"{row['problem']}, {row['facts']:,} facts",
+                        order,
+                        *(f"{curve[b]:.2f}" for b in budgets),
+                        *(
+                            "{:+.2f} ± {:.2f}".format(*gains[b])
+                            for b in budgets[1:]
+                            if order != "PPO"
+                        ),
+                    ]
+                )
+    head = ["goals", "order", *(f"within {b} steps" for b in budgets)]
+    head += [f"gain of PPO, {b} steps" for b in budgets[1:]]
+    return table(head, rows) + origin(*names)
 
 
 def large_graph() -> str:
@@ -651,9 +611,9 @@ BLOCKS: dict[str, Callable[[], str]] = {
         performance_time_of_update,
         performance_prover,
         performance_startup,
-        performance_scoring,
         performance_processes,
         large_graph,
+        guided_proofs,
         compiler_faults,
     )
 }

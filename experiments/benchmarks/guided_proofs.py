@@ -1,0 +1,521 @@
+"""Share of goals proved against resolution steps, by the order in which a search tries rules and bindings.
+
+    python experiments/benchmarks/guided_proofs.py --data DATA --out experiments/results/guided_proofs.json
+
+Problems (`--problem`): facts and rules, goals that a policy is trained on, and others of which the share is measured.
+
+    kinship                       ancestors, relatives and in-laws in generated families of --people persons, height 10
+    distractors                   paths in random graphs beside rules and facts that prove nothing, height 6
+    part_whole                    closures over WN18RR beside the rules mined from it, height 4
+    countries_s2, countries_s3    the published rules (uclnlp/ntp), height 4
+    nsg                           a published recursive rule (keras_ns_grounders), height 6
+    clutrr                        stories of 5 to 10 facts after training on 2 to 4, height 10; rules that hold in all
+                                  training stories of 2 facts
+
+Orders of one search: the program's; rule confidences; the policy untrained; trained by PPO on episodes; and fitted
+listwise to the steps of one proof of each training goal. A gain of PPO is the paired difference in the share proved,
+with its standard error over goals or over seeds, the larger. rlCoP (Kaliszyk et al. 2018) proves 40 % more problems
+than leanCoP at an equal budget.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import multiprocessing
+import random as host_random
+import statistics
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # project root
+
+import numpy as np
+import torch
+
+from experiments import provenance
+from experiments.paths import DATA, make_parser
+from funcppo import learner, train_step
+from funcppo.config import PPOConfig
+from funcppo.core import random, tree
+from funcppo.core.host import Deadline
+from funcppo.kg.config import ProverTaskConfig
+from funcppo.kg.graph.dataset import Dataset, from_splits, with_rules
+from funcppo.kg.graph.rules import read_clauses
+from funcppo.kg.logic import kb as kbase
+from funcppo.kg.logic import prove
+from funcppo.kg.logic.fixpoint import Verdict
+from funcppo.kg.logic.joins import RowBudget
+from funcppo.kg.run.train import with_capacity
+from funcppo.kg.search import guide
+from funcppo.kg.search import task as prover_task
+
+DEFAULTS = {
+    "device": "cpu",  # of PPO
+    "people": 2000,
+    "goals": 60,
+    "train-goals": 400,
+    "updates": 40,
+    "envs": 128,
+    "epochs": 10,  # of the listwise fit
+    "steps": 1000,  # of a search
+    "seeds": 3,
+    "exact-seconds": 2.0,  # of the exact engine, for a goal
+    "processes": 1,
+}
+BUDGETS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000)
+PPO = PPOConfig(
+    n_envs=128,
+    n_steps=8,
+    n_epochs=2,
+    n_minibatches=4,
+    learning_rate=3e-3,
+    entropy_coef=0.01,
+)
+Triple = tuple[str, str, str]
+
+
+class Problem(NamedTuple):
+    """Facts, rules and goals."""
+
+    facts: list[Triple]
+    rules: str
+    height: int
+    asked: tuple[str, ...]  # relations of goals that are sampled
+    # goals by name that are given; none where they are sampled
+    train: Sequence[Triple] = ()
+    test: Sequence[Triple] = ()
+
+
+# -- problems
+
+
+def kinship(args: argparse.Namespace, rng: host_random.Random) -> Problem:
+    """Couples of each generation have three children on average."""
+    facts: list[Triple] = []
+    n_people, generation = 0, []
+    while n_people < args.people:
+        n_new = max(2, args.people // 8)
+        people = [f"p{n_people + i}" for i in range(n_new)]
+        n_people += n_new
+        rng.shuffle(people)
+        couples = list(zip(people[::2], people[1::2]))
+        facts += [("spouse", a, b) for a, b in couples]
+        if generation:
+            # Half of the people marry in.
+            for child in people[: n_new // 2]:
+                facts += [("parent", p, child) for p in rng.choice(generation)]
+        generation = couples
+    rules = """
+        ancestor(X,Y) :- parent(X,Y)
+        ancestor(X,Y) :- parent(X,Z), ancestor(Z,Y)
+        ancestor(X,Y) :- ancestor(X,Z), parent(Z,Y)
+        ancestor(X,Y) :- ancestor(X,Z), ancestor(Z,Y)
+        relative(X,Y) :- ancestor(Z,X), ancestor(Z,Y)
+        in_law(X,Y) :- spouse(X,Z), relative(Z,Y)
+        in_law(X,Y) :- relative(X,Z), spouse(Z,Y)
+    """
+    triples = [(a, r, b) for r, a, b in facts]
+    return Problem(triples, rules, 10, ("ancestor", "relative", "in_law"))
+
+
+def distractors(args: argparse.Namespace, rng: host_random.Random) -> Problem:
+    """Rules of the noise relations match most facts and prove nothing."""
+    n = args.people // 10
+    facts: list[Triple] = []
+    for relation, degree in (("a", 2), ("b", 1), ("n0", 4), ("n1", 4)):
+        for i in range(n):
+            for _ in range(degree):
+                facts.append((f"v{i}", relation, f"v{rng.randrange(n)}"))
+    rules = "\n".join(
+        [
+            f"path(X,Y) :- n{i}(X,Z), dead{i}(Z,Y)\n"
+            f"dead{i}(X,Y) :- n{i}(X,Z), dead{i}(Z,Y)\n"
+            f"dead{i}(X,Y) :- n{1 - i}(Z,Y), dead{i}(X,Z)\n"
+            f"dead{i}(X,Y) :- n{i}(X,Y), never(X,Y)\n"
+            for i in (0, 1)
+        ]
+        + [
+            "never(X,Y) :- n0(X,Z), never(Z,Y)",
+            "path(X,Y) :- a(X,Z), path(Z,Y)",
+            "path(X,Y) :- b(X,Y)",
+        ]
+    )
+    return Problem(facts, rules, 6, ("path",))
+
+
+def part_whole(args: argparse.Namespace, rng: host_random.Random) -> Problem:
+    """Closures over WordNet beside the rules mined from it."""
+    folder = args.data / "wn18rr"
+    rules = """
+        contains(X,Y) :- _has_part(X,Y)
+        contains(X,Y) :- _member_meronym(X,Y)
+        contains(X,Y) :- contains(X,Z), contains(Z,Y)
+        contains(X,Y) :- _hypernym(X,Z), contains(Z,Y)
+        contains(X,Y) :- contains(X,Z), _hypernym(Y,Z)
+    """
+    mined = (folder / "rules.txt").read_text().splitlines()
+    rules += "\n".join(line.split("\t")[1] for line in mined)
+    asked = ("contains", "_has_part", "_synset_domain_topic_of", "_also_see")
+    return Problem(read_triples(folder / "train.txt"), rules, 4, asked)
+
+
+def published(name: str, rules: str, height: int, asked: str) -> Any:
+    """The problem of a folder with its published rules."""
+
+    def make(args: argparse.Namespace, rng: host_random.Random) -> Problem:
+        folder = args.data / name
+        text = (folder / rules).read_text().splitlines()
+        clauses = "\n".join(line.split("\t")[-1] for line in text)
+        facts = read_triples(folder / "train.txt")
+        return Problem(facts, clauses, height, (asked,))
+
+    return make
+
+
+def clutrr(args: argparse.Namespace, rng: host_random.Random) -> Problem:
+    """Each story has people of its own."""
+
+    def stories(name: str) -> Iterable[tuple[list[Triple], Triple, str]]:
+        lines = (args.data / "clutrr" / name).read_text().splitlines()[1:]
+        for number, line in enumerate(lines):
+            _, text, pair, relation = line.split("\t")
+            tag = f"{name}:{number}:"
+            rows = [fact.split(",") for fact in text.split(" ")]
+            facts = [(tag + a, r, tag + b) for a, r, b in rows]
+            first, last = pair.split(",")
+            yield facts, (tag + first, relation, tag + last), tag
+
+    heads: dict[tuple[str, str], set[str]] = defaultdict(set)
+    told = list(stories("train.tsv"))
+    for facts, (_, relation, _), _ in told:
+        if len(facts) == 2:
+            heads[facts[0][1], facts[1][1]].add(relation)
+    rules = "\n".join(
+        f"{next(iter(head))}(X,Z) :- {a}(X,Y), {b}(Y,Z)"
+        for (a, b), head in sorted(heads.items())
+        if len(head) == 1
+    )
+    rng.shuffle(told)
+    told = told[: args.train_goals]
+    tests = [s for n in range(5, 11) for s in stories(f"test_{n}.tsv")]
+    rng.shuffle(tests)
+    tests = tests[: args.goals]
+    facts = [fact for story in told + tests for fact in story[0]]
+    return Problem(
+        facts, rules, 10, (), [s[1] for s in told], [s[1] for s in tests]
+    )
+
+
+PROBLEMS: dict[str, Callable[..., Problem]] = {
+    "kinship": kinship,
+    "distractors": distractors,
+    "part_whole": part_whole,
+    "countries_s2": published("countries_S2", "rules.txt", 4, "locatedIn"),
+    "countries_s3": published(
+        "countries_S3", "rules_ntp_variant.txt", 4, "locatedIn"
+    ),
+    "nsg": published("nsg_ablation_d3", "rules_given.txt", 6, "locatedInCR"),
+    "clutrr": clutrr,
+}
+
+
+def read_triples(path: Path) -> list[Triple]:
+    """The triples of a file."""
+    lines = path.read_text().splitlines()
+    return [tuple(line.split("\t")) for line in lines]
+
+
+def build(problem: Problem, n_train: int, n_test: int, seed: int) -> Dataset:
+    """The data set: its train goals are no facts, its test goals are held out."""
+    goals = set(problem.train) | set(problem.test)
+    splits = {
+        "train": problem.facts,
+        "valid": list(problem.train),
+        "test": list(problem.test),
+    }
+    dataset = from_splits("problem", splits)
+    lines = [x.strip() for x in problem.rules.splitlines() if x.strip()]
+    clauses, _ = read_clauses("\n".join(lines), "rules", "weighted")
+    dataset = with_rules(dataset, clauses, "rules")
+    train, test = dataset.valid, dataset.test
+    if not goals:
+        ids = {name: i + 1 for i, name in enumerate(dataset.predicates)}
+        sampled = guide.sample_goals(
+            prove.Clauses(*kbase.from_dataset(dataset)),
+            problem.height,
+            n_train + n_test,
+            seed,
+            Deadline(at=time.monotonic() + 60.0),
+            [ids[name] for name in problem.asked],
+        )
+        table = np.array(sampled, np.int32)
+        n_test = min(n_test, len(table) // 3)
+        test, train = table[:n_test], table[n_test:]
+    return dataclasses.replace(
+        dataset, train=train, valid=dataset.valid[:0], test=test
+    )
+
+
+# -- orders and curves
+
+
+def prove_all(
+    task: prover_task.ProverTask, order: guide.Order, max_steps: int
+) -> dict[str, Any]:
+    """The steps in which each test goal is proved (None: not), and what the searches took."""
+    start = time.perf_counter()
+    program = guide.SearchProgram(
+        prove.Clauses(task.kb, task.sizes), task.max_height
+    )
+    searches = [
+        guide.ProofSearch(program, tuple(goal))
+        for goal in task.dataset.test.tolist()
+    ]
+    guide.search(searches, order, max_steps)
+    return {
+        "steps": [
+            one.n_steps if one.leaves is not None else None for one in searches
+        ],
+        "seconds": round(time.perf_counter() - start, 2),
+        "n_cut": sum(one.n_cut for one in searches),
+    }
+
+
+def prove_exactly(
+    task: prover_task.ProverTask, seconds: float
+) -> dict[str, Any]:
+    """How many test goals the exact engine proves, each within some seconds."""
+    clauses = prove.Clauses(task.kb, task.sizes)
+    start, verdicts = time.perf_counter(), []
+    for goal in task.dataset.test.tolist():
+        limits = prove.Limits(
+            max_height=task.max_height,
+            budget=RowBudget(
+                sys.maxsize, deadline=Deadline(at=time.monotonic() + seconds)
+            ),
+        )
+        verdicts.append(prove.prove_ground(clauses, tuple(goal), limits))
+    proved = [found.verdict is Verdict.PROVED for found in verdicts]
+    return {
+        "share": statistics.fmean(proved),
+        "seconds": round(time.perf_counter() - start, 2),
+        "seconds_for_each": seconds,
+    }
+
+
+# an order, and how it was learnt
+Policy = tuple[guide.Order, dict[str, Any]]
+
+
+def train(
+    task: prover_task.ProverTask, args: argparse.Namespace, seed: int
+) -> Policy:
+    """PPO on episodes of the training goals."""
+    ppo = dataclasses.replace(
+        PPO, n_envs=args.envs, n_updates=max(1, args.updates)
+    )
+    cfg = prover_task.build_config(task, ppo)
+    world = prover_task.training_world(task)
+    state = train_step.init(cfg, world, random.key(seed, args.device))
+    returns, began = [], time.perf_counter()
+    if args.updates:
+        cfg = with_capacity(cfg, world, state)
+        step, _ = learner.prepare_step(
+            cfg, world, state, train_step.EAGER_PARTS, "auto"
+        )
+        for _ in range(args.updates):
+            metrics = step.step()
+            total = float(metrics.rollout.episode_return_sum)
+            returns.append(total / max(1.0, float(metrics.rollout.n_episodes)))
+        state = step.state
+    params, world = tree.map(lambda x: x.cpu(), (state.params, world))
+    proved = [statistics.fmean(x) for x in (returns[:5], returns[-5:]) if x]
+    row = {"seconds": time.perf_counter() - began, "episodes_proved": proved}
+    return guide.policy_order(cfg, world, params), row
+
+
+def imitate(
+    task: prover_task.ProverTask, args: argparse.Namespace, seed: int
+) -> Policy:
+    """A listwise fit of the same network to the steps of one proof of each training goal."""
+    cfg = prover_task.build_config(task, PPO)
+    world = prover_task.training_world(task)
+    params = cfg.agent.init(cfg.agent.cfg, random.key(seed))
+    began = time.perf_counter()
+    steps = list(proof_steps(task))
+    leaves = [x.clone().requires_grad_() for x in tree.leaves(params)]
+    optimiser = torch.optim.Adam(leaves, lr=PPO.learning_rate)
+    rng = host_random.Random(seed)
+    for _ in range(args.epochs):
+        rng.shuffle(steps)
+        for first in range(0, len(steps), 64):
+            part = steps[first : first + 64]
+            observed = guide.observe(cfg, world, [one for one, _ in part])
+            output = cfg.agent.apply(
+                cfg.agent.cfg, world, tree.unflatten(params, leaves), observed
+            )
+            log_prob = output.logits[:, :-1].log_softmax(1)
+            is_right = torch.zeros_like(log_prob, dtype=torch.bool)
+            for row, (_, right) in enumerate(part):
+                is_right[row, right] = True
+            right = log_prob.masked_fill(~is_right, -torch.inf).logsumexp(1)
+            optimiser.zero_grad()
+            (-right.mean()).backward()
+            optimiser.step()
+    fitted = tree.unflatten(params, [x.detach() for x in leaves])
+    row = {"seconds": time.perf_counter() - began, "n_steps": len(steps)}
+    return guide.policy_order(cfg, world, fitted), row
+
+
+def proof_steps(
+    task: prover_task.ProverTask,
+) -> Iterable[tuple[guide.Expansion, list[int]]]:
+    """Partial proofs along a proof of each training goal, with the successors from which its facts prove the rest."""
+    clauses = prove.Clauses(task.kb, task.sizes)
+    program = guide.SearchProgram(clauses, task.max_height)
+    limits = prove.Limits(
+        max_height=task.max_height, budget=RowBudget(1_000_000)
+    )
+    end = Deadline(at=time.monotonic() + 60.0)
+    for goal in task.dataset.train.tolist():
+        query = tuple(goal)
+        if end.is_over:
+            return
+        proof = prove.prove_ground(clauses, query, limits).proof
+        if proof is None:
+            continue
+        known = [node.goal for node in proof.nodes if node.rule is None]
+        few = guide.SearchProgram(
+            guide.only_facts(clauses, known), task.max_height
+        )
+        goals: guide.OpenGoals = ((query, 0),)
+        while goals:
+            made = program.successors(query, goals)
+            right = [
+                i
+                for i, (left, _, _) in enumerate(made)
+                if not left or is_provable(few, query, left)
+            ]
+            if not right:
+                break
+            if len(made) > 1:
+                yield guide.Expansion(query, goals, 0, 0.0, 0, (), made), right
+            goals = made[right[0]][0]
+
+
+def is_provable(
+    program: guide.SearchProgram, query: Any, goals: guide.OpenGoals
+) -> bool:
+    """Whether a short search proves some goals."""
+    one = guide.ProofSearch(program, query, goals)
+    guide.search([one], guide.program_order, max_steps=200)
+    return one.leaves is not None
+
+
+# -- the record
+
+
+def proved_within(runs: Sequence[Any], budget: int) -> np.ndarray:
+    """Which goals each run proves within a number of steps, [seeds, goals]."""
+    steps = [[s or np.inf for s in run["steps"]] for run in runs]
+    return (np.array(steps) <= budget).astype(float)
+
+
+def gain(runs: Sequence[Any], others: Sequence[Any], budget: int) -> Any:
+    """The paired difference in the share proved, and its standard error."""
+    proved = proved_within(runs, budget) - proved_within(others, budget).mean(0)
+    errors = [
+        x.std(ddof=1) / len(x) ** 0.5
+        for x in (proved.mean(0), proved.mean(1))
+        if len(x) > 1
+    ]
+    return round(float(proved.mean()), 3), round(float(max(errors)), 3)
+
+
+def measure(name: str, args: argparse.Namespace) -> dict[str, Any]:
+    """All orders on one problem."""
+    torch.set_num_threads(1)
+    problem = PROBLEMS[name](args, host_random.Random(0))
+    dataset = build(problem, args.train_goals, args.goals, 0)
+    settings = ProverTaskConfig(max_height=problem.height)
+    on_cpu = prover_task.build_task(dataset, settings, as_guide=True)
+    task = on_cpu
+    if args.device != "cpu":
+        task = prover_task.build_task(
+            dataset, settings, args.device, as_guide=True
+        )
+    confidence = kbase.rule_confidence(on_cpu.kb).tolist()
+    untrained = argparse.Namespace(**{**vars(args), "updates": 0})
+    budgets = [b for b in BUDGETS if b <= args.steps]
+    runs: dict[str, list[Any]] = defaultdict(list)
+
+    def run(label: str, policy: Policy) -> None:
+        found = prove_all(on_cpu, policy[0], args.steps)
+        runs[label].append(found | {"learnt": policy[1]})
+        shares = [proved_within([found], b).mean().round(2) for b in budgets]
+        print(name, label, *shares, policy[1], flush=True)
+
+    run("program", (guide.program_order, {}))
+    run("confidences", (guide.confidence_order(confidence), {}))
+    run("untrained", train(on_cpu, untrained, 0))
+    for seed in range(args.seeds):
+        run("PPO", train(task, args, seed))
+        run("listwise", imitate(on_cpu, args, seed))
+    return {
+        "problem": name,
+        "facts": len(dataset.facts),
+        "rules": len(dataset.rules),
+        "height": problem.height,
+        "train_goals": len(dataset.train),
+        "test_goals": len(dataset.test),
+        "exact": prove_exactly(on_cpu, args.exact_seconds),
+        "curves": {
+            label: {
+                b: round(float(proved_within(found, b).mean()), 3)
+                for b in budgets
+            }
+            for label, found in runs.items()
+        },
+        "gains_of_PPO": {
+            label: {b: gain(runs["PPO"], found, b) for b in (20, 100, 1000)}
+            for label, found in runs.items()
+        },
+        "runs": {
+            label: [{k: v for k, v in x.items() if k != "steps"} for x in found]
+            for label, found in runs.items()
+        },
+    }
+
+
+def main() -> None:
+    """Measure the problems, and write the record after each."""
+    parser = make_parser(__doc__)
+    parser.add_argument("--problem", nargs="+", default=list(PROBLEMS))
+    parser.add_argument("--data", type=Path, default=DATA)
+    parser.add_argument("--out", type=Path)
+    for name, value in DEFAULTS.items():
+        parser.add_argument(f"--{name}", type=type(value), default=value)
+    args = parser.parse_args()
+    record = {
+        "machine": provenance.describe_machine(args.device),
+        "settings": {k: vars(args)[k.replace("-", "_")] for k in DEFAULTS},
+        "rows": [],
+    }
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(args.processes, mp_context=context) as pool:
+        for row in pool.map(partial(measure, args=args), args.problem):
+            record["rows"].append(row)
+            if args.out:
+                args.out.write_text(json.dumps(record, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
