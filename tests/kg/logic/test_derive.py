@@ -25,6 +25,7 @@ from funcppo.kg.logic.joins import RowBudget, RowBudgetExceeded, Rule
 from funcppo.kg.logic.kb import HEAD, TAIL
 from funcppo.kg.logic.resolve import make_resolve_config, resolve
 from tests import oracles, sld
+from tests.kg.logic.test_fixpoint import atoms_of, model_of
 from tests.kg.logic.test_resolve import C, P, program, start
 from tests.oracles import Program, programs
 
@@ -40,13 +41,8 @@ def steps(head, *body):
 
 
 def test_the_steps_of_a_chain_lead_from_the_given_argument_to_the_other():
-    rule = (
-        (H, X1, Y1),
-        (B, W1, Z1),
-        (A, X1, Z1),
-        (A, W1, Y1),
-    )  # atoms in any order
-    assert steps(*rule) == (2 * A, 2 * B + 1, 2 * A)
+    body = (B, W1, Z1), (A, X1, Z1), (A, W1, Y1)  # atoms in any order
+    assert steps((H, X1, Y1), *body) == (2 * A, 2 * B + 1, 2 * A)
     assert steps((H, X1, Y1), (A, Y1, X1)) == (2 * A + 1,)
     assert steps((H, X1, Y1, 0), (A, X1, Y1, 0)) == (2 * A,)  # padded
 
@@ -79,6 +75,10 @@ def test_other_bodies_are_no_chains(head, body):
 
 LIKES = 1
 X, Y, Z = 4, 5, 6
+
+
+def rows_of(atoms) -> list[tuple[int, ...]]:
+    return [tuple(atom) for atom in atoms.tolist()]
 
 
 def ask_all(rows) -> Questions:
@@ -124,9 +124,8 @@ def brute_force(program, rows, left_out="fact", object_identity=False):
         for i, rule in enumerate(program.rules):
             if rule[0][0] != predicate:
                 continue
-            for substitution in oracles.groundings(
-                rule, facts, program.n_constants, object_identity
-            ):
+            base = facts, program.n_constants, object_identity
+            for substitution in oracles.groundings(rule, *base):
                 head = oracles.put(rule[0], substitution)
                 if head[HEAD + TAIL - side] == entity:
                     found[question, head[side], i] += 1
@@ -178,16 +177,14 @@ def walk_by_hand(program, rule, row, left_out, object_identity):
         (goal,) = (goal for goal in goals if term in goal[1:])
         place = HEAD if goal[HEAD] == term else TAIL
         other = HEAD + TAIL - place
-        there = [
-            fact[other]
-            for fact in facts
-            if len(fact) == 3 and fact[0] == goal[0] and fact[place] == here
-        ]
         others = [g for g in goals if g is not goal]
+        leads = lambda fact: (fact[0], fact[place]) == (goal[0], here)
+        binary = [fact for fact in facts if len(fact) == 3]
+        there = [fact[other] for fact in binary if leads(fact)]
         for end in there:
-            if object_identity and end in visited:
-                continue
-            walk_on(goal[other], [*visited, end], others, chance / len(there))
+            if not (object_identity and end in visited):
+                later = chance / len(there)
+                walk_on(goal[other], [*visited, end], others, later)
 
     walk_on(head[HEAD + TAIL - side], [entity], body, Fraction(1))
     return {end: (sum(parts), len(parts)) for end, parts in ends.items()}
@@ -196,19 +193,16 @@ def walk_by_hand(program, rule, row, left_out, object_identity):
 @given(programs, st.sampled_from(["fact", "pair"]), st.booleans())
 def test_walks_are_those_along_single_facts(program, left_out, identity):
     """A probability is off by less than a unit for each atom of each grounding; other bodies have none."""
-    rows = all_questions(program)
+    rows, options = all_questions(program), (left_out, identity)
     found = walks(program, rows, left_out=left_out, object_identity=identity)
-    assert set(found) == set(
-        brute_force(program, rows, left_out, object_identity=identity)
-    )
+    assert set(found) == set(brute_force(program, rows, *options))
     for (question, candidate, i), units in found.items():
         rule = program.rules[i]
         if not is_path(rule, program.n_constants):
             assert units == 0
             continue
-        expected, n_ways = walk_by_hand(
-            program, rule, rows[question], left_out, identity
-        )[candidate]
+        ends = walk_by_hand(program, rule, rows[question], *options)
+        expected, n_ways = ends[candidate]
         error = abs(units * Fraction(WALK_UNIT) - expected)
         assert units > 0
         assert error < (len(rule) - 1) * n_ways * Fraction(WALK_UNIT)
@@ -216,12 +210,9 @@ def test_walks_are_those_along_single_facts(program, left_out, identity):
 
 def test_a_walk_divides_by_the_facts_that_are_left():
     """likes(X, Y) <- likes(X, Z), likes(Z, Y), from 1: to 2 and to 3, and from 3 to 1 and to 2."""
-    program = Program(
-        3,
-        (2,),
-        ((LIKES, 1, 2), (LIKES, 1, 3), (LIKES, 3, 1), (LIKES, 3, 2)),
-        (((LIKES, X, Y), (LIKES, X, Z), (LIKES, Z, Y)),),
-    )
+    facts = tuple((LIKES, i, j) for i, j in ((1, 2), (1, 3), (3, 1), (3, 2)))
+    rule = (LIKES, X, Y), (LIKES, X, Z), (LIKES, Z, Y)
+    program = Program(3, (2,), facts, (rule,))
 
     def probabilities(row, **options):
         found = walks(program, [row], **options)
@@ -280,12 +271,8 @@ def all_questions(program):
     """Every question about a binary predicate, with and without an answer to leave out."""
     constants = range(1, program.n_constants + 1)
     predicates = [p for p, arity in enumerate(program.arity, 1) if arity == 2]
-    rows = [
-        (p, side, entity, 0)
-        for p, side, entity in itertools.product(
-            predicates, (HEAD, TAIL), constants
-        )
-    ]
+    asked = itertools.product(predicates, (HEAD, TAIL), constants)
+    rows = [(*question, 0) for question in asked]
     for p, *arguments in program.facts:
         if p in predicates:
             head, tail = arguments
@@ -297,9 +284,8 @@ def all_questions(program):
 def test_firings_are_those_of_every_grounding(program, left_out, identity):
     rows = all_questions(program)
     options = dict(left_out=left_out, object_identity=identity)
-    assert fire(program, rows, **options) == brute_force(
-        program, rows, **options
-    )
+    expected = brute_force(program, rows, **options)
+    assert fire(program, rows, **options) == expected
 
 
 def test_a_fact_that_is_left_out_is_walked_in_neither_direction():
@@ -318,9 +304,8 @@ def path_programs(draw):
     fact = st.tuples(st.integers(1, 2), entity, entity)
     facts = draw(st.sets(fact, min_size=8, max_size=20))
     step = st.tuples(st.integers(1, 2), st.booleans())
-    paths = draw(
-        st.lists(st.lists(step, min_size=1, max_size=5), min_size=1, max_size=4)
-    )
+    path = st.lists(step, min_size=1, max_size=5)
+    paths = draw(st.lists(path, min_size=1, max_size=4))
     rules = []
     for path in paths:
         body = []
@@ -356,34 +341,27 @@ def test_derived_answers_are_the_atoms_of_one_step_that_agree_with_a_query(
 ):
     world, sizes = kb.build(**program.arrays())
     plan = derive.plan_rules(world, sizes)
-    model = fixpoint.least_model(
-        world, sizes, max_height=1, max_atoms=10**6, object_identity=identity
-    )
-    atoms = [
-        atom
-        for atom in map(tuple, model.atoms.tolist())
-        if len(atom) > TAIL and atom[TAIL] and not any(atom[TAIL + 1 :])
-    ]
+    model = model_of(program, 1, object_identity=identity)
+    atoms = rows_of(model.atoms[kb.is_binary(model.atoms)])
     queries = atoms[::2]
     if not queries:
         return
     for sides in ((HEAD,), (TAIL,), (HEAD, TAIL)):
-        found = derive.derive_answers(
-            plan,
-            torch.tensor(queries),
-            sides,
-            object_identity=identity,
-        )
-        given = {(s, q[0], q[HEAD + TAIL - s]) for q in queries for s in sides}
-        asked = {
-            atom
-            for atom in atoms
-            for side in sides
-            if (side, atom[0], atom[HEAD + TAIL - side]) in given
+        asked_of = lambda atom, sides=sides: {
+            (side, atom[0], atom[HEAD + TAIL - side]) for side in sides
         }
-        derived = {tuple(atom) for atom in found.tolist()}
+        table = torch.tensor(queries)
+        derived = set(
+            rows_of(
+                derive.derive_answers(
+                    plan, table, sides, object_identity=identity
+                )
+            )
+        )
+        given = set().union(*map(asked_of, queries))
+        asked = {atom for atom in atoms if asked_of(atom) & given}
         # A fact is listed where a rule derives it too.
-        facts = {tuple(atom) for atom in world.facts.tolist()}
+        facts = set(rows_of(world.facts))
         assert derived - facts == asked - facts
         assert derived <= asked
 
@@ -425,19 +403,13 @@ def test_any_number_of_threads_gives_the_same_firings(
         return questions, found
 
     def run(n_threads, work, most_rows=10**6):
+        options = dict(object_identity=identity, work=work, n_threads=n_threads)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(derive, "PILOT_QUESTIONS", 1)
             patch.setattr(derive, "MIN_PART_ROWS", 1)
             patch.setattr(derive, "MAX_CHUNK_JOIN_ROWS", most_rows)
             return joined(
-                derive.map_groundings(
-                    compute,
-                    plan,
-                    asked,
-                    object_identity=identity,
-                    work=work,
-                    n_threads=n_threads,
-                )
+                derive.map_groundings(compute, plan, asked, **options)
             )
 
     one, several = GroundingWork(), GroundingWork()
@@ -458,14 +430,10 @@ def test_the_budget_bounds_the_rows_and_the_joins_of_all_chunks(monkeypatch):
     monkeypatch.setattr(derive, "PILOT_QUESTIONS", 1)
 
     def run(budget, work=None):
-        counts = derive.map_groundings(
-            lambda _, found: len(found.rule),
-            plan,
-            asked,
-            work=work,
-            budget=budget,
+        count, options = lambda _, found: len(found.rule), {"budget": budget}
+        return sum(
+            derive.map_groundings(count, plan, asked, work=work, **options)
         )
-        return sum(counts)
 
     spent, work = RowBudget(10**9), GroundingWork()
     assert run(spent, work) == 3
@@ -489,13 +457,7 @@ FAMILY = Program(
 def indexed(program: Program, object_identity: bool = False):
     """The model of height 1 and its index."""
     world, sizes = kb.build(**program.arrays())
-    model = fixpoint.least_model(
-        world,
-        sizes,
-        max_height=1,
-        max_atoms=100_000,
-        object_identity=object_identity,
-    )
+    model = model_of(program, 1, object_identity=object_identity)
     known = derive.build_derivability_index(world, sizes, model, 1)
     assert known is not None
     return world, sizes, model, known
@@ -504,8 +466,8 @@ def indexed(program: Program, object_identity: bool = False):
 def pairs_of(index, sizes, atoms):
     """The (atom, rule) of an index of some atoms, each once."""
     keys = index.derivation_keys
-    rows = atoms[keys // sizes.n_rules].tolist()
-    pairs = list(zip(map(tuple, rows), (keys % sizes.n_rules).tolist()))
+    rows = rows_of(atoms[keys // sizes.n_rules])
+    pairs = list(zip(rows, (keys % sizes.n_rules).tolist()))
     assert len(pairs) == len(set(pairs))
     return set(pairs)
 
@@ -518,42 +480,38 @@ def test_the_rules_that_derive_an_atom_at_height_1_are_those_of_the_oracle(
     """A rule that needs the atom itself does not derive it; by rules, by questions, and read from an index."""
     world, sizes, model, known = indexed(program, object_identity)
     oracle = oracles.consequences(program, True, object_identity)
-    want = {
-        (tuple(atom), i)
-        for atom in model.atoms.tolist()
-        for i in range(len(program.rules))
-        if (i, tuple(t for t in atom if t)) in oracle
-    }
+    atoms = dict(zip(atoms_of(model.atoms), rows_of(model.atoms)))
+    want = {(atoms[atom], i) for i, atom in oracle if atom in atoms}
     assert pairs_of(known, sizes, model.atoms) == want
     rules = torch.arange(len(program.rules), dtype=torch.int32)
-    derives = derive.rule_derives(
-        known, sizes, model.atoms, rules.expand(len(model.atoms), -1)
-    )
+    rules = rules.expand(len(model.atoms), -1)
+    derives = derive.rule_derives(known, sizes, model.atoms, rules)
     assert int(derives.sum()) == len(want)
 
     # Some atoms, read from an index of all or of these.
     some = model.atoms[::2]
-    of_some = sorted(p for p in want if list(p[0]) in some.tolist())
+    of_some = sorted(p for p in want if p[0] in rows_of(some))
     for held in (known, derive.index_atoms(world, sizes, model, some)):
         read = []
         for row, rule in derive.iter_indexed_derivations(held, sizes, some):
-            atoms = map(tuple, some[row].tolist())
-            read += zip(atoms, rule.tolist())
+            read += zip(rows_of(some[row]), rule.tolist())
         assert sorted(read) == of_some
 
     # By their questions, of either side.
     binary = model.atoms[kb.is_binary(model.atoms)].long()
     if not len(binary):
         return
-    plan = plan_rules(world, sizes)
+    plan, options = (
+        plan_rules(world, sizes),
+        {"object_identity": object_identity},
+    )
     for side in (HEAD, TAIL):
         found = set()
         for row, rule in derive.iter_derivations(
-            plan, world, binary, side, object_identity=object_identity
+            plan, world, binary, side, **options
         ):
-            atoms = map(tuple, binary[row].tolist())
-            found |= set(zip(atoms, rule.tolist()))
-        assert found == {p for p in want if list(p[0]) in binary.tolist()}
+            found |= set(zip(rows_of(binary[row]), rule.tolist()))
+        assert found == {p for p in want if p[0] in rows_of(binary)}
 
 
 @given(programs, st.randoms(use_true_random=False), st.booleans())
@@ -563,27 +521,22 @@ def test_the_answers_of_queries_have_the_rules_that_derive_them(
     """By rules and by questions the same, but for facts that are no queries, which may derive themselves by these."""
     world, sizes, whole, known = indexed(program, identity)
     binary = whole.atoms[kb.is_binary(whole.atoms)]
-    rows = [tuple(row) for row in binary.tolist()]
+    rows = rows_of(binary)
     if not rows:
         return
     queries = torch.tensor(random.sample(rows, min(2, len(rows))))
     sides = random.choice([(HEAD,), (TAIL,), (HEAD, TAIL)])
     is_answer = derive.is_answering(binary, queries, sides, sizes)
-    answers = {tuple(row) for row in binary[is_answer].tolist()}
-    expected = {
-        pair
-        for pair in pairs_of(known, sizes, whole.atoms)
-        if pair[0] in answers
-    }
-    others = {tuple(row) for row in world.facts.tolist()} - {
-        tuple(row) for row in queries.tolist()
-    }
+    answers = set(rows_of(binary[is_answer]))
+    pairs = pairs_of(known, sizes, whole.atoms)
+    expected = {pair for pair in pairs if pair[0] in answers}
+    others = set(rows_of(world.facts)) - set(rows_of(queries))
     plan = plan_rules(world, sizes)
     step = lambda most: derive.answered_step(
         plan, world, queries, sides, most, identity
     )
     model, index = step(10**6)
-    assert {tuple(row) for row in model.atoms.tolist()} == answers
+    assert set(rows_of(model.atoms)) == answers
     pairs = pairs_of(index, sizes, model.atoms)
     assert pairs >= expected
     assert all(atom in others for atom, _ in pairs - expected)
@@ -596,43 +549,32 @@ def test_a_dead_end_leads_to_no_proof(seed, max_height):
     """All searches from every ground atom, followed to their ends by the slow resolver."""
     facts, rules, _ = program(seed)
     world, sizes = kb.build(facts, rules, n_constants=C, n_predicates=P)
-    model = fixpoint.least_model(
-        world, sizes, max_height=max_height, max_atoms=100_000
-    )
+    limits = {"max_height": max_height, "max_atoms": 100_000}
+    model = fixpoint.least_model(world, sizes, **limits)
     known = derive.build_derivability_index(world, sizes, model, max_height)
     cfg = make_resolve_config(world, sizes, max_height)
     assert known is not None
-    roots = torch.cartesian_prod(
-        *(torch.arange(1, n + 1) for n in (P, C, C))
-    ).to(torch.int32)
+    ids = (torch.arange(1, n + 1, dtype=torch.int32) for n in (P, C, C))
+    roots = torch.cartesian_prod(*ids)
     goals = start(roots, cfg.max_goals)
     successors = resolve(cfg, world, goals, roots)
-    lost = derive.dead_end_mask(
-        known, sizes, max_height, roots, goals, successors
-    )
+    base = known, sizes, max_height
+    lost = derive.dead_end_mask(*base, roots, goals, successors)
     assert not lost[~successors.mask].any()
-    clauses = [tuple(f) for f in world.facts.tolist()], rules.tolist()
+    clauses = rows_of(world.facts), rules.tolist()
     for b, s in lost.nonzero().tolist():
-        atoms, height = (
-            successors.goals.atoms[b, s].tolist(),
-            successors.goals.height[b, s].tolist(),
-        )
-        state = tuple((tuple(a), h) for a, h in zip(atoms, height) if a[0])
-        assert not provable(
-            state, tuple(roots[b].tolist()), *clauses, max_height
-        )
+        atoms, height = (x[b, s] for x in successors.goals[:2])
+        state = zip(rows_of(atoms), height.tolist())
+        state = tuple((atom, h) for atom, h in state if atom[0])
+        root = tuple(roots[b].tolist())
+        assert not provable(state, root, *clauses, max_height)
     proved = (successors.goals.atoms[:, :, 0, 0] == 0) & successors.mask
     assert not (proved & lost).any()
 
 
 def provable(goals, root, facts, rules, max_height) -> bool:
-    children = (
-        child
-        for _, _, child in sld.successors(
-            goals, root, facts, rules, C, max_height
-        )
-    )
+    base = facts, rules
     return any(
-        not child or provable(child, root, facts, rules, max_height)
-        for child in children
+        not child or provable(child, root, *base, max_height)
+        for _, _, child in sld.successors(goals, root, *base, C, max_height)
     )

@@ -47,12 +47,9 @@ def heights(model):
 
 
 def model_of(program, max_height=None, max_atoms=MANY, **options):
-    return fixpoint.least_model(
-        *kb.build(**program.arrays()),
-        max_height=max_height,
-        max_atoms=max_atoms,
-        **options,
-    )
+    base = kb.build(**program.arrays())
+    options |= {"max_height": max_height, "max_atoms": max_atoms}
+    return fixpoint.least_model(*base, **options)
 
 
 def test_a_closure_worked_by_hand():
@@ -84,24 +81,18 @@ def test_answers_and_heights_are_prologs():
     program, shifts = oracles.together(several)
     found = heights(model_of(program))
     answers, bounded = prolog.models(program, height=3)
-    wrong = {
-        a[0]
-        for a in set(found) ^ answers
-        | {a for a in found if min(found[a], 4) != bounded.get(a, 4)}
-    }
-    assert not wrong, next(
-        p
-        for p, by in zip(several, shifts)
-        if wrong & set(range(by + 1, by + 1 + len(p.arity)))
-    )
+    wrong = set(found) ^ answers
+    wrong |= {a for a in found if min(found[a], 4) != bounded.get(a, 4)}
+    wrong = {atom[0] for atom in wrong}
+    for one, by in zip(several, shifts):
+        assert not wrong & set(range(by + 1, by + 1 + len(one.arity))), one
     assert sum(h >= 3 for h in found.values()) > 100  # recursion was exercised
 
 
 @given(programs)
 def test_object_identity_binds_the_variables_of_a_rule_apart(program):
-    assert heights(
-        model_of(program, object_identity=True)
-    ) == oracles.least_model(program, object_identity=True)
+    expected = oracles.least_model(program, object_identity=True)
+    assert heights(model_of(program, object_identity=True)) == expected
 
 
 @given(programs)
@@ -119,36 +110,25 @@ def test_ids_too_wide_for_one_key_give_the_same_model(program):
     # three such ids take 93 bits
     big = lambda t: t if t <= 0 else t + 2**30 - oracles.N_CONSTANTS
     wide = lambda atom: (atom[0], *map(big, atom[1:]))
-    moved = Program(
-        2**30,
-        program.arity,
-        tuple(map(wide, program.facts)),
-        tuple(tuple(map(wide, rule)) for rule in program.rules),
-    )
-    assert heights(model_of(moved)) == {
-        wide(a): h for a, h in heights(model_of(program)).items()
-    }
+    facts = tuple(map(wide, program.facts))
+    rules = tuple(tuple(map(wide, rule)) for rule in program.rules)
+    moved = heights(model_of(Program(2**30, program.arity, facts, rules)))
+    found = heights(model_of(program))
+    assert moved == {wide(atom): height for atom, height in found.items()}
 
 
 def test_a_join_is_taken_in_pieces(monkeypatch):
     """A product of 40 x 40 x 40 rows with two variables wanted: no table is larger than two pieces."""
     monkeypatch.setattr(joins, "MAX_CHUNK_ROWS", 100)
-    seen = []
-    project = joins.project
-    monkeypatch.setattr(
-        joins,
-        "project",
-        lambda table, *rest: seen.append(table.size) or project(table, *rest),
-    )
+    seen, project = [], joins.project
+    see = lambda table, *rest: seen.append(table.size) or project(table, *rest)
+    monkeypatch.setattr(joins, "project", see)
     facts = tuple((p, 1, c) for p in (1, 2, 3) for c in range(2, 42))
     a, b, c, d = 50, 51, 52, 53
     rule = ((4, b, c), (1, a, b), (2, a, c), (3, a, d), (3, d, d))
-    assert model_of(
-        Program(49, (2, 2, 2, 2), facts, (rule,))
-    ).n_atoms_after_step == (120,)
-    assert model_of(
-        Program(49, (2, 2, 2, 2), facts, (rule[:3],))
-    ).n_atoms_after_step == (120, 120 + 40 * 40)
+    for of_rule, counts in ((rule, (120,)), (rule[:3], (120, 120 + 40 * 40))):
+        model = model_of(Program(49, (2, 2, 2, 2), facts, (of_rule,)))
+        assert model.n_atoms_after_step == counts
     assert 0 < max(seen) <= 200
 
 
@@ -162,10 +142,8 @@ def test_max_atoms_stops_after_a_whole_step_and_says_so(program):
         assert model.n_atoms_after_step == counts[: step + 1]
         assert heights(model) == {a: h for a, h in whole.items() if h <= step}
         assert not model.complete and not model.reached_fixpoint
-        assert (
-            model.stop_reason
-            == f"stopped at {counts[step]} atoms: step {step + 1} exceeds max_atoms {max_atoms}, unknown beyond"
-        )
+        why = f"step {step + 1} exceeds max_atoms {max_atoms}, unknown beyond"
+        assert model.stop_reason == f"stopped at {counts[step]} atoms: {why}"
         assert model.stop_code is fixpoint.StopCode.MAX_ATOMS
 
 
@@ -178,9 +156,10 @@ def test_a_budget_of_rows_stops_after_a_whole_step_and_says_so():
     assert not model.complete and len(model.n_atoms_after_step) == 3
     n_atoms = whole.n_atoms_after_step[2]
     assert heights(model) == {a: h for a, h in heights(whole).items() if h <= 2}
+    why = f"step 3 takes more than {spent.n_rows:,} rows of joins"
     assert (
         model.stop_reason
-        == f"stopped at {n_atoms} atoms: step 3 takes more than {spent.n_rows:,} rows of joins, unknown beyond"
+        == f"stopped at {n_atoms} atoms: {why}, unknown beyond"
     )
     assert model.stop_code is fixpoint.StopCode.MAX_ROWS
 
@@ -190,15 +169,9 @@ def test_a_budget_of_rows_stops_after_a_whole_step_and_says_so():
 def test_the_step_after_a_model_derives_what_the_next_model_has_more(
     program, h, identity
 ):
-    world, sizes = kb.build(**program.arrays())
+    world, _ = kb.build(**program.arrays())
     model, after, whole = (
-        fixpoint.least_model(
-            world,
-            sizes,
-            max_height=steps,
-            max_atoms=MANY,
-            object_identity=identity,
-        )
+        model_of(program, steps, object_identity=identity)
         for steps in (h, h + 1, None)
     )
     is_missing = fixpoint.atom_height(model, whole.atoms.long()) < 0
@@ -206,18 +179,14 @@ def test_the_step_after_a_model_derives_what_the_next_model_has_more(
     if not len(others):
         return
     is_derived = derive.derived_in_next_step(world, model, others)
-    assert (
-        is_derived.tolist()
-        == (fixpoint.atom_height(after, others) >= 0).tolist()
-    )
+    assert torch.equal(is_derived, fixpoint.atom_height(after, others) >= 0)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_a_gpu_gives_the_same_model():
     random = Random(7)
-    program, _ = oracles.together(
-        [oracles.random_program(random) for _ in range(200)]
-    )
+    several = [oracles.random_program(random) for _ in range(200)]
+    program, _ = oracles.together(several)
     world, sizes = kb.build(**program.arrays(), device="cuda")
     model = fixpoint.least_model(world, sizes, max_height=None, max_atoms=MANY)
     other = model_of(program)
@@ -229,14 +198,13 @@ def test_a_gpu_gives_the_same_model():
 
 LIKES = 1
 # likes(X, Y) :- likes(Y, X).   likes(X, Y) :- likes(X, Z), likes(Z, Y).
+BACK = (LIKES, 4, 5), (LIKES, 5, 4)
+ON = (LIKES, 4, 5), (LIKES, 4, 6), (LIKES, 6, 5)
 FRIENDS = Program(
     3,
     (2,),
     ((LIKES, 1, 1), (LIKES, 1, 2), (LIKES, 2, 1), (LIKES, 2, 3)),
-    (
-        ((LIKES, 4, 5), (LIKES, 5, 4)),
-        ((LIKES, 4, 5), (LIKES, 4, 6), (LIKES, 6, 5)),
-    ),
+    (BACK, ON),
 )
 
 
@@ -244,9 +212,8 @@ def applied(program, **options):
     """The pairs of a rule and an atom that it derives, and those whose atom is a fact."""
     world, sizes = kb.build(**program.arrays())
     pairs, known = [], []
-    for i, part in enumerate(
-        fixpoint.iter_consequences(world, sizes, **options)
-    ):
+    parts = fixpoint.iter_consequences(world, sizes, **options)
+    for i, part in enumerate(parts):
         assert set(part.rule.tolist()) <= {i}
         of_rule = [(i, atom) for atom in atoms_of(part.atoms)]
         is_fact = part.fact >= 0
@@ -257,45 +224,36 @@ def applied(program, **options):
     return set(pairs), set(known)
 
 
-def test_confidence_worked_by_hand():
-    world, sizes = kb.build(**FRIENDS.arrays())
-    world = fixpoint.with_confidence(world, fixpoint.count_rules(world, sizes))
-    assert world.support.tolist() == [3.0, 3.0]
-    assert world.body_pairs.tolist() == [4.0, 5.0]
-    assert kb.rule_confidence(world).tolist() == pytest.approx([3 / 4, 3 / 5])
-    assert kb.rule_confidence(
-        world, leave_one_out=True
-    ).tolist() == pytest.approx([2 / 3, 2 / 4])
-
-
-def test_smoothed_confidence_worked_by_hand():
+@pytest.mark.parametrize(
+    ("smoothing", "whole", "without_one"),
+    [(None, [3 / 4, 3 / 5], [2 / 3, 2 / 4]), (5.0, [2 / 8, 1 / 8], [1 / 7, 0])],
+)
+def test_confidence_worked_by_hand(smoothing, whole, without_one):
     """Without likes(1,1), which derives itself, the first rule is right for 2 of 3 pairs; the second for 1 of 3."""
     world, sizes = kb.build(**FRIENDS.arrays())
     counts = fixpoint.count_rules(world, sizes)
     assert [column.tolist() for column in counts] == [[3, 3], [4, 5], [1, 2]]
-    world = fixpoint.with_confidence(world, counts, smoothing=5.0)
-    assert kb.rule_confidence(world).tolist() == pytest.approx([2 / 8, 1 / 8])
-    assert kb.rule_confidence(
-        world, torch.tensor([True])
-    ).tolist() == pytest.approx([1 / 7, 0])
+    world = fixpoint.with_confidence(world, counts, smoothing)
+    confidence = lambda *which: kb.rule_confidence(world, *which).tolist()
+    assert confidence() == pytest.approx(whole)
+    assert confidence(True) == pytest.approx(without_one)
+    assert confidence(torch.tensor([True])) == pytest.approx(without_one)
 
 
 @given(programs, st.booleans(), st.booleans())
 def test_consequences_are_the_heads_of_one_application(
     program, leave_one_out, identity
 ):
-    pairs, known = applied(
-        program, leave_one_out=leave_one_out, object_identity=identity
-    )
+    options = {"leave_one_out": leave_one_out, "object_identity": identity}
+    pairs, known = applied(program, **options)
     assert pairs == oracles.consequences(program, leave_one_out, identity)
     assert known == {pair for pair in pairs if pair[1] in program.facts}
 
 
 @given(programs)
 def test_confidence_counts_each_derived_atom_once_a_rule(program):
-    for smoothing, identity in itertools.product(
-        (None, 0.0, 2.5), (False, True)
-    ):
+    ways = itertools.product((None, 0.0, 2.5), (False, True))
+    for smoothing, identity in ways:
         pairs = oracles.consequences(program, smoothing is not None, identity)
         world, sizes = kb.build(**program.arrays())
         counts = fixpoint.count_rules(world, sizes, object_identity=identity)
@@ -313,10 +271,7 @@ def test_a_sample_of_the_rules_tells_whether_all_make_too_many_rows():
     alike = replace(FRIENDS, rules=FRIENDS.rules[1:] * 1024)
     base, sizes = kb.build(**alike.arrays())
     whole = joins.RowBudget(10**9)
-    for _ in fixpoint.iter_consequences(
-        base, sizes, rule_ids=[0], budget=whole
-    ):
-        pass
+    list(fixpoint.iter_consequences(base, sizes, rule_ids=[0], budget=whole))
     n_rows = 1024 * whole.n_rows
     check(base, sizes, n_rows)
     said = f"more than {n_rows - 16:,} rows of joins, by a random sample of 64 of 1,024 rules"
@@ -349,14 +304,11 @@ def test_support_and_body_pairs_are_those_of_the_rule_file(
 ):
     """The columns train_support and train_body_pairs, counted elsewhere: exactly."""
     path = DATA / name / rules
-    text = (
-        gzip.decompress(path.read_bytes())
-        if path.suffix == ".gz"
-        else path.read_bytes()
-    ).decode()
+    opened = gzip.open if path.suffix == ".gz" else open
     comments, lines = [], []
-    for line in text.splitlines(keepends=True):
-        (comments if line.startswith("#") else lines).append(line)
+    with opened(path, "rt", encoding="utf-8") as file:
+        for line in file:
+            (comments if line.startswith("#") else lines).append(line)
     lines = lines[::every]
     some = tmp_path / path.name.removesuffix(".gz")
     some.write_text("".join([*comments, *lines]))
@@ -378,11 +330,9 @@ def test_the_known_number_of_fb15k_237_test_triples_is_derivable_in_one_step(
     monkeypatch.setattr(joins, "MAX_CHUNK_ROWS", 1 << 23)
     data = load(DATA / "fb15k-237", DATA / "fb15k-237" / "rules.txt")
     world, sizes = kb.from_dataset(data)
-    _, asked = kb.sort_and_index_atoms(
-        torch.from_numpy(data.test).to(torch.int64),
-        sizes.n_predicates,
-        sizes.n_constants,
-    )
+    test = torch.from_numpy(data.test).to(torch.int64)
+    base = sizes.n_predicates, sizes.n_constants
+    _, asked = kb.sort_and_index_atoms(test, *base)
     derived = torch.zeros(len(asked[-1]), dtype=torch.bool)
     for part in fixpoint.iter_consequences(world, sizes):
         row = kb.find_atoms(asked, sizes, part.atoms)
@@ -391,6 +341,7 @@ def test_the_known_number_of_fb15k_237_test_triples_is_derivable_in_one_step(
 
 
 S2 = (1062, 1261, 1516, 1785, 2049)
+NTP = (978, 1474, 2006, 2535, 2947)
 
 
 @needs_data
@@ -400,14 +351,7 @@ S2 = (1062, 1261, 1516, 1785, 2049)
         ("countries_S1", "rules.txt", (1110, 1158), 1, 1158, [24]),
         ("countries_S2", "rules.txt", S2, 18, 3517, [23, 24]),
         ("countries_S3", "rules.txt", (978, *S2[1:]), 18, 3517, [23, 24]),
-        (
-            "countries_S3",
-            "rules_ntp_variant.txt",
-            (978, 1474, 2006, 2535, 2947),
-            10,
-            3517,
-            [18, 24],
-        ),
+        ("countries_S3", "rules_ntp_variant.txt", NTP, 10, 3517, [18, 24]),
     ],
 )
 def test_the_countries_have_their_known_models(
@@ -418,10 +362,8 @@ def test_the_countries_have_their_known_models(
     assert model.n_atoms_after_step[: len(counts)] == counts
     assert len(model.n_atoms_after_step) - 1 == steps
     assert model.n_atoms_after_step[-1] == last
-    assert [
-        int(((height >= 0) & (height <= h)).sum())
-        for h in range(1, len(tests) + 1)
-    ] == tests
+    within = lambda h: int(((height >= 0) & (height <= h)).sum())
+    assert [within(h) for h in range(1, len(tests) + 1)] == tests
 
 
 @needs_data
@@ -442,9 +384,8 @@ def test_the_known_number_of_test_triples_is_derivable_in_one_step(
 
 
 def _model_of_data(data, max_height):
-    model = fixpoint.least_model(
-        *kb.from_dataset(data), max_height=max_height, max_atoms=100_000_000
-    )
+    limits = {"max_height": max_height, "max_atoms": MANY}
+    model = fixpoint.least_model(*kb.from_dataset(data), **limits)
     return model, fixpoint.atom_height(model, torch.from_numpy(data.test))
 
 
@@ -466,23 +407,14 @@ def test_a_rule_over_a_hub_is_counted_from_a_sample_and_others_exactly(
     n, hub = 3001, 3001
     x, y, z = n + 1, n + 2, n + 3
     r0, r1, r2 = 1, 2, 3
-    leaves = range(1, hub)
-    facts = [(r, hub, i) for r in (r1, r2) for i in leaves]
-    program = oracles.Program(
-        n,
-        (2, 2, 2),
-        tuple([(r0, 1, i) for i in leaves] + facts),
-        (
-            ((r0, x, y), (r1, z, x), (r2, z, y)),
-            ((r0, x, y), (r1, z, x), (r0, x, y)),
-        ),
-    )
-    world, sizes = kb.build(**program.arrays())
-    budget = joins.RowBudget(max_rows, max_held=max_held)
-    sampled = set()
-    counts = fixpoint.count_rules(
-        world, sizes, budget=budget, sampled_rules=sampled
-    )
+    ways = [(r0, 1), (r1, hub), (r2, hub)]
+    facts = tuple((*way, i) for way in ways for i in range(1, hub))
+    heads = (r0, x, y), (r1, z, x)
+    rules = (*heads, (r2, z, y)), (*heads, (r0, x, y))
+    world, sizes = kb.build(**Program(n, (2, 2, 2), facts, rules).arrays())
+    budget, sampled = joins.RowBudget(max_rows, max_held=max_held), set()
+    options = {"budget": budget, "sampled_rules": sampled}
+    counts = fixpoint.count_rules(world, sizes, **options)
     assert sampled == {0} and budget.n_rows <= budget.max_rows
     assert max(held) < 1_000_000
     assert counts.body_pairs.tolist() == [9_000_000, 3_000]
@@ -495,11 +427,9 @@ def test_a_rule_over_a_hub_is_counted_from_a_sample_and_others_exactly(
 def test_sampled_counts_of_few_constants_are_the_exact_ones(program, max_rows):
     world, sizes = kb.build(**program.arrays())
     exact = fixpoint.count_rules(world, sizes)
-    sampled = set()
     budget = joins.RowBudget(max_rows, overhead=0)
-    counts = fixpoint.count_rules(
-        world, sizes, budget=budget, sampled_rules=sampled
-    )
+    options = {"budget": budget, "sampled_rules": set()}
+    counts = fixpoint.count_rules(world, sizes, **options)
     for i, (head, *_) in enumerate(program.rules):
         if any(t > program.n_constants for t in head[1:]):
             assert [int(c[i]) for c in counts] == [int(c[i]) for c in exact]

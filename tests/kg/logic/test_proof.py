@@ -39,20 +39,23 @@ from tests.oracles import put
 # -- a worked example
 
 
+def of_france(by_rule=0.83, by_fact=0.5):
+    """locatedIn(france, europe) by its neighbour, and the probabilities of the choices."""
+    choices = [("rule", 0, by_rule), ("fact", 0, by_fact)]
+    return prove.from_trace(COUNTRIES, (2, 1, 3), choices)
+
+
 def test_france_is_in_europe_because_germany_is():
-    proof = prove.from_trace(
-        COUNTRIES, (2, 1, 3), [("rule", 0, 0.83), ("fact", 0, 0.5)]
-    )
-    assert proof.nodes == (
-        make_node(
-            (2, 1, 3),
-            rule=0,
-            substitution=((X, 1), (Y, 3), (Z, 2)),
-            children=(1, 2),
-            probability=0.83,
-        ),
+    proof = of_france()
+    root, *leaves = proof.nodes
+    assert leaves == [
         make_node((1, 1, 2), probability=0.5),
         make_node((2, 2, 3)),
+    ]
+    theta, chosen = ((X, 1), (Y, 3), (Z, 2)), {"rule": 0, "probability": 0.83}
+    goal, children = (2, 1, 3), (1, 2)
+    assert root == make_node(
+        goal, substitution=theta, children=children, **chosen
     )
     assert checked(COUNTRIES, proof, max_height=1, leave_one_out=True) == []
     lost = checked(COUNTRIES, proof, facts={(1, 1, 2)})
@@ -79,33 +82,18 @@ def changes(program, node, at, n_nodes, other):
     yield "goal", dict(goal=other)
     for rule in {-1, *range(len(program.rules) + 1)} - {node.rule}:
         yield "rule", dict(rule=rule)
+    bound = lambda *bindings: dict(substitution=bindings)
     for i, (variable, constant) in enumerate(substitution):
+        before, after = substitution[:i], substitution[i + 1 :]
         for value in set(range(C + 2)) - {constant}:
-            yield (
-                "binding",
-                dict(
-                    substitution=(
-                        *substitution[:i],
-                        (variable, value),
-                        *substitution[i + 1 :],
-                    )
-                ),
-            )
-        yield (
-            "binding twice",
-            dict(substitution=(*substitution, (variable, constant))),
-        )
-        yield (
-            "no binding",
-            dict(substitution=(*substitution[:i], *substitution[i + 1 :])),
-        )
-    yield "a binding more", dict(substitution=(*substitution, (99, 1)))
+            yield "binding", bound(*before, (variable, value), *after)
+        yield "binding twice", bound(*substitution, (variable, constant))
+        yield "no binding", bound(*before, *after)
+    yield "a binding more", bound(*substitution, (99, 1))
     for i in range(len(children)):
-        yield (
-            "missing child",
-            dict(children=(*children[:i], *children[i + 1 :])),
-        )
-        yield "cycle", dict(children=(*children[:i], at, *children[i + 1 :]))
+        before, after = children[:i], children[i + 1 :]
+        yield "missing child", dict(children=(*before, *after))
+        yield "cycle", dict(children=(*before, at, *after))
     yield "extra child", dict(children=(*children, n_nodes - 1))
     if len(set(children)) == 2:
         yield "swapped children", dict(children=children[::-1])
@@ -114,54 +102,35 @@ def changes(program, node, at, n_nodes, other):
 def proves_the_same(program, nodes, node):
     """Whether a changed node is another instance of a rule, or another fact, that proves its goal after all."""
     if node.rule is None:
-        return (
-            not node.children
-            and not node.substitution
-            and node.goal in program.fact_set
-        )
+        is_fact = node.goal in program.fact_set
+        return is_fact and not node.children and not node.substitution
     if not 0 <= node.rule < len(program.rules):
         return False
     clause, theta = program.rules[node.rule], dict(node.substitution)
-    same_variables = sorted(v for v, _ in node.substitution) == sorted(
-        {t for a in clause for t in a[1:] if t > C}
-    )
-    body = [nodes[c].goal for c in node.children]
-    return same_variables and [put(a, theta) for a in clause] == [
-        node.goal,
-        *body,
-    ]
+    bound = sorted(v for v, _ in node.substitution)
+    variables = sorted({t for a in clause for t in a[1:] if t > C})
+    goals = [node.goal, *(nodes[c].goal for c in node.children)]
+    return bound == variables and [put(a, theta) for a in clause] == goals
 
 
 @given(programs(), st.data())
 def test_a_tampered_proof_is_rejected(program, data):
     """Only a change that proves the very same goals by another clause may pass."""
-    derived = [
-        proof for height, proof in proved_by_model(program) if height > 0
-    ]
+    derived = [proof for height, proof in proved_by_model(program) if height]
     assume(derived)
-    nodes = data.draw(st.sampled_from(derived), "proof").nodes
+    one_of = lambda name, values: data.draw(st.sampled_from(values), name)
+    nodes = one_of("proof", derived).nodes
     by_rule = [i for i, node in enumerate(nodes) if node.rule is not None]
     at = data.draw(
         st.sampled_from(by_rule) | st.integers(0, len(nodes) - 1), "node"
     )
-    other = data.draw(
-        st.tuples(*[st.integers(1, 3)] * 3).filter(
-            lambda a: a != nodes[at].goal
-        ),
-        "atom",
-    )
+    atoms = st.tuples(*[st.integers(1, 3)] * 3)
+    other = data.draw(atoms.filter(lambda a: a != nodes[at].goal), "atom")
     offered = list(changes(program, nodes[at], at, len(nodes), other))
-    kind, fields = (
-        data.draw(st.sampled_from(sorted({k for k, _ in offered})), "kind"),
-        None,
-    )
-    fields = data.draw(
-        st.sampled_from([f for k, f in offered if k == kind]), "change"
-    )
-    false = [
-        dataclasses.replace(n, **fields) if i == at else n
-        for i, n in enumerate(nodes)
-    ]
+    kind = one_of("kind", sorted({k for k, _ in offered}))
+    fields = one_of("change", [f for k, f in offered if k == kind])
+    false = list(nodes)
+    false[at] = dataclasses.replace(nodes[at], **fields)
     event(kind)
     same_goals = "goal" not in fields or at == 0
     assume(not (same_goals and proves_the_same(program, false, false[at])))
@@ -171,37 +140,23 @@ def test_a_tampered_proof_is_rejected(program, data):
 def test_the_checker_imports_nothing_of_the_package():
     """It shares no code with the prover whose proofs it checks."""
     tree = ast.parse(inspect.getsource(proof_))
-    imported = [
-        node.module
-        for node in ast.walk(tree)
-        if isinstance(node, ast.ImportFrom)
-    ]
-    imported += [
-        alias.name
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Import)
-        for alias in node.names
-    ]
+    nodes = list(ast.walk(tree))
+    imported = [x.module for x in nodes if isinstance(x, ast.ImportFrom)]
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            imported += [alias.name for alias in node.names]
     assert "json" in imported
-    assert all(
-        name and name.split(".")[0] in sys.stdlib_module_names
-        for name in imported
-    )
+    packages = {name and name.split(".")[0] for name in imported}
+    assert packages <= sys.stdlib_module_names
 
 
 @given(programs(), st.data())
 def test_a_fact_that_the_base_has_not_is_rejected(program, data):
     """Without the fact of a leaf, the proof fails at that leaf alone, and the error gives the path to it."""
-    proof = data.draw(
-        st.sampled_from(
-            [proof for _, proof in reversed(proved_by_model(program))]
-        )
-    )
-    leaf = data.draw(
-        st.sampled_from(
-            [node.goal for node in proof.nodes if node.rule is None]
-        )
-    )
+    proofs = [proof for _, proof in reversed(proved_by_model(program))]
+    proof = data.draw(st.sampled_from(proofs))
+    leaves = [node.goal for node in proof.nodes if node.rule is None]
+    leaf = data.draw(st.sampled_from(leaves))
     errors = checked(program, proof, facts=program.fact_set - {leaf})
     assert errors and all(
         re.fullmatch(r"root(/\d)*: \[.*\] is not a fact", e) for e in errors
@@ -219,23 +174,15 @@ def test_the_root_is_no_fact_of_its_own_proof(program):
     for _, proof in proved_by_model(program):
         root = proof.nodes[0].goal
         alone = Proof(nodes=(make_node(root),))
-        assert checked(program, alone, facts=program.fact_set | {root}) == []
-        assert (
-            checked(
-                program,
-                alone,
-                facts=program.fact_set | {root},
-                leave_one_out=True,
-            )
-            != []
-        )
+        facts = program.fact_set | {root}
+        assert checked(program, alone, facts=facts) == []
+        assert checked(program, alone, facts=facts, leave_one_out=True) != []
     leaf = make_node((1, 1, 2))
-    flip = lambda goal, child: make_node(
-        goal,
-        rule=1,
-        substitution=((X, goal[1]), (Y, goal[2])),
-        children=(child,),
-    )
+
+    def flip(goal, *children):
+        theta = ((X, goal[1]), (Y, goal[2]))
+        return make_node(goal, rule=1, substitution=theta, children=children)
+
     circular = Proof(nodes=(flip((1, 1, 2), 1), flip((1, 2, 1), 2), leaf))
     assert checked(COUNTRIES, circular) == []
     assert checked(COUNTRIES, circular, leave_one_out=True) == [
@@ -254,15 +201,11 @@ def test_what_is_no_tree_of_nodes_is_rejected():
         ((node(1), node(0)), "expected children at positions 1 to 1"),
         ((node(), node(2), node(1)), "node 1: supports itself or nothing"),
         ((node(1), node()), "root: a fact has no children"),
-        ((node(p=1.5),), "root: expected a probability from 0 to 1, got 1.5"),
-        (
-            (node(p=float("nan")),),
-            "root: expected a probability from 0 to 1, got nan",
-        ),
-    ):
-        assert any(text in e for e in checked(COUNTRIES, Proof(nodes=nodes))), (
-            text
-        )
+        *(((node(p=p),), f"root: expected a probability from 0 to 1, got {p}")
+          for p in (1.5, float("nan"))),
+    ):  # fmt: skip
+        errors = checked(COUNTRIES, Proof(nodes=nodes))
+        assert any(text in e for e in errors), text
 
 
 # -- proofs thousands deep
@@ -279,27 +222,27 @@ def test_a_proof_thousands_deep_is_built_checked_written_and_read():
     n = 5000
     program = chain(n)
     root = (2, n + 1, 0)
-    by_model = modelled(
-        program,
-        lambda a: (
+
+    def support(atom):
+        k = atom[1] - 1
+        return (
             None
-            if a in program.fact_set
-            else (0, [(1, a[1] - 1, a[1]), (2, a[1] - 1, 0)])
-        ),
-        root,
-    )
-    choices = [
-        step
-        for k in range(n - 1, -1, -1)
-        for step in (("rule", 0, None), ("fact", k, None))
-    ]
+            if atom in program.fact_set
+            else (0, [(1, k, k + 1), (2, k, 0)])
+        )
+
+    by_model = modelled(program, support, root)
+    choices = []
+    for k in range(n - 1, -1, -1):
+        choices += [("rule", 0, None), ("fact", k, None)]
     by_trace = prove.from_trace(program, root, choices)
     for proof in (by_model, by_trace):
         assert len(proof.nodes) == 2 * n + 1
-        assert checked(program, proof, max_height=n, leave_one_out=True) == []
-        assert (
-            checked(program, proof, max_height=n - 1, leave_one_out=True) != []
-        )
+        for height in (n - 1, n):
+            errors = checked(
+                program, proof, max_height=height, leave_one_out=True
+            )
+            assert (errors == []) == (height == n)
         assert read_proof(proof_.to_json(proof, *[str] * 4)) == proof
         assert proof_.to_dot(proof, str, str).count("->") == 2 * n
     assert proof_.to_text(by_model, str, str).count("\n") == 2 * n + 1
@@ -307,19 +250,12 @@ def test_a_proof_thousands_deep_is_built_checked_written_and_read():
 
 def test_a_subproof_used_often_is_stored_and_shown_once():
     """Doubling at every height: 2**60 leaves as a tree, 61 nodes here."""
-    program = prove.make_program(
-        [(1, 1, 1)],
-        [[(k + 1, X, X), (k, X, X), (k, X, X)] for k in range(1, 61)],
-        1,
-    )
-    proof = modelled(
-        program,
-        lambda a: (a[0] - 2, [(a[0] - 1, 1, 1)] * 2) if a[0] > 1 else None,
-        (61, 1, 1),
-    )
-    assert (
-        len(proof.nodes) == 61 and checked(program, proof, max_height=60) == []
-    )
+    rules = [[(k + 1, X, X), (k, X, X), (k, X, X)] for k in range(1, 61)]
+    program = prove.make_program([(1, 1, 1)], rules, 1)
+    twice = lambda a: (a[0] - 2, [(a[0] - 1, 1, 1)] * 2) if a[0] > 1 else None
+    proof = modelled(program, twice, (61, 1, 1))
+    assert len(proof.nodes) == 61
+    assert checked(program, proof, max_height=60) == []
     shown = proof_.to_text(proof, str, str).splitlines()
     assert len(shown) == 121 and sum("as above" in line for line in shown) == 59
 
@@ -329,55 +265,34 @@ def test_a_subproof_used_often_is_stored_and_shown_once():
 
 def test_the_json_of_a_proof_is_decoded_without_the_data():
     """Goals and substitutions by the tables of names alone: locatedIn(france, europe) by X, Y and Z."""
-    proof = prove.from_trace(
-        COUNTRIES, (2, 1, 3), [("rule", 0, 0.83), ("fact", 0, 0.5)]
-    )
     predicates = {1: "neighborOf", 2: "locatedIn"}
-    terms = {1: "france", 2: "germany", 3: "europe", X: "X", Y: "Y", Z: "Z"}
-    document = json.loads(
-        proof_.to_json(
-            proof,
-            format_atom,
-            format_rule,
-            predicates.__getitem__,
-            terms.__getitem__,
-        )
-    )
+    constants = {1: "france", 2: "germany", 3: "europe"}
+    terms = constants | {X: "X", Y: "Y", Z: "Z"}
+    tables = predicates.__getitem__, terms.__getitem__
+    text = proof_.to_json(of_france(), format_atom, format_rule, *tables)
+    document = json.loads(text)
     assert document["format"] == 2
-    assert document["constants"] == {
-        "1": "france",
-        "2": "germany",
-        "3": "europe",
-    }
+    assert document["constants"] == {str(c): n for c, n in constants.items()}
     assert document["variables"] == {str(X): "X", str(Y): "Y", str(Z): "Z"}
     for node in document["nodes"]:
         predicate, *arguments = map(str, node["goal"])
         names = [document["constants"][i] for i in arguments]
         text = f"{document['predicates'][predicate]}({', '.join(names)})"
         assert text == node["goal_text"]
-    root = document["nodes"][0]
-    assert [
-        (document["variables"][str(v)], document["constants"][str(c)])
-        for v, c in root["substitution"]
-    ] == [("X", "france"), ("Y", "europe"), ("Z", "germany")]
+    theta = document["nodes"][0]["substitution"]
+    names = [document["variables"][str(v)] for v, _ in theta]
+    values = [document["constants"][str(c)] for _, c in theta]
+    assert "".join(names) == "XYZ" and values == ["france", "europe", "germany"]
 
 
 @given(st.text(), st.text())
 def test_dot_labels_read_back_as_the_names_they_hold(name, rule):
-    proof = prove.from_trace(
-        COUNTRIES, (2, 1, 3), [("rule", 0, 0.25), ("fact", 0, None)]
-    )
-    dot = proof_.to_dot(proof, lambda a: name, lambda r: rule)
+    dot = proof_.to_dot(of_france(0.25, None), lambda a: name, lambda r: rule)
     labels = re.findall(r'n\d+ \[label="((?:[^"\\]|\\.)*)"\];', dot, re.DOTALL)
-    read = [
-        re.sub(r"\\(.)", lambda m: "\n" if m[1] == "n" else m[1], label)
-        for label in labels
-    ]
-    assert read == [
-        f"{name}\nrule 0: {rule}\np=0.25",
-        f"{name}\nfact",
-        f"{name}\nfact",
-    ]
+    plain = lambda m: "\n" if m[1] == "n" else m[1]
+    read = [re.sub(r"\\(.)", plain, label) for label in labels]
+    fact = f"{name}\nfact"
+    assert read == [f"{name}\nrule 0: {rule}\np=0.25", fact, fact]
     assert dot.count(";\n  n0 -> n1;\n  n0 -> n2;\n") == 1
 
 
@@ -390,14 +305,8 @@ def traces(program, root, max_height, budget):
     while todo and steps < budget:
         steps += 1
         goals, choices = todo.pop(0)
-        for kind, i, left in sld.successors(
-            goals,
-            root,
-            list(program.facts),
-            program.rules,
-            program.n_constants,
-            max_height,
-        ):
+        base = list(program.facts), program.rules, program.n_constants
+        for kind, i, left in sld.successors(goals, root, *base, max_height):
             chosen = [*choices, (kind, i, random.Random(steps).random())]
             if left:
                 todo.append((left, chosen))
@@ -429,32 +338,24 @@ def test_a_proof_from_a_trace_holds_and_keeps_the_probability_of_every_choice(
         st.tuples(st.integers(1, 3), st.integers(1, C), st.integers(1, C))
         | st.sampled_from(program.facts)
     )
-    for choices in itertools.islice(
-        traces(program, root, max_height=3, budget=40), 5
-    ):
+    found = traces(program, root, max_height=3, budget=40)
+    for choices in itertools.islice(found, 5):
         proof = prove.from_trace(program, root, choices)
         assert proof.nodes[0].goal == root
         assert checked(program, proof, max_height=3, leave_one_out=True) == []
-        chosen = [
-            node.probability
-            for node in proof.nodes
-            if node.probability is not None
-        ]
-        assert sorted(chosen) == sorted(p for _, _, p in choices)
+        chosen = [node.probability for node in proof.nodes]
+        chances = [p for _, _, p in choices]
+        assert sorted(p for p in chosen if p is not None) == sorted(chances)
         rules = [node.rule for node in proof.nodes if node.rule is not None]
-        assert sorted(rules) == sorted(
-            i for kind, i, _ in choices if kind == "rule"
-        )
+        by_rule = [i for kind, i, _ in choices if kind == "rule"]
+        assert sorted(rules) == sorted(by_rule)
 
 
 def test_an_open_root_is_bound_by_its_proof():
     """locatedIn(Y, europe), whose variable has the id of one of the rule's."""
-    proof = prove.from_trace(
-        COUNTRIES, (2, Y, 3), [("rule", 0, None), ("fact", 0, None)]
-    )
+    choices = [("rule", 0, None), ("fact", 0, None)]
+    proof = prove.from_trace(COUNTRIES, (2, Y, 3), choices)
     assert proof.nodes[0].goal == (2, 1, 3) and checked(COUNTRIES, proof) == []
     unsafe = prove.make_program([(2, 1, 1)], [[(1, X, Y), (2, X, X)]], C)
     with pytest.raises(ValueError, match="unbound"):
-        prove.from_trace(
-            unsafe, (1, X, Y), [("rule", 0, None), ("fact", 0, None)]
-        )
+        prove.from_trace(unsafe, (1, X, Y), choices)

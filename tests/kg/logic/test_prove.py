@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from funcppo.kg.logic import fixpoint, kb
+from funcppo.kg.logic import kb
 from funcppo.kg.logic import prove as proving
 from funcppo.kg.logic.fixpoint import Verdict
 from funcppo.kg.logic.joins import RowBudget
 from funcppo.kg.logic.proof import check_proof
 from funcppo.kg.logic.prove import Clauses, Limits, find_ground_body
 from tests import oracles
-from tests.kg.logic.test_fixpoint import heights
+from tests.kg.logic.test_fixpoint import heights, model_of
 from tests.oracles import Program, programs
 
 MANY = 10**9
@@ -29,15 +29,28 @@ LOOP = Program(
 )
 
 
-def prove(
-    program, atom, max_height=None, max_atoms=MANY, object_identity=False
-):
-    limits = dict(
+def prove(program, atom, max_height=None, **limits):
+    limits = Limits(max_height=max_height, max_atoms=MANY, **limits)
+    return proving.prove_ground(clauses_of(program), atom, limits)
+
+
+def errors_of(program, proof, max_height=None, object_identity=True):
+    """What the checker has against a proof, which leaves its root out."""
+    arrays = program.arrays()
+    return check_proof(
+        proof,
+        {tuple(fact) for fact in arrays["facts"].tolist()},
+        arrays["rules"].tolist(),
+        n_constants=program.n_constants,
         max_height=max_height,
-        max_atoms=max_atoms,
+        leave_one_out=True,
         object_identity=object_identity,
     )
-    return proving.prove_ground(clauses_of(program), atom, Limits(**limits))
+
+
+def without(program, fact):
+    others = tuple(other for other in program.facts if other != fact)
+    return dataclasses.replace(program, facts=others)
 
 
 def clauses_of(program):
@@ -63,32 +76,15 @@ def test_a_path_round_a_loop_has_a_proof_as_high_as_it_is_long():
 def test_the_checker_rejects_a_proof_that_binds_a_variable_to_a_constant_of_its_rule():
     """p(X, 1) :- b(X, 2). b(1, 2). b(3, 2)."""
     p, b, x = 1, 2, 4
-    program = Program(
-        3, (2, 2), ((b, 1, 2), (b, 3, 2)), (((p, x, 1), (b, x, 2)),)
-    )
-    arrays = program.arrays()
-    errors = [
-        check_proof(
-            prove(program, (p, value, 1)).proof,
-            {tuple(fact) for fact in arrays["facts"].tolist()},
-            arrays["rules"].tolist(),
-            n_constants=program.n_constants,
-            max_height=None,
-            leave_one_out=True,
-            object_identity=True,
-        )
-        for value in (1, 3)
-    ]
-    assert errors == [
-        [
-            "root: expected another constant for each variable, none of the rule's [1, 2], got [(4, 1)]"
-        ],
-        [],
-    ]
-    assert (
-        prove(program, (p, 1, 1), object_identity=True).verdict
-        == Verdict.REFUTED
-    )
+    facts, rule = ((b, 1, 2), (b, 3, 2)), ((p, x, 1), (b, x, 2))
+    program = Program(3, (2, 2), facts, (rule,))
+    expected = "another constant for each variable, none of the rule's [1, 2]"
+    proofs = [prove(program, (p, value, 1)).proof for value in (1, 3)]
+    assert [errors_of(program, proof) for proof in proofs] == [
+        [f"root: expected {expected}, got [(4, 1)]"], []
+    ]  # fmt: skip
+    apart = prove(program, (p, 1, 1), object_identity=True)
+    assert apart.verdict == Verdict.REFUTED
 
 
 @given(programs, st.booleans(), st.data())
@@ -96,50 +92,25 @@ def test_verdict_and_height_are_those_of_the_least_model_without_the_query(
     program, object_identity, data
 ):
     predicate = data.draw(st.integers(1, len(program.arity)))
-    args = data.draw(
-        st.tuples(
-            *[st.integers(1, program.n_constants)]
-            * program.arity[predicate - 1]
-        )
-    )
+    constant = st.integers(1, program.n_constants)
+    args = st.tuples(*[constant] * program.arity[predicate - 1])
+    atoms = args.map(lambda terms: (predicate, *terms))
     stated = [fact for fact in program.facts if fact[0] == predicate]
-    atom = (
-        data.draw(st.sampled_from(stated))
-        if stated and data.draw(st.booleans())
-        else (predicate, *args)
-    )
+    atom = data.draw(atoms | st.sampled_from(stated) if stated else atoms)
     max_height = data.draw(st.none() | st.integers(0, 4))
-    rest = dataclasses.replace(
-        program, facts=tuple(fact for fact in program.facts if fact != atom)
-    )
+    rest = without(program, atom)
     height = oracles.least_model(rest, max_height, object_identity).get(atom)
-    arrays = program.arrays()
-    padded = (*atom, *[0] * (arrays["facts"].shape[1] - len(atom)))
+    width = program.arrays()["facts"].shape[1]
+    padded = (*atom, *[0] * (width - len(atom)))
     found = prove(program, padded, max_height, object_identity=object_identity)
     assert found.is_fact == (atom in program.facts)
-    assert found.verdict == (
-        Verdict.REFUTED if height is None else Verdict.PROVED
-    )
-    assert found.height == height
+    verdict = Verdict.REFUTED if height is None else Verdict.PROVED
+    assert (found.verdict, found.height) == (verdict, height)
     if height is not None:
-        facts = {tuple(fact) for fact in arrays["facts"].tolist()}
-        rules = arrays["rules"].tolist()
-        limits = dict(
-            n_constants=program.n_constants,
-            leave_one_out=True,
-            object_identity=object_identity,
-        )
         assert found.proof.nodes[0].goal == padded
-        assert (
-            check_proof(found.proof, facts, rules, max_height=height, **limits)
-            == []
-        )
-        assert (
-            check_proof(
-                found.proof, facts, rules, max_height=height - 1, **limits
-            )
-            != []
-        )
+        for most in (height, height - 1):
+            errors = errors_of(program, found.proof, most, object_identity)
+            assert (errors == []) == (most == height)
 
 
 @given(programs, st.booleans(), st.none() | st.integers(0, 4), st.data())
@@ -168,19 +139,17 @@ def test_the_answers_and_their_heights_are_those_of_the_least_model(
     )
     found = solve()
     assert found.complete
-    assert {
-        tuple(t for t in atom if t): h for atom, h in found.heights.items()
-    } == expected
+    assert (
+        dict(zip(unpadded(found.heights), found.heights.values())) == expected
+    )
     # What a limit leaves is right, as far as it goes.
     for max_rows in (0, 3, 10):
         part = solve(budget=RowBudget(max_rows))
         for atom, height in part.heights.items():
-            assert model[tuple(t for t in atom if t)] == (
-                found.heights[atom] if height is None else height
-            )
-        assert (
-            part.complete == (part.heights == found.heights) or part.stop_reason
-        )
+            known = found.heights[atom] if height is None else height
+            assert model[tuple(t for t in atom if t)] == known
+        is_whole = part.heights == found.heights
+        assert part.complete == is_whole or part.stop_reason
 
 
 @pytest.mark.parametrize("limit", ["max_atoms", "max_rows"])
@@ -215,18 +184,14 @@ def test_the_work_is_what_the_goal_reaches_and_not_more_in_a_larger_graph(body):
         chain = [(EDGE, i, i + 1) for i in range(1, 11)]
         chain += [(EDGE, 42 + i, 43 + i) for i in range(0, 2 * n_others - 2)]
         variables = {X: n + 1, Y: n + 2, Z: n + 3}
-        rules = [
+        rules = ((PATH, X, Y), (EDGE, X, Y)), ((PATH, X, Z), *body)
+        rules = tuple(
             tuple(oracles.put(atom, variables) for atom in rule)
-            for rule in (
-                ((PATH, X, Y), (EDGE, X, Y)),
-                ((PATH, X, Z), *body),
-            )
-        ]
-        budget = RowBudget(MANY)
-        program = Program(n, (2, 2), tuple(chain), tuple(rules))
-        found = proving.prove_ground(
-            clauses_of(program), (PATH, 1, 11), Limits(budget=budget)
+            for rule in rules
         )
+        budget = RowBudget(MANY)
+        program = Program(n, (2, 2), tuple(chain), rules)
+        found = prove(program, (PATH, 1, 11), budget=budget)
         assert found.verdict == Verdict.PROVED
         n_rows.append(budget.n_rows)
     assert n_rows[0] == n_rows[1]
@@ -236,20 +201,14 @@ def test_the_work_is_what_the_goal_reaches_and_not_more_in_a_larger_graph(body):
 def test_the_work_for_a_chain_is_linear_in_its_length(length):
     n = length + 1
     x, y, z = n + 1, n + 2, n + 3
-    for body in [
+    edges = tuple((EDGE, i, i + 1) for i in range(1, n))
+    first = (PATH, x, y), (EDGE, x, y)
+    for body in (
         ((EDGE, x, y), (PATH, y, z)),
         ((PATH, x, y), (EDGE, y, z)),
-    ]:
-        program = Program(
-            n,
-            (2, 2),
-            tuple((EDGE, i, i + 1) for i in range(1, n)),
-            (((PATH, x, y), (EDGE, x, y)), ((PATH, x, z), *body)),
-        )
-        budget = RowBudget(8 * length)
-        found = proving.prove_ground(
-            clauses_of(program), (PATH, 1, n), Limits(budget=budget)
-        )
+    ):
+        program = Program(n, (2, 2), edges, (first, ((PATH, x, z), *body)))
+        found = prove(program, (PATH, 1, n), budget=RowBudget(8 * length))
         assert found.height == length and found.answers.complete
 
 
@@ -265,8 +224,7 @@ def test_what_failed_rules_lack_is_not_satisfied_together(
         found = prove(program, padded, object_identity=object_identity)
         if found.verdict == Verdict.PROVED:
             continue
-        others = tuple(fact for fact in program.facts if fact != atom)
-        rest = dataclasses.replace(program, facts=others)
+        rest = without(program, atom)
         model = set(oracles.least_model(rest, None, object_identity))
         failed = proving.failed_rules(found.answers, padded, n_rules=MANY)
         heads = [
@@ -291,21 +249,17 @@ def test_what_failed_rules_lack_is_not_satisfied_together(
 
 def test_a_proof_hundreds_of_steps_high_is_found_and_checked():
     n = 150
-    chain = Program(
-        n,
-        (2, 1),
-        tuple((1, i, i + 1) for i in range(1, n)),
-        (((2, n + 1), (1, n + 2, n + 1), (2, n + 2)), ((2, 2), (1, 1, 2))),
-    )
-    found = prove(chain, (2, n, 0))
+    facts = tuple((1, i, i + 1) for i in range(1, n))
+    on = (2, n + 1), (1, n + 2, n + 1), (2, n + 2)
+    rules = on, ((2, 2), (1, 1, 2))
+    found = prove(Program(n, (2, 1), facts, rules), (2, n, 0))
     assert found.height == n - 1 and len(found.proof.nodes) == 2 * (n - 1)
 
 
 def test_a_predicate_with_the_id_of_a_variable_is_no_variable():
     one = Program(1, (1, 1, 2), ((1, 1), (3, 1, 1)), (((2, 2), (1, 2)),))
-    matched = lambda *atom: list(
-        proving.solve(clauses_of(one), atom, Limits()).heights
-    )
+    clauses = clauses_of(one)
+    matched = lambda *atom: [*proving.solve(clauses, atom, Limits()).heights]
     assert matched(2, 2, 0) == [(2, 1, 0)]
     assert matched(3, 2, 3) == [(3, 1, 1)]
     assert matched(3, 3, 3) == [(3, 1, 1)]
@@ -328,17 +282,6 @@ def test_failed_rules_name_what_no_atom_satisfies():
 # -- derivations
 
 
-def build(program, **options):
-    world, sizes = kb.build(**program.arrays())
-    return (
-        world,
-        sizes,
-        fixpoint.least_model(
-            world, sizes, max_height=None, max_atoms=MANY, **options
-        ),
-    )
-
-
 def unpadded(atoms):
     return [tuple(term for term in atom if term) for atom in atoms]
 
@@ -348,7 +291,7 @@ def test_a_derivation_is_the_first_rule_with_its_smallest_body_of_smaller_height
     program,
 ):
     for identity in (False, True):
-        _, _, model = build(program, object_identity=identity)
+        model = model_of(program, object_identity=identity)
         found = heights(model)
         for padded, (atom, height) in zip(model.atoms.tolist(), found.items()):
             if height:
@@ -358,22 +301,19 @@ def test_a_derivation_is_the_first_rule_with_its_smallest_body_of_smaller_height
                 root = proof.nodes[0]
                 body = [proof.nodes[i].goal for i in root.children]
                 below = {a for a, h in found.items() if h < height}
-                assert (root.rule, unpadded(body)) == _first_derivation(
-                    program, atom, below, identity
-                )
+                expected = _first_derivation(program, atom, below, identity)
+                assert (root.rule, unpadded(body)) == expected
 
 
 @given(programs)
 def test_a_ground_body_is_the_smallest_of_its_rule_without_the_atom(program):
     for identity in (False, True):
-        world, sizes, model = build(program, object_identity=identity)
-        found = heights(model)
-        for padded, atom in zip(model.atoms.tolist(), found):
+        clauses = clauses_of(program)
+        model = model_of(program, object_identity=identity)
+        for padded, atom in zip(model.atoms.tolist(), heights(model)):
             for i in range(len(program.rules)):
                 others = set(program.facts) - {atom}
-                body = find_ground_body(
-                    Clauses(world, sizes), tuple(padded), i, identity
-                )
+                body = find_ground_body(clauses, tuple(padded), i, identity)
                 expected = _smallest_body(program, i, atom, others, identity)
                 assert (None if body is None else unpadded(body)) == expected
 
@@ -387,17 +327,11 @@ def _first_derivation(program, atom, below, identity):
 
 
 def _smallest_body(program, i, atom, below, identity):
-    rule = program.rules[i]
-    bindings = [
-        s
-        for s in oracles.groundings(rule, below, program.n_constants, identity)
-        if oracles.put(rule[0], s) == atom
-    ]
-    names = list(
-        dict.fromkeys(
-            t for a in rule[1:] for t in a[1:] if t > program.n_constants
-        )
-    )
+    rule, n = program.rules[i], program.n_constants
+    found = oracles.groundings(rule, below, n, identity)
+    bindings = [s for s in found if oracles.put(rule[0], s) == atom]
+    terms = dict.fromkeys(t for a in rule[1:] for t in a[1:])
+    names = [t for t in terms if t > n]
     if not bindings:
         return None
     smallest = min(bindings, key=lambda s: [s[v] for v in names])
@@ -412,21 +346,14 @@ CIRCLE = Program(
     4,
     (2, 2, 2),
     ((P, 1, 2), (P, 3, 4), (P, 2, 3), (Q, 2, 3), (S, 1, 2)),
-    (
-        ((P, X, Y), (Q, X, Y)),
-        ((Q, X, Y), (P, X, Y)),
-        ((Q, X, Y), (S, X, Y)),
-    ),
+    tuple(((p, X, Y), (q, X, Y)) for p, q in ((P, Q), (Q, P), (Q, S))),
 )
 
 
-def fact_heights(program, max_height, max_rows=MANY, facts=None, **options):
+def fact_heights(program, max_height, max_rows=MANY, **options):
     base, sizes = kb.build(**program.arrays())
-    limits = Limits(
-        max_height=max_height, budget=RowBudget(max_rows), **options
-    )
-    facts = base.facts if facts is None else facts
-    found = proving.fact_heights(base, sizes, facts, limits)
+    options |= {"max_height": max_height, "budget": RowBudget(max_rows)}
+    found = proving.fact_heights(base, sizes, base.facts, Limits(**options))
     return found.height.tolist(), found.n_undecided
 
 
@@ -436,20 +363,13 @@ def fact_heights(program, max_height, max_rows=MANY, facts=None, **options):
 def test_the_height_is_that_of_the_least_model_without_the_fact(
     max_height, object_identity, program
 ):
-    found, n_undecided = fact_heights(
-        program, max_height, object_identity=object_identity
-    )
+    options = {"object_identity": object_identity}
+    found, n_undecided = fact_heights(program, max_height, **options)
     assert n_undecided == 0
-    expected = []
-    for fact in program.facts:
-        others = tuple(other for other in program.facts if other != fact)
-        model = oracles.least_model(
-            dataclasses.replace(program, facts=others),
-            max_height,
-            object_identity=object_identity,
-        )
-        expected.append(model.get(fact, -1))
-    assert found == expected
+    for fact, height in zip(program.facts, found, strict=True):
+        rest = without(program, fact)
+        model = oracles.least_model(rest, max_height, **options)
+        assert height == model.get(fact, -1)
 
 
 def test_what_a_bound_leaves_undecided_is_counted_and_not_proved():
