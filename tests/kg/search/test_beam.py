@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from functools import partial
 
 import numpy as np
 import pytest
@@ -26,6 +27,10 @@ from tests.kg.logic.test_resolve import C, P, program, start
 from tests.kg.search.small_tasks import perturbed
 from tests.learning import assert_trees_equal
 
+assert_close = partial(torch.testing.assert_close, rtol=0, atol=1e-5)
+LOWEST = torch.finfo(torch.float32).min
+SEEDS = st.integers(0, 10_000)
+WIDE = dict(chunk_size=48, slots=12)
 # shrinking a search takes minutes
 PHASES = [Phase.explicit, Phase.reuse, Phase.generate]
 
@@ -34,9 +39,8 @@ def setup(seed: int, score: str, max_height: int = 1, **fields):
     """A random program, a policy that prefers nothing in particular, and every ground atom as a candidate."""
     facts, rules, _ = program(seed)
     kb, sizes = kbase.build(facts, rules, n_constants=C, n_predicates=P)
-    kb = kb._replace(
-        support=torch.arange(1.0, 6), body_pairs=torch.full((5,), 7.0)
-    )
+    support, pairs = torch.arange(1.0, 6), torch.full((5,), 7.0)
+    kb = kb._replace(support=support, body_pairs=pairs)
     shape = resolve.make_resolve_config(kb, sizes, max_height)
     cfg = net.ProverNetworkConfig(
         sizes=sizes,
@@ -46,30 +50,25 @@ def setup(seed: int, score: str, max_height: int = 1, **fields):
         hidden_dim=8,
     )
     params = perturbed(net.init(cfg, random.key(seed)))
-    defaults = dict(
-        max_depth=4,
-        slots=6,
-        beam=1 if score == "greedy" else 100,
-        chunk_size=16,
-        rows_per_step=120,
+    sizes_of = dict(
+        max_depth=4, slots=6, beam=100, chunk_size=16, rows_per_step=120
     )
+    sizes_of |= fields | ({"beam": 1} if score == "greedy" else {})
+    agent = net.agent(cfg)
     evaluation = SearchConfig(
-        resolve=shape,
-        agent=net.agent(cfg),
-        score=score,
-        **{**defaults, **fields},
+        resolve=shape, agent=agent, score=score, **sizes_of
     )
-    atoms = torch.cartesian_prod(
-        *(torch.arange(1, n + 1) for n in (P, C, C))
-    ).to(torch.int32)
-    world = prover_env.World(
-        kb,
-        kb.facts,
-        kb.facts[:0],
-        derive.empty_derivability_index(kb, sizes),
-        kb.facts[:0, 0],
-    )
+    ids = (torch.arange(1, n + 1, dtype=torch.int32) for n in (P, C, C))
+    atoms = torch.cartesian_prod(*ids)
+    index = derive.empty_derivability_index(kb, sizes)
+    none = kb.facts[:0]
+    world = prover_env.World(kb, kb.facts, none, index, none[:, 0])
     return evaluation, world, params, atoms
+
+
+def with_policy(cfg, apply, **fields):
+    agent = dataclasses.replace(cfg.agent, apply=apply)
+    return dataclasses.replace(cfg, agent=agent, **fields)
 
 
 def with_sharper_policy(cfg, factor):
@@ -77,15 +76,10 @@ def with_sharper_policy(cfg, factor):
 
     def apply(*args):
         output = cfg.agent.apply(*args)
-        return output._replace(
-            logits=(factor * output.logits).clamp_min(
-                torch.finfo(torch.float32).min
-            )
-        )
+        logits = (factor * output.logits).clamp_min(LOWEST)
+        return output._replace(logits=logits)
 
-    return dataclasses.replace(
-        cfg, agent=dataclasses.replace(cfg.agent, apply=apply)
-    )
+    return with_policy(cfg, apply)
 
 
 def walk(cfg, world, params, query, visit):
@@ -99,41 +93,29 @@ def walk(cfg, world, params, query, visit):
         hard_negative_fraction=0.0,
     )
     S = cfg.resolve.max_successors
-    todo = [
-        (
-            prover_env.initial_state(
-                search, world, query[None], torch.tensor([True])
-            ),
-            0.0,
-            0.0,
-            True,
-        )
-    ]
+    label = torch.tensor([True])
+    first = prover_env.initial_state(search, world, query[None], label)
+    todo = [(first, 0.0, 0.0, True)]
     while todo:
         state, path, rules, greedy = todo.pop()
-        if state.status[0] != prover_env.RUNNING:
-            visit(
-                path, rules, bool(state.status[0] == prover_env.PROVED), greedy
-            )
+        status = int(state.status[0])
+        if status != prover_env.RUNNING:
+            visit(path, rules, status == prover_env.PROVED, greedy)
             continue
         obs = prover_env.observe(search, world, state)
         logits = cfg.agent.apply(cfg.agent.cfg, world, params, obs).logits
         logp = torch.log_softmax(logits.double(), -1)[0]
         for action in range(S + 1):
             if obs.action_mask[0, action]:
+                chosen = torch.tensor([action]), random.key(0)
                 after, _ = prover_env.step_functional(
-                    search, world, state, torch.tensor([action]), random.key(0)
+                    search, world, state, *chosen
                 )
                 is_rule = action < S and obs.rule[0, action] >= 0
                 step = float(logp[action])
-                todo.append(
-                    (
-                        after,
-                        path + step,
-                        rules + (step if is_rule else 0.0),
-                        greedy and action == int(logp.argmax()),
-                    )
-                )
+                of_rules = rules + (step if is_rule else 0.0)
+                is_best = greedy and action == int(logp.argmax())
+                todo.append((after, path + step, of_rules, is_best))
 
 
 @pytest.mark.parametrize("score", ["success", "best-proof", "greedy"])
@@ -142,26 +124,18 @@ def test_a_score_near_1_keeps_its_digits(score, n_rules):
     """p(1, 2) by one or two rules p(X, Y) :- q(X, Y), each exp(20) times as probable as END: log p rounds to 0."""
     shape, world, params, _ = setup(0, score)
     rules = [[[1, C + 1, C + 2], [2, C + 1, C + 2]]] * n_rules
-    kb, sizes = kbase.build(
-        np.array([[2, 1, 2]]), np.array(rules), n_constants=C, n_predicates=P
-    )
-    resolve_cfg = resolve.make_resolve_config(kb, sizes, 1)
+    base = np.array([[2, 1, 2]]), np.array(rules)
+    kb, sizes = kbase.build(*base, n_constants=C, n_predicates=P)
 
     def apply(network_cfg, world, params, observation):
-        lowest = torch.finfo(torch.float32).min
-        logits = torch.where(observation.action_mask, 0.0, lowest)
+        logits = torch.where(observation.action_mask, 0.0, LOWEST)
         logits[:, -1] = -20.0  # END
         return net.ProverOutput(logits, logits, logits[:, 0])
 
-    cfg = dataclasses.replace(
-        shape,
-        resolve=resolve_cfg,
-        agent=dataclasses.replace(shape.agent, apply=apply),
-    )
-    world = world._replace(
-        kb=kb,
-        derivability_index=derive.empty_derivability_index(kb, sizes),
-    )
+    steps = resolve.make_resolve_config(kb, sizes, 1)
+    cfg = with_policy(shape, apply, resolve=steps)
+    index = derive.empty_derivability_index(kb, sizes)
+    world = world._replace(kb=kb, derivability_index=index)
     atom = torch.tensor([[1, 1, 2]], dtype=torch.int32)
     result, _, _ = score_candidates(cfg, world, params, atom)
     # of one rule of two: 1 / (2 + exp(-20))
@@ -174,7 +148,7 @@ def test_a_score_near_1_keeps_its_digits(score, n_rules):
 
 
 @pytest.mark.parametrize("score", ["success", "best-proof", "greedy"])
-@given(seed=st.integers(0, 10_000))
+@given(seed=SEEDS)
 @settings(max_examples=5, phases=PHASES)
 def test_a_score_equals_the_sum_over_all_paths_of_the_policy(score, seed):
     """Tolerance 1e-4 of the log-odds: the grid on which scores are ranked. A sharp policy has scores near 0 and 1."""
@@ -191,82 +165,57 @@ def test_a_score_equals_the_sum_over_all_paths_of_the_policy(score, seed):
             nonlocal best, greedy_score
             masses[proved].append(math.exp(path))  # noqa: B023
             best = max(best, rules if proved else -math.inf)
-            greedy_score = (
-                path + (0.0 if proved else UNPROVED_PENALTY)
-                if greedy
-                else greedy_score
-            )
+            if greedy:
+                greedy_score = path + (0.0 if proved else UNPROVED_PENALTY)
 
         walk(cfg, world, params, atom, visit)
         proved, failed = math.fsum(masses[True]), math.fsum(masses[False])
         assert proved + failed == pytest.approx(1, abs=1e-9)
-        want = {
-            "success": math.log(proved) if proved else -math.inf,
-            "best-proof": best,
-            "greedy": greedy_score,
-        }[score]
+        success = math.log(proved) if proved else -math.inf
+        of_paths = {"success": success, "best-proof": best}
+        want = of_paths.get(score, greedy_score)
         assert float(got.log_score[i]) == pytest.approx(want, abs=1e-4)
         rest = failed if score == "success" else -math.expm1(want)
         odds = want - math.log(rest)
         assert float(log_odds[i]) == pytest.approx(odds, abs=1e-4)
 
 
-@given(
-    st.integers(0, 10_000),
-    st.integers(1, 9),
-    st.integers(7, 60),
-    st.integers(6, 40),
-)
+@given(SEEDS, st.integers(1, 9), st.integers(7, 60), st.integers(6, 40))
 @settings(max_examples=10, phases=PHASES)
 def test_scores_do_not_depend_on_slots_chunks_rows_or_order(
     seed, slots, window, rows
 ):
     cfg, world, params, atoms = setup(
-        seed, "success", beam=6, chunk_size=48, slots=12, rows_per_step=24
+        seed, "success", beam=6, rows_per_step=24, **WIDE
     )
     want, _, _ = score_candidates(cfg, world, params, atoms)
-    order = torch.from_numpy(
-        np.random.default_rng(seed).permutation(len(atoms))
-    )
-    other = dataclasses.replace(
-        cfg, slots=slots, chunk_size=window, rows_per_step=rows
-    )
+    order = np.random.default_rng(seed).permutation(len(atoms))
+    changes = {"slots": slots, "chunk_size": window, "rows_per_step": rows}
+    other = dataclasses.replace(cfg, **changes)
     got, _, _ = score_candidates(other, world, params, atoms[order])
-    torch.testing.assert_close(
-        got.log_score, want.log_score[order], rtol=0, atol=1e-5
-    )
+    assert_close(got.log_score, want.log_score[order])
     assert torch.equal(got.n_steps, want.n_steps[order])
 
 
 @pytest.mark.parametrize(
     "device", ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 )
-@given(
-    st.integers(0, 10_000), st.sampled_from(["success", "best-proof", "greedy"])
-)
+@given(SEEDS, st.sampled_from(["success", "best-proof", "greedy"]))
 @settings(max_examples=6, phases=PHASES)
 def test_scores_are_the_same_graphed_and_with_an_asynchronous_readback(
     device, seed, score
 ):
     """Three chunks, the last not full, with two policies in turn."""
-    cfg, world, params, atoms = setup(
-        seed, score, beam=1 if score == "greedy" else 6, rows_per_step=24
-    )
-    world, params, atoms = (
-        tree.map(lambda x: x.to(device), t)
-        for t in (world, params, atoms[: 2 * cfg.chunk_size + 5])
-    )
-    step = GraphedStep(beams.evaluate_step)
+    cfg, *inputs = setup(seed, score, beam=6, rows_per_step=24)
+    world, params, atoms = tree.map(lambda x: x.to(device), tuple(inputs))
+    atoms = atoms[: 2 * cfg.chunk_size + 5]
+    options = {
+        "step": GraphedStep(beams.evaluate_step), "make_readback": AsyncReadback,
+    }  # fmt: skip
     for policy in (params, tree.map(lambda x: 0.5 * x, params)):
-        want, active, _ = score_candidates(cfg, world, policy, atoms)
-        got, also, _ = score_candidates(
-            cfg,
-            world,
-            policy,
-            atoms,
-            step=step,
-            make_readback=AsyncReadback,
-        )
+        arguments = cfg, world, policy, atoms
+        want, active, _ = score_candidates(*arguments)
+        got, also, _ = score_candidates(*arguments, **options)
         assert_trees_equal(got, want, rtol=0, atol=0)
         assert active == also
 
@@ -291,51 +240,36 @@ def test_a_search_on_a_cpu_can_be_ended_after_any_step(n_steps):
 
 
 @pytest.mark.parametrize("score", ["success", "best-proof", "greedy"])
-@given(seed=st.integers(0, 10_000))
+@given(seed=SEEDS)
 @settings(max_examples=6, phases=PHASES)
 def test_scores_in_ascending_widths_are_those_of_the_full_one(score, seed):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(beams, "NARROW_WIDTHS", (1, 2) if seed % 2 else ())
-        beam = {"beam": 1} if score == "greedy" else {"beam": 6}
-        cfg, world, params, atoms = setup(
-            seed,
-            score,
-            max_height=1 + seed % 2,
-            chunk_size=48,
-            slots=12,
-            rows_per_step=12,
-            **beam,
-        )
-        want, _, _ = score_candidates(cfg, world, params, atoms)
-        got, _, _ = beams.score_by_width(
-            beams.width_schedule(cfg), world, params, atoms
-        )
-    torch.testing.assert_close(got.log_score, want.log_score, rtol=0, atol=1e-5)
+        sizes = dict(beam=6, rows_per_step=12, **WIDE)
+        cfg, *inputs = setup(seed, score, max_height=1 + seed % 2, **sizes)
+        want, _, _ = score_candidates(cfg, *inputs)
+        widths = beams.width_schedule(cfg)
+        got, _, _ = beams.score_by_width(widths, *inputs)
+    assert_close(got.log_score, want.log_score)
     assert torch.equal(got.n_steps, want.n_steps)
     assert torch.isneginf(got.overflow_log_mass).all()
 
 
-@given(st.integers(0, 10_000), st.integers(1, 8))
+@given(SEEDS, st.integers(1, 8))
 @settings(max_examples=10, phases=PHASES)
 def test_a_narrow_beam_bounds_the_score(seed, beam):
     """1e-6 absolute: rounding of float32 sums."""
     cfg, world, params, atoms = setup(seed, "success")
     exact, _, _ = score_candidates(cfg, world, params, atoms)
-    narrow, _, _ = score_candidates(
-        dataclasses.replace(cfg, beam=beam), world, params, atoms
-    )
-    low = narrow.log_score.exp()
+    cfg = dataclasses.replace(cfg, beam=beam)
+    narrow, _, _ = score_candidates(cfg, world, params, atoms)
+    low, whole = narrow.log_score.exp(), exact.log_score.exp()
     # What the beam dropped counts as failed.
     total = low + narrow.failed_log_mass.exp()
     torch.testing.assert_close(total, torch.ones_like(total))
-    assert (low <= exact.log_score.exp() + 1e-6).all()
-    assert (
-        exact.log_score.exp()
-        <= low
-        + narrow.pruned_log_mass.exp()
-        + narrow.overflow_log_mass.exp()
-        + 1e-6
-    ).all()
+    assert (low <= whole + 1e-6).all()
+    lost = narrow.pruned_log_mass.exp() + narrow.overflow_log_mass.exp()
+    assert (whole <= low + lost + 1e-6).all()
 
 
 def test_a_trace_replays_to_the_best_proof():
@@ -345,22 +279,15 @@ def test_a_trace_replays_to_the_best_proof():
     assert proved.any()
     assert ((got.proof_length > 0) == proved).all()
     for i in proved.nonzero().flatten().tolist():
-        goals = start(atoms[i][None], cfg.resolve.max_goals)
+        root = atoms[i][None]
+        goals = start(root, cfg.resolve.max_goals)
         for code in got.trace[i, : int(got.proof_length[i])].tolist():
-            successors = resolve.resolve(
-                cfg.resolve, world.kb, goals, atoms[i][None]
-            )
-            chosen = (
-                (successors.rule[0] == code)
-                if code >= 0
-                else (successors.fact[0] == -1 - code)
-            )
+            successors = resolve.resolve(cfg.resolve, world.kb, goals, root)
+            by_rule, by_fact = successors.rule[0], successors.fact[0]
+            chosen = by_rule == code if code >= 0 else by_fact == -1 - code
             slot = int((chosen & successors.mask[0]).nonzero().item())
             goals = tree.map(lambda x, slot=slot: x[:, slot], successors.goals)
         assert int(goals.atoms[0, 0, 0]) == 0
-
-
-# -- one step
 
 
 # -- limits
@@ -377,37 +304,19 @@ def started(cfg, world, params, atoms, steps):
     return search
 
 
-@given(st.integers(0, 10_000))
+@given(SEEDS)
 @settings(max_examples=5, phases=PHASES)
 def test_a_beam_keeps_the_most_probable_and_counts_the_rest_as_pruned(seed):
     """1e-5: rounding of float32 sums."""
-    cfg, world, params, atoms = setup(
-        seed,
-        "success",
-        max_height=2,
-        beam=1,
-        slots=48,
-        rows_per_step=48,
-        chunk_size=48,
-    )
-    narrow = started(cfg, world, params, atoms, steps=1)
-    wide = started(
-        dataclasses.replace(cfg, beam=50, rows_per_step=2400),
-        world,
-        params,
-        atoms,
-        steps=1,
-    )
+    sizes = dict(beam=1, slots=48, rows_per_step=48, chunk_size=48)
+    cfg, *inputs = setup(seed, "success", max_height=2, **sizes)
+    narrow = started(cfg, *inputs, steps=1)
+    cfg = dataclasses.replace(cfg, beam=50, rows_per_step=2400)
+    wide = started(cfg, *inputs, steps=1)
     assert torch.isneginf(wide.result.pruned_log_mass).all()
-    torch.testing.assert_close(
-        narrow.log_prob, wide.log_prob.topk(1, dim=1).values, rtol=0, atol=1e-5
-    )
-    narrow_mass = (
-        narrow.log_prob.logsumexp(1).exp() + narrow.result.pruned_log_mass.exp()
-    )
-    wide_mass = wide.log_prob.logsumexp(1).exp()
-    torch.testing.assert_close(narrow_mass, wide_mass, rtol=0, atol=1e-5)
-    torch.testing.assert_close(
-        narrow.result.log_score, wide.result.log_score, rtol=0, atol=1e-5
-    )
+    assert_close(narrow.log_prob, wide.log_prob.topk(1, dim=1).values)
+    mass = lambda search: search.log_prob.logsumexp(1).exp()
+    wide_mass, pruned = mass(wide), narrow.result.pruned_log_mass.exp()
+    assert_close(mass(narrow) + pruned, wide_mass)
+    assert_close(narrow.result.log_score, wide.result.log_score)
     assert (wide_mass + wide.result.log_score.exp() <= 1 + 1e-5).all()
