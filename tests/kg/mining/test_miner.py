@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -39,24 +40,20 @@ from tests.oracles import Program
 
 
 def mine(data, progress=lambda *_: None, **settings):
-    return miner.mine_rules(
+    facts, shape = (
         torch.from_numpy(data.facts),
-        data.n_predicates,
-        data.n_constants,
-        MiningConfig(**settings),
-        progress,
+        (data.n_predicates, data.n_constants),
     )
+    return miner.mine_rules(facts, *shape, MiningConfig(**settings), progress)
 
 
-def true_counts(data, rules):
-    """What the joins count for each rule."""
-    world, sizes = kb.build(
-        data.facts,
-        counts.rule_atoms(rules, data.n_constants).numpy(),
-        n_constants=data.n_constants,
-        n_predicates=data.n_predicates,
-    )
-    return count_rules(world, sizes)
+def assert_counted(data, rules, names):
+    """The joins count the same."""
+    atoms = counts.rule_atoms(rules, data.n_constants).numpy()
+    n_all = {"n_constants": data.n_constants, "n_predicates": data.n_predicates}
+    truth = count_rules(*kb.build(data.facts, atoms, **n_all))
+    for name in names:
+        assert torch.equal(getattr(rules, name).long(), getattr(truth, name))
 
 
 def test_counts_worked_by_hand():
@@ -91,11 +88,10 @@ def test_every_fact_keeps_the_best_rules_that_derive_it_and_no_rule_is_kept_for_
     for i, atom in oracles.consequences(program, leave_one_out=True):
         if atom in facts:
             derived.setdefault(clauses[i], []).append(atom)
-    counted = dict(zip(clauses, brute_force(facts, clauses)))
-    true = {
-        clause: (some, counted[clause][0], counted[clause][2])
-        for clause, some in derived.items()
-    }
+    true = {}
+    for clause, counted in zip(clauses, brute_force(facts, clauses)):
+        if clause in derived:
+            true[clause] = derived[clause], counted[0], counted[2]
     best, won = kept_scores(true, votes)
     settings = {"max_length": 2, "constants": True, "votes_per_fact": votes}
     kept = clauses_of(mined(facts, **settings).rules)
@@ -106,32 +102,18 @@ def test_every_fact_keeps_the_best_rules_that_derive_it_and_no_rule_is_kept_for_
 
 def kept_scores(of_rules, votes):
     """The best scores of each fact among rules, and which rules have one of them."""
-    scores = {
-        rule: (len(derived) - 1)
-        / (
-            len(derived)
-            - 1
-            + pairs
-            - support
-            + counts.SMOOTHING_COUNT * (len(rule) - 1)
-        )
-        for rule, (derived, support, pairs) in of_rules.items()
-    }
     by_fact = {}
-    for rule, (derived, _, _) in of_rules.items():
-        for fact in derived:
-            if scores[rule] > 0:
-                by_fact.setdefault(fact, []).append((scores[rule], rule))
-    best = {
-        fact: sorted(score for score, _ in values)[-votes:]
-        for fact, values in by_fact.items()
-    }
-    kept = {
-        rule
-        for fact, values in by_fact.items()
-        for score, rule in values
-        if score >= best[fact][0]
-    }
+    for rule, (derived, support, pairs) in of_rules.items():
+        right, wrong = len(derived) - 1, pairs - support
+        score = right / (
+            right + wrong + counts.SMOOTHING_COUNT * (len(rule) - 1)
+        )
+        for fact in derived if score > 0 else ():
+            by_fact.setdefault(fact, []).append((score, rule))
+    best, kept = {}, set()
+    for fact, values in by_fact.items():
+        best[fact] = sorted(score for score, _ in values)[-votes:]
+        kept |= {rule for score, rule in values if score >= best[fact][0]}
     return best, kept
 
 
@@ -172,9 +154,8 @@ def test_the_order_of_the_facts_does_not_matter(facts, random):
 )
 def test_a_graph_without_a_pattern_has_no_rule(facts):
     table = torch.tensor(np.array(facts, dtype=np.int64))
-    found = miner.mine_rules(
-        table, 2, 6, MiningConfig(min_support=1, constants=True)
-    )
+    cfg = MiningConfig(min_support=1, constants=True)
+    found = miner.mine_rules(table, 2, 6, cfg)
     assert not len(found.rules.support)
     assert counts.rule_atoms(found.rules, 6).shape == (0, 6, 3)
     is_binary = len(table) == 0 or table.tolist() == [[1, 1, 2]]
@@ -206,11 +187,8 @@ def test_the_rows_stay_within_the_limit_and_what_is_left_out_is_said(max_rows):
     found = mine(data, max_rows=max_rows)
     assert found.rows <= 1.1 * max_rows + 2 * len(data.facts)
     assert found.max_rows == max_rows
-    left_out = [
-        stage
-        for stage in found.stages
-        if stage.fraction < 1 or stage.n_left_out or not stage.is_finished
-    ]
+    is_whole = lambda stage: stage.fraction == 1 and stage.is_finished
+    left_out = [x for x in found.stages if x.n_left_out or not is_whole(x)]
     assert left_out
     for stage in left_out:
         assert any(note.startswith(stage.name) for note in found.notes)
@@ -225,16 +203,17 @@ def test_a_seed_gives_the_same_rules_of_a_sample_with_exact_counts():
     assert one.rules.support.tolist() != other.rules.support.tolist()
     assert len(one.rules.cost) > 10
     assert any("that a sample showed" in note for note in one.notes)
-    truth = true_counts(data, one.rules)
-    assert torch.equal(one.rules.support.long(), truth.support)
-    assert torch.equal(one.rules.body_pairs.long(), truth.body_pairs)
+    assert_counted(data, one.rules, ["support", "body_pairs"])
 
 
 def test_a_pca_confidence_is_exact_or_not_given():
     data = load("family_tree:400:2")
-    settings = dict(
-        max_length=1, min_support=1, min_confidence=0.0, constants=True
-    )
+    settings = {
+        "max_length": 1,
+        "min_support": 1,
+        "min_confidence": 0.0,
+        "constants": True,
+    }
     few = mine(data, max_rows=20_000, **settings)
     is_path = few.rules.end_constants[:, 0] == 0
     assert few.rules.pca_pairs[~is_path].isnan().any()
@@ -242,9 +221,8 @@ def test_a_pca_confidence_is_exact_or_not_given():
     assert any("have no PCA confidence" in note for note in few.notes)
     found = mine(data, max_rows=10**6, **settings)
     assert not found.rules.pca_pairs.isnan().any()
-    mined = rule_files.mine_dataset(
-        data, MiningConfig(max_rows=20_000, **settings)
-    )
+    cfg = MiningConfig(max_rows=20_000, **settings)
+    mined = rule_files.mine_dataset(data, cfg)
     text = format_rule_table(mined.dataset, mined.statistics, "tsv")
     *_, header = (x for x in text.splitlines() if "pca_conf" in x)
     column = header.split("\t").index("pca_conf")
@@ -257,18 +235,12 @@ def test_a_time_limit_ends_in_what_was_found_by_then(monkeypatch):
     """A clock that each look at it moves by a second."""
     data = load("family_tree:400:2")
     ticks = iter(range(10**9))
-    monkeypatch.setattr(
-        miner,
-        "Budget",
-        lambda **settings: miner_budget(clock=lambda: next(ticks), **settings),
-    )
+    budget = partial(miner.Budget, clock=lambda: next(ticks))
+    monkeypatch.setattr(miner, "Budget", budget)
     found = mine(data, constants=True, seconds=8.0)
     assert any("limit of 8 seconds" in note for note in found.notes)
     assert not all(stage.is_finished for stage in found.stages)
     assert len(found.rules.support)
-
-
-miner_budget = miner.Budget
 
 
 @pytest.mark.parametrize("n_calls", [1, 5, 9, 12])
@@ -290,21 +262,19 @@ def test_an_interrupt_keeps_what_was_found_with_the_same_counts(
     assert isinstance(found.interrupt, KeyboardInterrupt)
     assert any("interrupted" in note for note in found.notes)
     if len(found.rules.support):
-        truth = true_counts(data, found.rules)
-        assert torch.equal(found.rules.support.long(), truth.support)
+        assert_counted(data, found.rules, ["support"])
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_a_gpu_finds_the_same_rules():
     data = load("family_tree:2000:2")
     cfg = MiningConfig(constants=True, max_rows=400_000)
+    facts, shape = (
+        torch.from_numpy(data.facts),
+        (data.n_predicates, data.n_constants),
+    )
     on_cpu, on_gpu = (
-        miner.mine_rules(
-            torch.from_numpy(data.facts).to(device),
-            data.n_predicates,
-            data.n_constants,
-            cfg,
-        ).rules
+        miner.mine_rules(facts.to(device), *shape, cfg).rules
         for device in ("cpu", "cuda")
     )
     for column, other in zip(on_cpu, on_gpu):

@@ -16,10 +16,7 @@ from funcppo.kg.logic import derive, kb
 from funcppo.kg.logic.derive import WALK_UNIT
 from funcppo.kg.logic.fixpoint import count_rules, with_confidence
 from funcppo.kg.logic.kb import HEAD, TAIL
-from funcppo.kg.scores import (
-    evidence,
-    link_embedding,
-)
+from funcppo.kg.scores import evidence, link_embedding
 from funcppo.kg.scores.evidence import EvidenceConfig
 from tests.kg.logic.test_derive import (
     all_questions,
@@ -36,13 +33,8 @@ VILLAGE = Program(
     7,
     (2, 2),
     (
-        (PARENT, 1, 2),
-        (PARENT, 1, 3),
-        (KNOWS, 1, 2),
-        (KNOWS, 2, 1),
-        (KNOWS, 2, 4),
-        (KNOWS, 3, 4),
-        (KNOWS, 4, 1),
+        *((PARENT, 1, i) for i in (2, 3)),
+        *((KNOWS, i, j) for i, j in ((1, 2), (2, 1), (2, 4), (3, 4), (4, 1))),
     ),
     (
         ((KNOWS, X, Y), (KNOWS, Y, X)),
@@ -58,33 +50,19 @@ def build(program, **options):
     return built, sizes, evidence.index_facts(built, sizes, **options)
 
 
-def collect(program, questions, cfg=None, true_triples=None, **options):
-    built, sizes, facts = build(program, **options)
-    return evidence.collect_evidence(
-        built,
-        sizes,
-        facts,
-        questions,
-        true_triples,
-        cfg or EvidenceConfig(),
-    )
+def collect(program, questions, cfg=EvidenceConfig(), true_triples=None):  # noqa: B008
+    base = build(program)
+    return evidence.collect_evidence(*base, questions, true_triples, cfg)
 
 
 def firings_of(found):
     """{(question, candidate, rule): (groundings, fan-out, all groundings)}."""
     n_firings = torch.diff(found.firing_offsets)
     row = torch.repeat_interleave(n_firings)
-    keys = zip(
-        found.question[row].tolist(),
-        found.entity[row].tolist(),
-        found.rule.tolist(),
-    )
-    counts = zip(
-        found.n_groundings.tolist(),
-        found.fan_out.tolist(),
-        found.n_all_groundings.tolist(),
-    )
-    return dict(zip(keys, counts, strict=True))
+    columns = lambda *several: zip(*(x.tolist() for x in several))
+    keys = columns(found.question[row], found.entity[row], found.rule)
+    counts = found.n_groundings, found.fan_out, found.n_all_groundings
+    return dict(zip(keys, columns(*counts), strict=True))
 
 
 @given(programs)
@@ -95,11 +73,10 @@ def test_counts_are_those_of_sets(program):
     total: Counter = Counter()
     for (q, _, r), count in groundings.items():
         total[q, r] += count
-    expected = {
-        (q, c, r): (count, fan_out[q, r], total[q, r])
-        for (q, c, r), count in groundings.items()
-    }
-    assert firings_of(collect(program, ask_all(rows))) == expected
+    found = firings_of(collect(program, ask_all(rows)))
+    assert found.keys() == groundings.keys()
+    for (q, c, r), counts in found.items():
+        assert counts == (groundings[q, c, r], fan_out[q, r], total[q, r])
 
 
 @given(programs)
@@ -121,13 +98,12 @@ def test_links_and_degrees_leave_the_fact_of_the_question_out(program):
         own = {2 * predicate + place}
         if candidate == entity:
             own |= {2 * predicate, 2 * predicate + 1}
-        assert sorted(labels[i].tolist()) == sorted(
-            label for label in links if label not in own
-        )
-        degree = sum(
-            fact[0] == predicate and fact[1 + place] == candidate
-            for fact in program.facts
-        )
+        known = [label for label in links if label not in own]
+        assert sorted(labels[i].tolist()) == sorted(known)
+        with_place = [
+            (fact[0], *fact[1 + place : 2 + place]) for fact in program.facts
+        ]
+        degree = with_place.count((predicate, candidate))
         assert int(found.own_degree[i]) == degree - (candidate == left_out)
 
 
@@ -142,9 +118,7 @@ def test_the_answer_that_is_left_out_lowers_the_support_of_its_rules():
     assert found.entity.tolist() == [2, 3]
     assert found.answer.tolist() == [0]
     assert found.rule.tolist() == [0, 2, 2]
-    assert found.is_left_out.tolist() == [True, True, True], (
-        "for every candidate alike"
-    )
+    assert found.is_left_out.all()  # for every candidate alike
     built, _, _ = build(VILLAGE)
     plain, without = (
         evidence.rule_confidence(built, found.rule, torch.tensor([flag] * 3))
@@ -160,9 +134,8 @@ def test_a_pair_that_is_left_out_has_no_links():
     assert fact.entity.tolist() == [2, 3, 4]
     # parent(1, 2) and knows(2, 1), parent(1, 3), knows(4, 1)
     assert torch.diff(fact.link_offsets).tolist() == [2, 1, 1]
-    assert sorted(fact.link_label.tolist()) == sorted(
-        [2 * PARENT + 1, 2 * KNOWS, 2 * PARENT + 1, 2 * KNOWS]
-    )
+    labels = sorted([2 * PARENT + 1, 2 * KNOWS] * 2)
+    assert sorted(fact.link_label.tolist()) == labels
     pair = collect(VILLAGE, questions, EvidenceConfig(left_out="pair"))
     assert pair.entity.tolist() == [3, 4]
 
@@ -173,13 +146,9 @@ def test_the_best_candidates_are_listed_and_a_sample_of_the_others():
     every = collect(VILLAGE, questions)
     facts = kb.build_triple_index(built.facts, sizes.n_constants)
     unknown = collect(VILLAGE, questions, true_triples=facts)
-    is_known = [
-        (KNOWS, given, candidate) in VILLAGE.facts
-        for given, candidate in zip(
-            questions.entity[every.question].tolist(), every.entity.tolist()
-        )
-    ]
-    assert len(unknown.entity) == len(every.entity) - sum(is_known) > 0
+    pairs = torch.stack([questions.entity[every.question], every.entity], 1)
+    n_known = sum((KNOWS, *pair) in VILLAGE.facts for pair in pairs.tolist())
+    assert len(unknown.entity) == len(every.entity) - n_known > 0
 
     best = collect(VILLAGE, questions, EvidenceConfig(n_best=1))
     for question in (0, 1):
@@ -221,11 +190,8 @@ def test_parts_are_the_whole(cfg):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(derive, "PILOT_QUESTIONS", 2)
         patch.setattr(derive, "MAX_CHUNK_GROUNDINGS", 5)
-        parts = list(
-            evidence.iter_evidence(
-                built, sizes, facts, ask_all(rows), None, cfg
-            )
-        )
+        asked = ask_all(rows)
+        parts = [*evidence.iter_evidence(built, sizes, facts, asked, None, cfg)]
     assert len(parts) > 2
     joined = evidence.concatenate(parts)
     for name, column in whole._asdict().items():
@@ -245,20 +211,15 @@ def test_the_base_score_is_noisy_or_of_the_cubed_confidences():
 
 def test_priors_come_from_models_that_have_not_seen_the_fact():
     built, sizes, facts = build(VILLAGE)
-    embedding = link_embedding.init(
-        EmbeddingConfig(rank=2, n_folds=3),
-        sizes.n_constants,
-        evidence.n_labels(sizes),
-        random.key(0),
-    )
+    cfg, n_labels = EmbeddingConfig(rank=2, n_folds=3), evidence.n_labels(sizes)
+    shape = sizes.n_constants, n_labels
+    embedding = link_embedding.init(cfg, *shape, random.key(0))
     asked = evidence.training_questions(evidence.binary_facts(built))
-    found = evidence.collect_evidence(
-        built,
-        sizes,
-        facts._replace(embedding=embedding),
-        asked,
-        None,
-        EvidenceConfig(),
+    plain, found = (
+        evidence.collect_evidence(
+            built, sizes, indexed, asked, None, EvidenceConfig()
+        )
+        for indexed in (facts, facts._replace(embedding=embedding))
     )
     model = link_embedding.model_of(embedding, asked, "fact")
     assert len(model.unique()) > 1
@@ -268,30 +229,14 @@ def test_priors_come_from_models_that_have_not_seen_the_fact():
     )
     assert len(row) and torch.equal(found.embedding_score, expected)
 
-    plain = evidence.collect_evidence(
-        built, sizes, facts, asked, None, EvidenceConfig()
-    )
-    check_added(
-        plain,
-        found,
-        "embedding_score",
-        lambda x: evidence.with_embedding_scores(x, embedding, "fact"),
-    )
-
-
-def check_added(plain, found, column, add):
-    """Scores that are added afterwards are the same."""
-    assert not getattr(plain, column).any()
-    expected = getattr(found, column)
-    assert torch.equal(getattr(add(plain), column), expected)
+    # Scores that are added afterwards are the same.
+    assert not plain.embedding_score.any()
+    added = evidence.with_embedding_scores(plain, embedding, "fact")
+    assert torch.equal(added.embedding_score, found.embedding_score)
 
 
 def test_both_questions_of_a_fact_leave_it_out():
     facts = torch.tensor([[KNOWS, 1, 2]])
     found = evidence.training_questions(facts)
-    assert [c.tolist() for c in found] == [
-        [KNOWS, KNOWS],
-        [HEAD, TAIL],
-        [2, 1],
-        [1, 2],
-    ]
+    rows = list(zip(*(column.tolist() for column in found)))
+    assert rows == [(KNOWS, HEAD, 2, 1), (KNOWS, TAIL, 1, 2)]

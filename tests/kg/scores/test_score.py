@@ -30,7 +30,6 @@ from funcppo.kg.scores.score import (
     parse,
     register,
 )
-from funcppo.kg.search import task as prover_task
 from funcppo.kg.search.task import build_task, with_other_facts
 from tests import oracles
 from tests.kg.ranking.scores import score_by_name
@@ -47,12 +46,10 @@ def log_odds(score, support, found, pairs=4.0, **settings):
     """The scores of 7 atoms by rules that are right `support` times out of `pairs`."""
     world, _ = kb.build(**SAME.arrays())
     support = torch.tensor(support).float()
-    world = world._replace(
-        support=support, body_pairs=torch.full_like(support, pairs)
-    )
-    atom, rule = (
-        torch.tensor(sorted(found), dtype=torch.int64).reshape(-1, 2).unbind(1)
-    )
+    pairs = torch.full_like(support, pairs)
+    world = world._replace(support=support, body_pairs=pairs)
+    table = torch.tensor(sorted(found), dtype=torch.int64)
+    atom, rule = table.reshape(-1, 2).unbind(1)
     parts = [Derivations(atom[:3], rule[:3]), Derivations(atom[3:], rule[3:])]
     return score(world, parts, 7, **settings)
 
@@ -76,18 +73,14 @@ def test_each_atom_is_scored_by_the_rules_that_derive_it(
     support, found, power, n_best
 ):
     """By all of them, or by the best."""
-    own = [
-        sorted(support[r] / 4 for a, r in found if a == atom)
-        for atom in range(7)
-    ]
-    assert scored(by_rules.max_confidence, support, found) == pytest.approx(
-        [max(c, default=0) for c in own]
-    )
+    of = lambda atom: sorted(support[r] / 4 for a, r in found if a == atom)
+    own = [of(atom) for atom in range(7)]
+    got = scored(by_rules.max_confidence, support, found)
+    assert got == pytest.approx([max(c, default=0) for c in own])
     got = scored(by_rules.noisy_or, support, found, power=power)
     assert got == pytest.approx([noisy_or(c, power) for c in own], rel=1e-12)
-    got = scored(
-        by_rules.noisy_or_of_best, support, found, n_best=n_best, power=power
-    )
+    best = partial(by_rules.noisy_or_of_best, n_best=n_best, power=power)
+    got = scored(best, support, found)
     want = [noisy_or(c[-n_best:], power) for c in own]
     assert got == pytest.approx(want, rel=1e-12)
 
@@ -103,9 +96,8 @@ def test_noisy_or_keeps_apart_what_many_rules_derive(found, random):
     """Log-odds of exact fractions, up to 300; 1e-12 is float64. Another order of summation gives the same ranks."""
     got = log_odds(by_rules.noisy_or, SUPPORT, found, 1000.0)
     for atom in range(7):
-        wrong = math.prod(
-            Fraction(1000 - SUPPORT[r], 1000) for a, r in found if a == atom
-        )
+        own = [SUPPORT[r] for a, r in found if a == atom]
+        wrong = math.prod(Fraction(1000 - n, 1000) for n in own)
         right = 1 - Fraction(wrong)
         if not right:
             assert float(got[atom]) == -math.inf
@@ -116,30 +108,25 @@ def test_noisy_or_keeps_apart_what_many_rules_derive(found, random):
         assert float(got[atom]) == pytest.approx(exact, rel=1e-12, abs=1e-12)
 
     order = random.sample(range(100), 100)
-    shuffled = log_odds(
-        by_rules.noisy_or,
-        [SUPPORT[r] for r in order],
-        {(atom, order.index(r)) for atom, r in found},
-        1000.0,
-    )
-    assert torch.equal(
-        rank_metrics.quantise(got), rank_metrics.quantise(shuffled)
-    )
+    moved = {(atom, order.index(r)) for atom, r in found}
+    support = [SUPPORT[r] for r in order]
+    shuffled = log_odds(by_rules.noisy_or, support, moved, 1000.0)
+    lines = map(rank_metrics.quantise, (got, shuffled))
+    assert torch.equal(*lines)
 
 
 @pytest.mark.parametrize("power", [1.0, 3.0])
 def test_atoms_of_a_certain_rule_are_equal_and_above_all_others(power):
     """Whatever else derives them: their score is 1."""
     found = {(0, 0), (1, 0), (1, 1), (2, 1), (2, 2), (2, 3), (2, 4)}
-    score = partial(by_rules.noisy_or, power=power)
-    got = log_odds(score, [4, 3, 3, 3, 3], found)
+    score, support = partial(by_rules.noisy_or, power=power), [4, 3, 3, 3, 3]
+    got = log_odds(score, support, found)
     assert torch.isposinf(got[:2]).all()
     assert torch.isfinite(got[2])
     line = rank_metrics.quantise(got)
     assert line[0] == line[1] > line[2]
-    assert torch.isposinf(
-        log_odds(by_rules.max_confidence, [4, 3, 3, 3, 3], found)[:2]
-    ).all()
+    got = log_odds(by_rules.max_confidence, support, found)
+    assert torch.isposinf(got[:2]).all()
 
 
 def test_only_what_is_derived_within_the_height_exists():
@@ -147,35 +134,20 @@ def test_only_what_is_derived_within_the_height_exists():
     x, y, z = 4, 5, 6
     path = (((2, x, y), (1, x, y)), ((2, x, y), (2, x, z), (1, z, y)))
     chain = Program(3, (2, 2), ((1, 1, 2), (1, 2, 3)), path)
-    model = fixpoint.least_model(
-        *kb.build(**chain.arrays()), max_height=None, max_atoms=100
-    )
-    atoms = torch.tensor(
-        [[1, 1, 2], [2, 1, 2], [2, 1, 3], [2, 3, 1]], dtype=torch.int32
-    )
-    for max_height, expected in (
-        (0, [1, 0, 0, 0]),
-        (1, [1, 1, 0, 0]),
-        (2, [1, 1, 1, 0]),
-    ):
-        assert (
-            by_rules.is_derived_within(model, max_height, atoms).long().tolist()
-            == expected
-        )
+    base = kb.build(**chain.arrays())
+    model = fixpoint.least_model(*base, max_height=None, max_atoms=100)
+    atoms = [[1, 1, 2], [2, 1, 2], [2, 1, 3], [2, 3, 1]]
+    atoms = torch.tensor(atoms, dtype=torch.int32)
+    for max_height in range(3):
+        found = by_rules.is_derived_within(model, max_height, atoms).tolist()
+        assert found == [i <= max_height for i in range(3)] + [False]
 
 
 # Everybody has one city, and some cities have several people.
-LIVES = [
-    ("ann", "lives", "rome"),
-    ("bob", "lives", "rome"),
-    ("cid", "lives", "oslo"),
-]
+LIVES = ["ann lives rome", "bob lives rome", "cid lives oslo"]
 FRIENDS = [
-    ("ann", "friend", "bob"),
-    ("ann", "friend", "cid"),
-    ("dan", "friend", "cid"),
-    ("dan", "friend", "ann"),
-]
+    "ann friend bob", "ann friend cid", "dan friend cid", "dan friend ann",
+]  # fmt: skip
 RULES = """
 lives(X, Y) :- friend(X, Z), lives(Z, Y)
 lives(X, Y) :- friend(Z, X), lives(Z, Y)
@@ -183,7 +155,8 @@ lives(X, Y) :- friend(Z, X), lives(Z, Y)
 
 
 def small_task(**settings):
-    dataset = loaders.from_triples(LIVES + FRIENDS, rules=RULES)
+    triples = [line.split() for line in LIVES + FRIENDS]
+    dataset = loaders.from_triples(triples, rules=RULES)
     return build_task(dataset, ProverTaskConfig(max_height=1, **settings))
 
 
@@ -206,11 +179,8 @@ def count_sets(program, found):
     facts = set(program.facts)
 
     def others(atom, side):
-        return [
-            fact
-            for fact in facts - {atom}
-            if fact[0] == atom[0] and fact[side] == atom[side]
-        ]
+        like = lambda fact: fact[0] == atom[0] and fact[side] == atom[side]
+        return [fact for fact in facts - {atom} if like(fact)]
 
     of_facts, of_rules = {}, []
     for predicate, arity in enumerate(program.arity, 1):
@@ -232,41 +202,38 @@ def count_sets(program, found):
 @given(program=programs)
 def test_counts_are_those_of_sets(program, object_identity):
     world, sizes = kb.build(**program.arrays())
-    counts = by_rules.count_other_facts(
-        world, sizes, object_identity=object_identity
-    )
-    of_facts, of_rules = count_sets(
-        program,
-        oracles.consequences(program, False, object_identity),
-    )
+    options = {"object_identity": object_identity}
+    counts = by_rules.count_other_facts(world, sizes, **options)
+    found = oracles.consequences(program, False, object_identity)
+    of_facts, of_rules = count_sets(program, found)
     for (predicate, side), expected in of_facts.items():
         label = int(make_label(torch.tensor(predicate), side))
-        assert expected == (
-            int(counts.n_facts[label]),
-            int(counts.n_facts_with[label]),
-        )
+        own = counts.n_facts[label], counts.n_facts_with[label]
+        assert expected == tuple(map(int, own))
     got = torch.cat([counts.n_derived[:, None], counts.n_derived_with], 1)
     assert got.tolist() == [list(row) for row in of_rules]
 
     # The shares weigh the rules by their confidences, in float64.
-    rule_counts = count_rules(world, sizes, object_identity=object_identity)
+    rule_counts = count_rules(world, sizes, **options)
     world = with_confidence(world, rule_counts, 3.0)
     shares = by_rules.other_fact_shares(world, counts)
     support = rule_counts.support - rule_counts.circular_support
     pairs = rule_counts.body_pairs - rule_counts.circular_support + 3
     for (predicate, side), (n_facts, n_with) in of_facts.items():
         label = int(make_label(torch.tensor(predicate), side))
+        confidence = (support.double() / pairs).tolist()
+        heads = [rule[0][0] for rule in program.rules]
         rules = [
-            (c, of_rules[i])
-            for i, c in enumerate((support.double() / pairs).tolist())
-            if program.rules[i][0][0] == predicate
+            (c, row)
+            for c, row, head in zip(confidence, of_rules, heads)
+            if head == predicate
         ]
         assert float(shares.of_facts[label]) == (n_with + 1) / (n_facts + 2)
         n_new = sum(c * row[0] for c, row in rules)
         n_new_with = sum(c * row[side] for c, row in rules)
-        assert float(shares.of_derived[label]) == pytest.approx(
-            (n_new_with + 1) / (n_new + 2), rel=1e-14
-        )
+        expected = (n_new_with + 1) / (n_new + 2)
+        share = float(shares.of_derived[label])
+        assert share == pytest.approx(expected, rel=1e-14)
 
 
 # -- scores as values
@@ -299,23 +266,12 @@ def test_a_name_is_that_of_its_score(name):
 @pytest.mark.parametrize(
     "name",
     [
-        "",
-        "evidence",
-        "exists@",
-        "exists@0",
-        "exists@²",
-        "exists@" + "9" * 20,
-        "max-confidence@2",
-        "noisy-or@",
-        "noisy-or@0",
-        "noisy-or@100",
-        "noisy-or@nan",
-        "noisy-or-top-",
-        "noisy-or-top-0",
-        "noisy-or-linked-last",
-        "noisy-or-other-facts-other-facts",
+        *("", "evidence", "max-confidence@2"),
+        *(f"exists@{h}" for h in ("", "0", "²", "9" * 20)),
+        *(f"noisy-or@{p}" for p in ("", "0", "100", "nan")),
+        *(f"noisy-or-{end}" for end in ("top-", "top-0", "linked-last", "other-facts-other-facts")),
     ],
-)
+)  # fmt: skip
 def test_another_name_is_one_error(name):
     with pytest.raises(ValueError, match=r"^score .*: expected exists@H ") as e:
         parse(name)
@@ -334,23 +290,18 @@ def test_a_run_adds_its_scores_to_the_names():
 
 def test_other_facts_add_a_log_likelihood_ratio_for_each_side():
     """far(a, X): c and d by confidence 1/2; c has another fact of far as a tail, d has none; a has none as a head."""
-    train = [
-        ("a", "hop", "b"), ("b", "hop", "c"), ("b", "hop", "d"),
-        ("x", "hop", "y"), ("y", "hop", "z"), ("x", "far", "z"),
-        ("z", "far", "c"), ("x", "hop", "w"), ("w", "hop", "v"),
-        ("x", "far", "v"),
-    ]  # fmt: skip
+    hops = [
+        (a, "hop", b) for a, b in ("ab", "bc", "bd", "xy", "yz", "xw", "wv")
+    ]
+    fars = [(a, "far", b) for a, b in ("xz", "zc", "xv")]
     rules = "far(X, Y) :- hop(X, Z), hop(Z, Y)"
-    dataset = loaders.from_triples(train, rules=rules)
-    task = prover_task.build_task(
-        dataset, ProverTaskConfig(max_height=1, smoothing=None)
-    )
+    dataset = loaders.from_triples(hops + fars, rules=rules)
+    settings = ProverTaskConfig(max_height=1, smoothing=None)
+    task = build_task(dataset, settings)
     far = dataset.predicates.index("far") + 1
     a, c, d, x, z = (dataset.entities.index(name) + 1 for name in "acdxz")
-    atoms = torch.tensor(
-        [[far, a, a], [far, a, c], [far, a, d], [far, x, z]], dtype=torch.int32
-    )
-    atoms = atoms[torch.argsort(atoms[:, 1] * 10 + atoms[:, 2])]
+    atoms = sorted([far, *pair] for pair in ((a, a), (a, c), (a, d), (x, z)))
+    atoms = torch.tensor(atoms, dtype=torch.int32)
     plain = score_by_name(task, "max-confidence", atoms)
 
     # Facts: far of (x, z), (x, v), (z, c). Of their heads two have another fact, of their tails none.
@@ -397,48 +348,37 @@ class RuleCount(Score):
 
 def test_a_new_score_is_one_object_that_evaluate_ranks_by(monkeypatch):
     monkeypatch.setattr(score_module, "_FORMS", dict(score_module._FORMS))
-    register(
-        "rule-count",
-        "rule-count",
-        lambda name: RuleCount(name.string),
-        "of a candidate",
-        tried=("rule-count",),
-    )
+    make, name = lambda name: RuleCount(name.string), "rule-count"
+    register(name, name, make, "of a candidate", tried=(name,))
     assert names_to_try()[-1] == "rule-count"
     dataset = loaders.load("family_tree:30:0")
-    task = prover_task.build_task(dataset, ONE_STEP)
+    task = build_task(dataset, ONE_STEP)
     for name in ("rule-count", "rule-count-other-facts"):
+        options = {"protocol": RankingProtocol(), "prove": None}
         ranks = Evaluator(
-            task=task,
-            protocol=RankingProtocol(),
-            score=parse(name),
-            prove=None,
-            all_scores=True,
+            task=task, score=parse(name), all_scores=True, **options
         )
         rows = np.arange(len(dataset.test))
-        records = [
-            record
-            for query in evaluate.rank_window(ranks, dataset.test, rows)
-            for record in query
-        ]
+        queries = evaluate.rank_window(ranks, dataset.test, rows)
+        records = [record for query in queries for record in query]
         assert len(records) == 2 * len(rows)
         scores = {record["quantised_score"] for record in records} - {None}
         is_count = {score % 10_000 == 0 for score in scores}
         assert is_count == ({True} if name == "rule-count" else {True, False})
-    with pytest.raises(
-        ValueError, match=r"P\), rule-count \(of a candidate\); H"
-    ):
+    known = r"P\), rule-count \(of a candidate\); H"
+    with pytest.raises(ValueError, match=known):
         parse("rule-counts")
 
 
 def test_scores_add_up():
     dataset = loaders.load("family_tree:30:0")
-    task = prover_task.build_task(dataset, ONE_STEP)
+    task = build_task(dataset, ONE_STEP)
     atoms = task.least_model.atoms[::9].int()
-    both = parse("max-confidence") + parse("noisy-or@2")
+    scores = parse("max-confidence"), parse("noisy-or@2")
+    both = scores[0] + scores[1]
     assert both.name == "max-confidence + noisy-or@2"
     got, one, other = (
         ranking.scoring.score_atoms(task, score, atoms, TAIL)
-        for score in (both, parse("max-confidence"), parse("noisy-or@2"))
+        for score in (both, *scores)
     )
     assert torch.equal(got, one + other)
