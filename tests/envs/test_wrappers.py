@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 
 import gymnasium
@@ -42,14 +43,9 @@ def play(env, seed, n, steps):
     for key in keys:
         action_key, step_key, sample_key = random.split(key, 3)
         action = actions(env, action_key, n)
-        step = wrappers.step_with_autoreset(
-            env,
-            WORLD,
-            state,
-            action,
-            random.split(step_key, n),
-            wrappers.sample_reset(env, WORLD, random.split(sample_key, n)),
-        )
+        sample = wrappers.sample_reset(env, WORLD, random.split(sample_key, n))
+        drawn = random.split(step_key, n), sample
+        step = wrappers.step_with_autoreset(env, WORLD, state, action, *drawn)
         out.append(Step(state, action, *step))
         *_, state = step
     return out
@@ -72,9 +68,11 @@ class Replay(gymnasium.Env):
         return observe(self.env, state)[self.row].double().numpy()
 
     def reset(self, *, seed=None, options=None):
-        if self.t == len(self.history):
-            return self.obs(self.history[-1].after), {}
-        return self.obs(self.history[self.t].before), {}
+        is_over = self.t == len(self.history)
+        state = (
+            self.history[-1].after if is_over else self.history[self.t].before
+        )
+        return self.obs(state), {}
 
     def step(self, action):
         step = self.history[self.t]
@@ -123,12 +121,10 @@ def test_shared_moments_are_those_of_all_observations():
     seen = torch.cat(seen).double()
     moments = history[-1].after.moments
     # The prior has a weight of 1e-4 in a few hundred observations.
-    torch.testing.assert_close(
-        moments.mean, seen.mean(0).expand(5, 4), rtol=1e-5, atol=1e-6
-    )
-    torch.testing.assert_close(
-        moments.variance[0], seen.var(0, correction=0), rtol=1e-3, atol=1e-6
-    )
+    mean, variance = seen.mean(0).expand(5, 4), seen.var(0, correction=0)
+    close = partial(torch.testing.assert_close, atol=1e-6)
+    close(moments.mean, mean, rtol=1e-5)
+    close(moments.variance[0], variance, rtol=1e-3)
 
 
 def test_rewards_are_normalised_as_gymnasium_does():
@@ -137,18 +133,16 @@ def test_rewards_are_normalised_as_gymnasium_does():
     plain, history = play(pendulum, 3, 2, 50), play(env, 3, 2, 50)
     theirs = reference.NormalizeReward(Replay(pendulum, plain, 1), gamma=0.9)
     for step, (_, reward, _) in zip(history, replayed(theirs, plain)):
-        np.testing.assert_allclose(
-            float(step.timestep.reward[1]), float(reward), rtol=1e-6
-        )
+        got = float(step.timestep.reward[1])
+        np.testing.assert_allclose(got, float(reward), rtol=1e-6)
 
 
 def test_a_stack_holds_the_last_observations_as_gymnasiums():
     env = wrappers.frame_stack(CARTPOLE, 3)
     assert env.spec.shape == (12,)
     plain, history = play(CARTPOLE, 4, 2, 30), play(env, 4, 2, 30)
-    theirs = reference.FrameStackObservation(
-        Replay(CARTPOLE, plain), 3, padding_type="reset"
-    )
+    replay = Replay(CARTPOLE, plain)
+    theirs = reference.FrameStackObservation(replay, 3, padding_type="reset")
     for step, (obs, _, reached) in zip(history, replayed(theirs, plain)):
         assert np.array_equal(observe(env, step.before)[0], obs.ravel())
         assert np.array_equal(observe(env, step.reached)[0], reached.ravel())
@@ -162,10 +156,7 @@ def test_a_time_limit_cuts_what_has_not_ended():
     length, n_cut, n_fallen = torch.zeros(16), 0, 0
     for step in play(env, 5, 16, 80):
         length = length + 1
-        terminated, truncated = (
-            step.timestep.terminated,
-            step.timestep.truncated,
-        )
+        _, terminated, truncated = step.timestep
         assert torch.equal(truncated, (length == 20) & ~terminated)
         n_cut, n_fallen = n_cut + truncated.sum(), n_fallen + terminated.sum()
         length = torch.where(terminated | truncated, 0, length)
@@ -181,9 +172,8 @@ def test_sticky_actions_repeat_the_last_one():
         had_acted = step.before.has_acted
         repeated = (executed != step.action).any(-1)
         assert not repeated[~had_acted].any()
-        assert torch.equal(
-            executed[repeated], step.before.last_action[repeated]
-        )
+        last_action = step.before.last_action
+        assert torch.equal(executed[repeated], last_action[repeated])
         repeats, chances = repeats + repeated.sum(), chances + had_acted.sum()
     # A binomial of 2816 trials: five standard deviations are 0.04.
     assert float(repeats / chances) == pytest.approx(0.25, abs=0.04)
@@ -222,9 +212,8 @@ def test_frames_of_images_are_stacked_along_their_channels():
         x = CARTPOLE.observe(cfg, world, state)[:, :1, None, None]
         return x.expand(-1, 3, 12, 12)
 
-    spec = replace(
-        CARTPOLE.spec, observation_size=432, observation_shape=(3, 12, 12)
-    )
+    shape = {"observation_size": 432, "observation_shape": (3, 12, 12)}
+    spec = replace(CARTPOLE.spec, **shape)
     images = replace(CARTPOLE, observe=observe_image, spec=spec)
     env = wrappers.frame_stack(images, 2)
     assert env.spec.shape == (6, 12, 12)
@@ -240,11 +229,8 @@ def test_a_mask_of_actions_passes_frames_and_flattening():
         mask = torch.stack([features[:, 0] > 0, features[:, 0] < 9], -1)
         return fp.MaskedObservation(features.view(-1, 2, 2), mask)
 
-    masked = replace(
-        CARTPOLE,
-        observe=observe_masked,
-        spec=replace(CARTPOLE.spec, observation_shape=(2, 2)),
-    )
+    spec = replace(CARTPOLE.spec, observation_shape=(2, 2))
+    masked = replace(CARTPOLE, observe=observe_masked, spec=spec)
     env = wrappers.flatten_observation(wrappers.frame_stack(masked, 2))
     fp.check(env)
     for step in play(env, seed=3, n=3, steps=5):
@@ -256,17 +242,21 @@ def test_a_mask_of_actions_passes_frames_and_flattening():
     fp.ppo(env=env, network=fp.nets.mlp(4)).init(random.key(0))
 
 
-NESTED = wrappers.normalize_reward(
-    wrappers.frame_stack(
-        wrappers.normalize_observation(
-            wrappers.sticky_actions(
-                wrappers.episode_statistics(
-                    wrappers.time_limit(fp.envs.cartpole(), 9)
-                )
-            )
-        ),
-        2,
-    )
+def nested(env, *wraps):
+    """An environment in wrappers, the innermost first."""
+    for wrap in wraps:
+        env = wrap(env)
+    return env
+
+
+NESTED = nested(
+    fp.envs.cartpole(),
+    partial(wrappers.time_limit, max_steps=9),
+    wrappers.episode_statistics,
+    wrappers.sticky_actions,
+    wrappers.normalize_observation,
+    partial(wrappers.frame_stack, n_frames=2),
+    wrappers.normalize_reward,
 )
 
 
@@ -285,6 +275,9 @@ def test_a_stack_of_wrappers_keeps_what_each_remembers_through_a_restart():
     assert done.any() and torch.equal(first[done], second[done])
 
 
+DISCRETE = "env.spec: expected continuous actions, got discrete ones"
+
+
 @pytest.mark.parametrize(
     ("build", "problem"),
     [
@@ -292,11 +285,8 @@ def test_a_stack_of_wrappers_keeps_what_each_remembers_through_a_restart():
         (lambda: wrappers.frame_stack(CARTPOLE, 0), "n_frames: expected 1"),
         (lambda: wrappers.sticky_actions(CARTPOLE, 1.5), "probability: expected 0 to 1"),
         (lambda: wrappers.rescale_action(fp.envs.pendulum(), 2.0, 1.0), "high: expected more than low"),
-        (
-            lambda: wrappers.rescale_action(CARTPOLE, -2.0, 2.0),
-            "env.spec: expected continuous actions, got discrete ones",
-        ),
-        (lambda: wrappers.clip_action(CARTPOLE), "env.spec: expected continuous actions, got discrete ones"),
+        (lambda: wrappers.rescale_action(CARTPOLE, -2.0, 2.0), DISCRETE),
+        (lambda: wrappers.clip_action(CARTPOLE), DISCRETE),
         (lambda: wrappers.normalize_reward(CARTPOLE, gamma=2.0), "gamma: expected 0 to 1"),
     ],
 )  # fmt: skip
@@ -308,17 +298,10 @@ def test_settings_out_of_range_are_named(build, problem):
 @pytest.mark.parametrize(
     "env",
     [
-        wrappers.episode_statistics(
-            wrappers.normalize_reward(
-                wrappers.normalize_observation(
-                    wrappers.frame_stack(
-                        wrappers.sticky_actions(
-                            wrappers.time_limit(fp.envs.make("CartPole-v1"), 9)
-                        ),
-                        n_frames=2,
-                    )
-                )
-            )
+        nested(
+            fp.envs.make("CartPole-v1"), partial(wrappers.time_limit, max_steps=9), wrappers.sticky_actions,
+            partial(wrappers.frame_stack, n_frames=2), wrappers.normalize_observation, wrappers.normalize_reward,
+            wrappers.episode_statistics,
         ),
         wrappers.rescale_action(wrappers.clip_action(fp.envs.make("Pendulum-v1")), -2.0, 2.0),
         wrappers.flatten_observation(fp.envs.make("MinAtar/Breakout-v1")),
@@ -326,36 +309,30 @@ def test_settings_out_of_range_are_named(build, problem):
 )  # fmt: skip
 def test_a_rollout_step_is_one_graph(env):
     """PyTorch 2.11 has none where a state is returned that `_replace` made."""
-    learner = fp.ppo(
-        env=env,
-        network=fp.nets.mlp(8),
-        n_envs=2,
-        n_steps=2,
-        n_minibatches=1,
-    )
+    sizes = {"n_envs": 2, "n_steps": 2, "n_minibatches": 1}
+    learner = fp.ppo(env=env, network=fp.nets.mlp(8), **sizes)
     state = learner.init(random.key(0))
     drawn = train_step.sample_randomness(learner.cfg, WORLD, state.key)
     inputs = tree.map(lambda x: x[0], drawn.random_inputs)
     first = rollout.RolloutState(state.env_state, state.episode_stats)
     args = learner.cfg, WORLD, state.params, first, inputs
+    options = {"fullgraph": True, "backend": "eager"}
     with torch.no_grad():
-        step = torch.compile(
-            rollout.rollout_step, fullgraph=True, backend="eager"
-        )
+        step = torch.compile(rollout.rollout_step, **options)
         actual, expected = step(*args), rollout.rollout_step(*args)
     for x, y in zip(tree.leaves(actual), tree.leaves(expected), strict=True):
         torch.testing.assert_close(x, y, equal_nan=True)
 
 
 def test_clipping_bounds_observations_and_the_rewards_of_training():
-    env = wrappers.clip_observation(
-        wrappers.clip_reward(fp.envs.pendulum(), -1.0, 0.5), -0.5, 0.5
-    )
-    plain = play(fp.envs.pendulum(), 3, 8, 6)
+    pendulum = fp.envs.pendulum()
+    env = wrappers.clip_reward(pendulum, -1.0, 0.5)
+    env = wrappers.clip_observation(env, -0.5, 0.5)
+    plain = play(pendulum, 3, 8, 6)
     for step, want in zip(play(env, 3, 8, 6), plain):
         reward = want.timestep.reward
         assert torch.equal(step.timestep.reward, reward.clamp(-1.0, 0.5))
-        obs = observe(fp.envs.pendulum(), want.after)
+        obs = observe(pendulum, want.after)
         assert torch.equal(observe(env, step.after), obs.clamp(-0.5, 0.5))
     assert (plain[-1].timestep.reward < -1).any()
     evaluated = play(wrappers.evaluation_env(env), 3, 8, 6)[-1]
@@ -383,9 +360,8 @@ def test_actions_are_clipped_and_rescaled_all_alike_or_each_by_its_bounds(
     if wrap is wrappers.rescale_action:
         want = lows + (action + 1) * 0.5 * (highs - lows)
     got, timestep = step(wrap(reacher, low, high), action)
-    assert_trees_equal(
-        (got.inner, timestep), step(reacher, want), rtol=0, atol=0
-    )
+    expected = step(reacher, want)
+    assert_trees_equal((got.inner, timestep), expected, rtol=0, atol=0)
     for bounds in (((-1.0,) * 3, 1.0), ((1.0, 2.0), 2.0)):
         with pytest.raises(ValueError, match=r"low, high: exp|high: expected"):
             wrap(reacher, *bounds)
@@ -412,14 +388,13 @@ def test_a_wrapper_of_the_users_is_learnt_with_and_compiled():
         age = state.n_steps / cfg.settings
         return torch.cat([obs, age[:, None]], -1)
 
-    env = wrappers.wrap(
-        CARTPOLE,
-        settings=12.0,
-        begin=begin,
-        step_functional=step,
-        to_observation=to_observation,
-        spec=replace(CARTPOLE.spec, observation_size=5),
-    )
+    spec = replace(CARTPOLE.spec, observation_size=5)
+    parts = {
+        "begin": begin,
+        "step_functional": step,
+        "to_observation": to_observation,
+    }
+    env = wrappers.wrap(CARTPOLE, settings=12.0, spec=spec, **parts)
     fp.check(env)
     learner = fp.ppo(env=env, network=fp.nets.mlp(8), n_steps=16)
     state = learner.init(random.key(0))
