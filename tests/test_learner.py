@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import NamedTuple
 
 import pytest
@@ -46,12 +47,8 @@ def test_a_learner_is_the_full_form(env, cfg):
     learner, state = small(env), train_step.init(cfg, WORLD, KEY)
     assert learner.cfg.ppo == cfg.ppo and learner.cfg.agent == cfg.agent
     assert_trees_equal(learner.init(KEY), state, rtol=0, atol=0)
-    assert_trees_equal(
-        learner.step(state),
-        train_step.train_step(cfg, WORLD, state),
-        rtol=0,
-        atol=0,
-    )
+    want = train_step.train_step(cfg, WORLD, state)
+    assert_trees_equal(learner.step(state), want, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize(
@@ -70,13 +67,9 @@ def test_a_learner_is_the_full_form(env, cfg):
     ],
 )  # fmt: skip
 def test_what_cannot_work_is_refused_in_one_line(arguments, error, text):
+    given = {"env": fp.envs.cartpole(), "network": fp.nets.mlp(8)} | arguments
     with pytest.raises(error) as raised:
-        fp.ppo(
-            **(
-                {"env": fp.envs.cartpole(), "network": fp.nets.mlp(8)}
-                | arguments
-            )
-        )
+        fp.ppo(**given)
     assert text in str(raised.value) and "\n" not in str(raised.value)
 
 
@@ -94,23 +87,15 @@ def reading_the_world(name):
     return replace(CARTPOLE, **{name: read})
 
 
-def train(learner):
-    fp.train(learner, 32)
+USES = {
+    "train": lambda ppo: fp.train(ppo, 32),
+    "train_many": lambda ppo: fp.train_many(ppo, 32, seeds=2),
+    "compile": lambda ppo: fp.compile(ppo, ppo.init(KEY), backend="none"),
+    "check": lambda ppo: fp.check(ppo.cfg.env),
+}
 
 
-def train_many(learner):
-    fp.train_many(learner, 32, seeds=2)
-
-
-def compile_step(learner):
-    fp.compile(learner, learner.init(KEY), backend="no backend is reached")
-
-
-def check(learner):
-    fp.check(learner.cfg.env)
-
-
-@pytest.mark.parametrize("use", [train, train_many, compile_step, check])
+@pytest.mark.parametrize("use", USES.values(), ids=USES)
 @pytest.mark.parametrize("name", ["reset", "step_functional", "observe"])
 def test_a_function_without_the_world_or_of_other_arguments_is_named(name, use):
     expected = f"^{name}: expected a result, got "
@@ -185,14 +170,11 @@ def as_state(make):
     env = fp.envs.cartpole(max_steps=5)
 
     def named(state):
-        return env.reset(env.cfg, WORLD, fp.random.split(KEY, 1))._replace(
-            motion=state.motion, steps=state.steps
-        )
+        first = env.reset(env.cfg, WORLD, fp.random.split(KEY, 1))
+        return first._replace(motion=state.motion, steps=state.steps)
 
-    def step(cfg, world, state, action, key):
-        after, timestep = env.step_functional(
-            cfg, world, named(state), action, key
-        )
+    def step(cfg, world, state, *given):
+        after, timestep = env.step_functional(cfg, world, named(state), *given)
         return make(*after), timestep
 
     return replace(
@@ -217,22 +199,21 @@ def as_state(make):
 def test_a_state_that_is_no_tree_of_tensors_is_refused_in_one_line(make, got):
     with pytest.raises(TypeError) as raised:
         small(as_state(make)).init(KEY)
-    assert str(raised.value).startswith(
-        "reset: state: expected a tensor, or a NamedTuple, tuple or list of such"
-    )
-    assert got in str(raised.value) and "\n" not in str(raised.value)
+    line = str(raised.value)
+    expected = "a tensor, or a NamedTuple, tuple or list of such"
+    assert line.startswith(f"reset: state: expected {expected}")
+    assert got in line and "\n" not in line
 
 
 def test_a_registered_dataclass_is_a_state_that_works():
-    learner, named = (
-        small(as_state(Registered)),
-        small(fp.envs.cartpole(max_steps=5)),
+    (state, _), (want, _) = (
+        ppo.step(ppo.init(KEY))
+        for ppo in map(
+            small, (as_state(Registered), fp.envs.cartpole(max_steps=5))
+        )
     )
-    state, _ = learner.step(learner.init(KEY))
     assert isinstance(state.env_state, Registered)
-    assert_trees_equal(
-        state.params, named.step(named.init(KEY))[0].params, rtol=0, atol=0
-    )
+    assert_trees_equal(state.params, want.params, rtol=0, atol=0)
 
 
 @pytest.fixture(scope="module")
@@ -247,9 +228,8 @@ def test_a_compiled_learner_takes_the_same_steps_and_says_how(fast):
     for _ in range(3):
         state, metrics = compiled.step(state)
         want, expected = learner.step(want)
-        assert_trees_equal(
-            (state, metrics), (want, expected), rtol=1e-4, atol=1e-5
-        )
+        got = state, metrics
+        assert_trees_equal(got, (want, expected), rtol=1e-4, atol=1e-5)
     record = compiled.record
     assert (record.strategy, record.failures) == ("one-graph", ())
     assert (record.replay_mode, record.backend) == ("none", "aot_eager")
@@ -263,10 +243,7 @@ def test_a_state_from_elsewhere_and_metrics_are_left_alone_and_the_returned_stat
     given = learner.init(fp.random.key(2))
     copy = tree.map(torch.clone, given)
     first, metrics = compiled.step(given)
-    held, metrics_copy = (
-        tree.map(torch.clone, first),
-        tree.map(torch.clone, metrics),
-    )
+    held, metrics_copy = tree.map(torch.clone, (first, metrics))
     second, _ = compiled.step(first)
     assert_trees_equal(given, copy, rtol=0, atol=0)
     assert_trees_equal(metrics, metrics_copy, rtol=0, atol=0)
@@ -281,29 +258,30 @@ def first_leaf_as(dtype, whole):
     return tree.unflatten(whole, [first.to(dtype), *others])
 
 
+def change_params(change):
+    return lambda state: state._replace(params=change(state.params))
+
+
+def with_double_nu(state):
+    nu = first_leaf_as(torch.float64, state.opt_state.nu)
+    return state._replace(opt_state=state.opt_state._replace(nu=nu))
+
+
 @pytest.mark.parametrize(
     ("change", "text"),
     [
         (lambda state: None, "expected a TrainState, as init returns it, got "),
         (lambda state: state.params, "expected a TrainState, as init"),
         (
-            lambda state: state._replace(
-                params=first_leaf_as(torch.bfloat16, state.params)
-            ),
+            change_params(partial(first_leaf_as, torch.bfloat16)),
             "expected torch.bfloat16 in every tensor, got torch.float32 at params.hidden",
         ),
         (
-            lambda state: state._replace(
-                params=tree.map(torch.Tensor.double, state.params)
-            ),
+            change_params(partial(tree.map, torch.Tensor.double)),
             "expected torch.float64 in every tensor, got torch.float32 at mu.hidden",
         ),
         (
-            lambda state: state._replace(
-                opt_state=state.opt_state._replace(
-                    nu=first_leaf_as(torch.float64, state.opt_state.nu)
-                )
-            ),
+            with_double_nu,
             "expected torch.float32 in every tensor, got torch.float64 at nu.hidden",
         ),
     ],

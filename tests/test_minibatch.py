@@ -36,13 +36,8 @@ def learning_problem(cfg, seed=0):
     """A learner about to learn from a real trajectory, float64: (params, batch, scalars, learner, minibatches)."""
     state = double(init(cfg, WORLD, random.key(seed)))
     got = collect(cfg, WORLD, state)
-    return (
-        state.params,
-        got.batch,
-        got.scalars,
-        got.update_state,
-        got.minibatches,
-    )
+    learner = got.update_state, got.minibatches
+    return state.params, got.batch, got.scalars, *learner
 
 
 def torch_learner(cfg, params, batch, scalars, rows, stop=lambda *_: False):
@@ -73,9 +68,7 @@ def test_a_compiled_minibatch_step_is_one_graph_and_equals_autograd_and_torch_ad
     cfg = cartpole_config(**SMALL)
     params, batch, scalars, learner, minibatches = learning_problem(cfg)
     want = torch_learner(cfg, params, batch, scalars, minibatches.rows[:3])
-    first, *rest = (
-        tree.map(lambda x, i=i: x[i], minibatches) for i in range(3)
-    )
+    first, *rest = (tree.item(minibatches, i) for i in range(3))
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
     step = compiled(minibatch_step, backend="aot_eager")
@@ -95,15 +88,14 @@ def test_the_gradient_of_microbatches_is_that_of_their_minibatch():
     """In float64, 1e-12; advantages are normalised over the whole minibatch, whose parts have other means."""
     cfg = cartpole_config(**SMALL)
     params, batch, scalars, _, minibatches = learning_problem(cfg)
-    rows = minibatches.rows[0]
-    want = minibatch.accumulate_gradients(
-        cfg, WORLD, params, batch, rows, scalars
-    )
-    for n in (2, 16):
-        cfg = replace(cfg, ppo=replace(cfg.ppo, n_microbatches=n))
-        got = minibatch.accumulate_gradients(
-            cfg, WORLD, params, batch, rows, scalars
+    want, *others = (
+        minibatch.accumulate_gradients(
+            replace(cfg, ppo=replace(cfg.ppo, n_microbatches=n)),
+            *(WORLD, params, batch, minibatches.rows[0], scalars),
         )
+        for n in (1, 2, 16)
+    )
+    for got in others:
         assert_trees_equal(got, want, rtol=0, atol=1e-12)
 
 
@@ -115,19 +107,13 @@ def test_the_kl_limit_stops_where_a_break_would(kl_stop, target_kl):
     params, batch, scalars, learner, minibatches = learning_problem(cfg)
 
     def stop(i, kl, when):
-        here = (
-            when == "before"
-            if kl_stop == "minibatch"
-            else when == "after" and bool(minibatches.ends_epoch[i])
-        )
-        return here and kl > target_kl
+        ends = {"before": True, "after": bool(minibatches.ends_epoch[i])}
+        is_here = when == ("before" if kl_stop == "minibatch" else "after")
+        return is_here and ends[when] and kl > target_kl
 
     want = torch_learner(cfg, params, batch, scalars, minibatches.rows, stop)
-    got, _ = tree.scan(
-        partial(minibatch_step, cfg, WORLD, params, batch, scalars),
-        learner,
-        minibatches,
-    )
+    step = partial(minibatch_step, cfg, WORLD, params, batch, scalars)
+    got, _ = tree.scan(step, learner, minibatches)
     torch.testing.assert_close(got.flat_params, want, rtol=0, atol=1e-10)
 
 
@@ -140,16 +126,13 @@ def test_a_minibatch_that_is_not_finite_moves_nothing_and_the_next_one_does(
     params, batch, scalars, learner, minibatches = learning_problem(cfg)
     step = partial(minibatch_step, cfg, WORLD, params)
     got = want = learner
+    bad = batch._replace(
+        value_target=torch.full_like(batch.value_target, value)
+    )
     for i in range(6):
-        minibatch = tree.map(lambda x, i=i: x[i], minibatches)
-        bad = (
-            batch._replace(
-                value_target=torch.full_like(batch.value_target, value)
-            )
-            if i == 2
-            else batch
-        )
-        before, (got, learnt) = got, step(bad, scalars, got, minibatch)
+        minibatch = tree.item(minibatches, i)
+        given = bad if i == 2 else batch
+        before, (got, learnt) = got, step(given, scalars, got, minibatch)
         assert bool(learnt.is_finite) == bool(learnt.is_applied) == (i != 2)
         if i == 2:
             assert_trees_equal(got, before, rtol=0, atol=0)
@@ -171,15 +154,9 @@ def test_no_step_makes_a_moment_that_is_not_finite(size, b2):
     scalars = scalars._replace(max_grad_norm=torch.tensor(torch.inf))
     grads = size * torch.linspace(-1, 1, len(update_state.flat_params))
     no_loss = losses.LossMetrics(*[torch.zeros(())] * 8)
+    given = grads.float(), no_loss, minibatches.ends_epoch[0], scalars
     for _ in range(3):
-        update_state, _ = minibatch.apply_gradients(
-            cfg,
-            update_state,
-            grads.float(),
-            no_loss,
-            minibatches.ends_epoch[0],
-            scalars,
-        )
+        update_state, _ = minibatch.apply_gradients(cfg, update_state, *given)
         again = minibatch.ravel_update_state(
             update_state.flat_params, update_state.opt_state
         )
@@ -198,14 +175,9 @@ def test_a_minibatch_learns_without_its_bad_rows_and_not_if_all_are(
     row = torch.arange(batch.advantage.shape[0])
     for is_bad, share in ((row == first.rows[3], 1 / 16), (row >= 0, 1.0)):
         spoilt = torch.where(is_bad, torch.nan, batch.advantage)
+        bad = batch._replace(advantage=spoilt)
         after, metrics = minibatch_step(
-            cfg,
-            WORLD,
-            params,
-            batch._replace(advantage=spoilt),
-            scalars,
-            update_state,
-            first,
+            cfg, WORLD, params, bad, scalars, update_state, first
         )
         assert float(metrics.loss.nonfinite_fraction) == pytest.approx(share)
         assert bool(metrics.is_applied) == (share < 1)
@@ -281,15 +253,10 @@ def test_a_minibatch_of_shards_equals_the_same_rows_of_one_shard(make, ppo):
     """Four minibatches, float64, 1e-12: a mean over rows is the weighted mean of the shards' means."""
     cfg = make(max_steps=5, **EIGHT_ROWS, **ppo, n_shards=4)
     state, got = collected(cfg)
-    want = learn(
-        *(lambda cfg, *x: (cfg, state, got, *x))(*as_one_shard(cfg, got))
-    )
-    assert_trees_equal(
-        learn(cfg, state, got, got.batch, got.minibatches),
-        want,
-        rtol=1e-9,
-        atol=1e-12,
-    )
+    one, rows, indices = as_one_shard(cfg, got)
+    want = learn(one, state, got, rows, indices)
+    found = learn(cfg, state, got, got.batch, got.minibatches)
+    assert_trees_equal(found, want, rtol=1e-9, atol=1e-12)
 
 
 def test_bad_rows_count_in_no_shard_and_a_shard_may_have_nothing_else():
@@ -297,20 +264,14 @@ def test_bad_rows_count_in_no_shard_and_a_shard_may_have_nothing_else():
     cfg = sharded(n_shards=4)
     state, got = collected(cfg)
     row = torch.arange(got.batch[0].advantage.shape[0])
-    bad = {1: row == 3, 2: row >= 0}
+    is_bad = (row < 0, row == 3, row >= 0, row < 0)
     batch = tuple(
-        b._replace(
-            advantage=torch.where(bad[i], torch.nan, b.advantage)
-            if i in bad
-            else b.advantage
-        )
-        for i, b in enumerate(got.batch)
+        b._replace(advantage=torch.where(bad, torch.nan, b.advantage))
+        for b, bad in zip(got.batch, is_bad)
     )
     spoilt = got._replace(batch=batch)
-    own = [
-        b.advantage[rows]
-        for b, rows in zip(batch, got.minibatches.rows.unbind(1))
-    ]
+    shards = zip(batch, got.minibatches.rows.unbind(1))
+    own = [b.advantage[rows] for b, rows in shards]
     advantage = minibatch.merge_moments(
         [minibatch.masked_moments(x.isfinite(), x) for x in own]
     )
@@ -389,26 +350,19 @@ def test_who_holds_the_shards_changes_no_bit(make):
         state, metrics = train_step(cfg, WORLD, state)
     for n in (2, 4):
         results = run_divided(cfg, n)
+        want = state.params, state.opt_state, metrics
         for own, own_metrics in results:
-            assert_trees_equal(
-                (own.params, own.opt_state, own_metrics),
-                (state.params, state.opt_state, metrics),
-                rtol=0,
-                atol=0,
-            )
+            got = own.params, own.opt_state, own_metrics
+            assert_trees_equal(got, want, rtol=0, atol=0)
         rows = [(x.env_state, x.episode_stats, x.key) for x, _ in results]
-        assert_trees_equal(
-            tree.map(lambda *x: torch.cat(x), *rows),
-            (state.env_state, state.episode_stats, state.key),
-            rtol=0,
-            atol=0,
-        )
+        got = tree.map(lambda *x: torch.cat(x), *rows)
+        want = state.env_state, state.episode_stats, state.key
+        assert_trees_equal(got, want, rtol=0, atol=0)
 
 
 def test_a_process_that_holds_too_many_shards_is_refused():
-    cfg = replace(
-        sharded(n_shards=4), gather_shards=lambda x: torch.cat([x, x])
-    )
+    twice = lambda x: torch.cat([x, x])
+    cfg = replace(sharded(n_shards=4), gather_shards=twice)
     state = init(cfg, WORLD, random.key(0))
     with pytest.raises(ValueError, match=r"state: expected 4 shards .* got 8"):
         train_step(cfg, WORLD, state)

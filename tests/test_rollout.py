@@ -36,12 +36,8 @@ def trajectory(cfg, n_envs=6, n_steps=30, seed=0):
     first = rollout.init_rollout_state(cfg, WORLD, reset_key, n_envs)
     keys = rollout_keys(key, n_steps, n_envs)
     random_inputs = sample_random_inputs(cfg.env, WORLD, *keys)
-    return (
-        params,
-        first,
-        keys,
-        *scan(partial(rollout_step, cfg, WORLD, params), first, random_inputs),
-    )
+    step = partial(rollout_step, cfg, WORLD, params)
+    return params, first, keys, *scan(step, first, random_inputs)
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -72,12 +68,8 @@ def test_a_trajectory_equals_a_loop_over_single_rows(name):
             got_total = float(traj.episode_stats.total_reward[t, b])
             assert got_total == pytest.approx(total, rel=1e-5, abs=1e-5)
             last = env.observe(env.cfg, WORLD, state)
-            want = (
-                agent.apply(agent.cfg, WORLD, params, last).value[0]
-                if step.truncated
-                else torch.tensor(0.0)
-            )
-            close(final_value[t, b], want)
+            value = agent.apply(agent.cfg, WORLD, params, last).value[0]
+            close(final_value[t, b], value if step.truncated else 0.0 * value)
             if step.terminated or step.truncated:
                 state, total = env.reset(env.cfg, WORLD, reset_key[None]), 0.0
 
@@ -93,10 +85,8 @@ def test_the_network_is_called_once_a_step_and_last_observations_kept_only_where
         counted = lambda *args, seen=seen, apply=apply: (
             seen.append(1) or apply(*args)
         )
-        agent, env = (
-            replace(cfg.agent, apply=counted),
-            replace(cfg.env, truncates=truncates),
-        )
+        agent = replace(cfg.agent, apply=counted)
+        env = replace(cfg.env, truncates=truncates)
         traj = trajectory(replace(cfg, agent=agent, env=env), n_steps=3)[-1]
         assert len(seen) == 3
         assert isinstance(traj.final_obs, torch.Tensor) == kept
@@ -119,11 +109,8 @@ def changed(field, change):
     def apply(*args):
         return with_change(agent.apply(*args))
 
-    return replace(
-        cfg,
-        env=replace(env, step_functional=step),
-        agent=replace(agent, apply=apply),
-    )
+    env_of = replace(env, step_functional=step)
+    return replace(cfg, env=env_of, agent=replace(agent, apply=apply))
 
 
 @pytest.mark.parametrize(
@@ -221,12 +208,8 @@ def test_a_sequence_equals_its_steps_one_row_at_a_time(name):
             output, own = rollout.apply_agent(agent, WORLD, params, now, own)
             own = rollout.reset_memory(agent, done[t, b : b + 1], own)
             rows.append(output)
-    want = tree.map(
-        lambda *x: (
-            torch.cat(x).unflatten(0, (B, T)).transpose(0, 1).flatten(0, 1)
-        ),
-        *rows,
-    )
+    by_row = lambda *x: torch.cat(x).unflatten(0, (B, T))
+    want = tree.map(lambda *x: by_row(*x).transpose(0, 1).flatten(0, 1), *rows)
     assert_trees_equal(whole, want, rtol=1e-5, atol=1e-6)
 
 

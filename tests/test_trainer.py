@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 
 import pytest
@@ -15,11 +16,7 @@ from funcppo import logs, trainer
 from funcppo.core import tree
 from funcppo.envs import wrappers
 from funcppo.runtime.capture import without_cuda_graphs
-from funcppo.trainer import (
-    TrainingNote,
-    init_many,
-    saved_update,
-)
+from funcppo.trainer import TrainingNote, init_many, saved_update
 from tests.learning import assert_trees_equal
 
 ENV = wrappers.normalize_reward(
@@ -40,54 +37,34 @@ def whole_run():
 def test_a_run_continued_from_its_checkpoint_equals_one_without_a_stop(
     whole_run, tmp_path
 ):
-    path = tmp_path / "run.npz"
-    stopped = fp.train(
-        LEARNER,
-        TOTAL_STEPS,
-        seed=3,
-        checkpoint=path,
-        callbacks=[lambda progress: progress.update == 2],
-    )
+    train = partial(fp.train, LEARNER, TOTAL_STEPS, seed=3)
+    path, seen = tmp_path / "run.npz", []
+    stop, see = lambda at: at.update == 2, lambda at: seen.append(at.update)
+    stopped = train(checkpoint=path, callbacks=[stop])
     assert stopped.is_stopped and stopped.update == 2
-    seen = []
-    rest = fp.train(
-        LEARNER,
-        TOTAL_STEPS,
-        seed=3,
-        checkpoint=str(path),
-        checkpoint_every=2,
-        evaluate_every=3,
-        n_episodes=2,
-        callbacks=[lambda progress: seen.append(progress.update)],
-    )
+    options = {"checkpoint_every": 2, "evaluate_every": 3, "n_episodes": 2}
+    rest = train(checkpoint=str(path), callbacks=[see], **options)
     assert seen == [3, 4, 5, 6]
     assert_trees_equal(rest.state, whole_run.state, rtol=0, atol=0)
     with pytest.warns(TrainingNote, match="nothing was trained"):
-        again = fp.train(LEARNER, TOTAL_STEPS, seed=3, checkpoint=path)
+        again = train(checkpoint=path)
     assert again.update == N_UPDATES and len(again.notes) == 1
     assert_trees_equal(again.state, whole_run.state, rtol=0, atol=0)
 
 
-CONSTANT = fp.ppo(
-    env=ENV,
-    network=fp.nets.mlp(8),
-    learning_rate_schedule=fp.Schedule(warmup_updates=3),
-    **SIZES,
-)
-
-
 @pytest.mark.parametrize("train", [fp.train, fp.train_many])
 def test_without_a_schedule_that_ends_a_finished_run_goes_on(train, tmp_path):
-    path = tmp_path / "run.npz"
-    assert train(CONSTANT, 64, checkpoint=path).update == 2
-    longer = train(CONSTANT, TOTAL_STEPS, checkpoint=path)
-    whole = train(CONSTANT, TOTAL_STEPS)
+    path, schedule = tmp_path / "run.npz", fp.Schedule(warmup_updates=3)
+    learner = with_bonus(0.0, env=ENV, learning_rate_schedule=schedule)
+    assert train(learner, 64, checkpoint=path).update == 2
+    longer = train(learner, TOTAL_STEPS, checkpoint=path)
+    whole = train(learner, TOTAL_STEPS)
     assert longer.update == N_UPDATES
     assert_trees_equal(longer.state, whole.state, rtol=0, atol=0)
 
     problem = "total_steps: expected at least 192, of which this is a checkpoint, got 64$"
     with pytest.raises(ValueError, match=f"^{path}: {problem}"):
-        train(CONSTANT, 64, checkpoint=path)
+        train(learner, 64, checkpoint=path)
 
 
 @pytest.mark.parametrize("train", [fp.train, fp.train_many])
@@ -109,12 +86,8 @@ def test_a_checkpoint_that_cannot_be_written_is_named_before_any_update(
     for folder in (tmp_path / "file", "/proc"):
         problem = f"^checkpoint: {folder}/run.npz: expected a file that can be"
         with pytest.raises(ValueError, match=problem) as error:
-            train(
-                LEARNER,
-                32,
-                checkpoint=f"{folder}/run.npz",
-                callbacks=[updates.append],
-            )
+            path = f"{folder}/run.npz"
+            train(LEARNER, 32, checkpoint=path, callbacks=[updates.append])
         assert "\n" not in str(error.value)
     assert not updates
 
@@ -286,18 +259,13 @@ def erring(kind: str, value=float("inf")):
 
 @pytest.mark.parametrize("network", [fp.nets.mlp(8), fp.nets.gru(8)])
 @pytest.mark.parametrize("value", [float("inf"), float("nan")])
-@pytest.mark.parametrize(
-    ("kind", "cause"),
-    [
-        ("observations", "observations were not finite"),
-        ("rewards", "rewards were not finite"),
-        ("masks", "observations had no legal action"),
-    ],
-)
+@pytest.mark.parametrize("kind", ["observations", "rewards", "masks"])
 def test_a_bad_row_costs_no_minibatch_and_its_cause_is_named(
-    kind, value, cause, network
+    kind, value, network
 ):
     """Bounded activations hide an infinite observation from the loss, and not from its gradient."""
+    is_mask = kind == "masks"
+    cause = "no legal action" if is_mask else f"{kind} were not finite"
     learner = fp.ppo(env=erring(kind, value), network=network, n_envs=16)
     with pytest.warns(TrainingNote, match=cause):
         result = fp.train(learner, 2 * 16 * 128)
@@ -439,50 +407,17 @@ def test_a_run_that_ended_before_its_first_checkpoint_begins_its_log_again(
         (ALONE, TypeError, {"callbacks": print}, "callbacks: expected a list"),
         (ALONE, TypeError, {"callbacks": [3]}, r"callbacks: .*, got \[3\]"),
         (MANY, ValueError, {"seeds": 0}, "seeds: expected 1 or more, got 0"),
-        (
-            MANY,
-            ValueError,
-            {"scalars": {"rate": [1, 2]}},
-            "scalars: expected one of",
-        ),
-        (
-            MANY,
-            ValueError,
-            {"scalars": {"gamma": [1]}},
-            "scalars: gamma: expected 2",
-        ),
-        (
-            MANY,
-            ValueError,
-            {"scalars": {"gamma": 0.9}},
-            "scalars: gamma: expected 2",
-        ),
-        (
-            MANY,
-            ValueError,
-            {"scalars": {"gamma": [0.9, 1.5]}},
-            "gamma: expected 0 to",
-        ),
-        (
-            MANY,
-            ValueError,
-            {"scalars": {"learning_rate": [1e-3, float("nan")]}},
-            "learning_rate: expected 0 or more, got nan",
-        ),
-        (
-            MANY,
-            TypeError,
-            {"scalars": [1, 2]},
-            "scalars: expected numbers by their",
-        ),
-        (
-            MANY,
-            ValueError,
-            {"strategy": "fast"},
-            "strategy: expected auto, one-graph",
-        ),
+        (MANY, ValueError, {"strategy": "fast"}, "strategy: expected auto, one-g"),
+        (MANY, TypeError, {"scalars": [1, 2]}, "scalars: expected numbers by"),
+        *((MANY, ValueError, {"scalars": {name: values}}, line) for name, values, line in [
+            ("rate", [1, 2], "scalars: expected one of"),
+            ("gamma", [1], "scalars: gamma: expected 2"),
+            ("gamma", 0.9, "scalars: gamma: expected 2"),
+            ("gamma", [0.9, 1.5], "gamma: expected 0 to"),
+            ("learning_rate", [1e-3, float("nan")], "learning_rate: expected 0 or more, got nan"),
+        ]),
     ],
-)
+)  # fmt: skip
 def test_what_cannot_be_meant_is_named_in_one_line(
     trains, error, options, line
 ):
@@ -495,14 +430,14 @@ def test_what_cannot_be_meant_is_named_in_one_line(
 
 
 SEEDS = (5, 2)
-N_UPDATES_OF_MANY = 3
+N_OF_MANY = 3 * 32
 OF_MANY = {"seeds": SEEDS, "evaluate_every": 2, "n_episodes": 4}
 
 
 @pytest.fixture(scope="module")
 def whole_runs():
     """A run without a stop."""
-    return fp.train_many(LEARNER, N_UPDATES_OF_MANY * 32, **OF_MANY)
+    return fp.train_many(LEARNER, N_OF_MANY, **OF_MANY)
 
 
 @pytest.mark.parametrize("i", range(len(SEEDS)))
@@ -510,7 +445,7 @@ def test_each_seed_is_its_single_run(i, whole_runs):
     """States and evaluations; float32, sums in another order."""
     options = OF_MANY | {"seed": SEEDS[i]}
     del options["seeds"]
-    alone = fp.train(LEARNER, N_UPDATES_OF_MANY * 32, **options)
+    alone = fp.train(LEARNER, N_OF_MANY, **options)
     state = tree.item(whole_runs.state, i)
     assert_trees_equal(state, alone.state, rtol=1e-4, atol=1e-5)
     for got, expected in zip(whole_runs.evaluations, alone.evaluations):
@@ -522,19 +457,11 @@ def test_each_seed_is_its_single_run(i, whole_runs):
 def test_a_run_of_seeds_continued_from_its_checkpoint_equals_one_without(
     whole_runs, tmp_path
 ):
-    path = tmp_path / "run.npz"
-    stop = [lambda progress: progress.update == 1]
-    stopped = fp.train_many(
-        LEARNER,
-        N_UPDATES_OF_MANY * 32,
-        checkpoint=path,
-        callbacks=stop,
-        **OF_MANY,
-    )
+    arguments = {"checkpoint": tmp_path / "run.npz", **OF_MANY}
+    stop = lambda progress: progress.update == 1
+    stopped = fp.train_many(LEARNER, N_OF_MANY, callbacks=[stop], **arguments)
     assert stopped.is_stopped and stopped.update == 1
-    rest = fp.train_many(
-        LEARNER, N_UPDATES_OF_MANY * 32, checkpoint=path, **OF_MANY
-    )
+    rest = fp.train_many(LEARNER, N_OF_MANY, **arguments)
     assert_trees_equal(rest.state, whole_runs.state, rtol=0, atol=0)
     assert rest.evaluations == whole_runs.evaluations
 
@@ -552,14 +479,12 @@ def test_a_checkpoint_is_written_whenever_its_time_has_come(
 
     arguments = {"checkpoint": path, **OF_MANY}
     with pytest.raises(KeyError):
-        fp.train_many(
-            LEARNER, N_UPDATES_OF_MANY * 32, callbacks=[fail], **arguments
-        )
+        fp.train_many(LEARNER, N_OF_MANY, callbacks=[fail], **arguments)
     assert saved_update(path) == 2
     path.write_bytes(b"torn")
     assert saved_update(path) == 1
     with pytest.warns(UserWarning, match=r"previous-run\.npz is used"):
-        rest = fp.train_many(LEARNER, N_UPDATES_OF_MANY * 32, **arguments)
+        rest = fp.train_many(LEARNER, N_OF_MANY, **arguments)
     assert len(rest.notes) == 1
     assert_trees_equal(rest.state, whole_runs.state, rtol=0, atol=0)
 
@@ -568,12 +493,8 @@ def test_metrics_are_logged_by_seed_and_elsewhere_as_means(tmp_path):
     log = fp.MetricsLog(tmp_path, "csv")
     fp.train_many(LEARNER, 64, callbacks=[log], **OF_MANY)
     rows = logs.read(tmp_path / "metrics.jsonl")
-    assert [(row["update"], row["seed"]) for row in rows] == [
-        (1, 5),
-        (1, 2),
-        (2, 5),
-        (2, 2),
-    ]
+    places = [(row["update"], row["seed"]) for row in rows]
+    assert places == [(1, 5), (1, 2), (2, 5), (2, 2)]
     assert "greedy_return" in rows[2] and "greedy_return" not in rows[0]
     lines = (tmp_path / "metrics.csv").read_text().splitlines()
     assert len(lines) == 3
@@ -583,21 +504,13 @@ def test_metrics_are_logged_by_seed_and_elsewhere_as_means(tmp_path):
 
 
 def test_each_seed_learns_with_its_own_scalars():
-    rates = [0.0, 1e-2]
+    rates = {"learning_rate": [0.0, 1e-2]}
     first = init_many(LEARNER, (0, 0))
-    result = fp.train_many(
-        LEARNER, 32, seeds=(0, 0), scalars={"learning_rate": rates}
-    )
-    assert torch.equal(result.state.scalars.learning_rate, torch.tensor(rates))
-    changes = [
-        tree.global_norm(
-            [a[i] - b[i] for a, b in zip(
-                tree.leaves(result.state.params), tree.leaves(first.params)
-            )]
-        )
-        for i in range(2)
-    ]  # fmt: skip
-    assert changes[0] == 0 < changes[1]
+    state = fp.train_many(LEARNER, 32, seeds=(0, 0), scalars=rates).state
+    assert state.scalars.learning_rate.tolist() == pytest.approx([0.0, 1e-2])
+    change = tree.map(torch.sub, state.params, first.params)
+    still, moved = (tree.global_norm(tree.item(change, i)) for i in range(2))
+    assert still == 0 < moved
 
 
 CARTPOLE = fp.envs.cartpole()
@@ -637,9 +550,8 @@ def test_what_vmap_cannot_map_is_named_before_anything_is_compiled(
     changes, network, name
 ):
     env = replace(CARTPOLE, step_with_autoreset=None, **changes)
-    learner = fp.ppo(
-        env=env, network=network, n_envs=2, n_steps=8, n_minibatches=2
-    )
+    sizes = {"n_envs": 2, "n_steps": 8, "n_minibatches": 2}
+    learner = fp.ppo(env=env, network=network, **sizes)
     match = f"^{name}: expected a function that torch.vmap can map, got Runt"
     with pytest.raises(ValueError, match=match) as error:
         fp.train_many(learner, 32, seeds=2)

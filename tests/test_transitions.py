@@ -41,10 +41,8 @@ from tests.learning import (
 )
 from tests.shapes import check_shapes_and_dtypes
 
-CARTPOLE, PENDULUM = (
-    cartpole_config(max_steps=5, **SMALL),
-    pendulum_config(max_steps=5, **SMALL),
-)
+CARTPOLE = cartpole_config(max_steps=5, **SMALL)
+PENDULUM = pendulum_config(max_steps=5, **SMALL)
 
 
 class Case(NamedTuple):
@@ -61,24 +59,14 @@ def rolled(cfg: Any, seed: int) -> Any:
     state = init(cfg, WORLD, random.key(seed))
     _, draws, _ = sample_randomness(cfg, WORLD, state.key)
     act = partial(rollout.rollout_step, cfg, WORLD, state.params)
-    return (
-        state,
-        draws,
-        *tree.scan(
-            act, RolloutState(state.env_state, state.episode_stats), draws
-        ),
-    )
+    first = RolloutState(state.env_state, state.episode_stats)
+    return state, draws, *tree.scan(act, first, draws)
 
 
 def env_step(cfg: Any, seed: int) -> tuple[Any, ...]:
     _, draws, actor, trajectory = rolled(cfg, seed)
-    return (
-        cfg.env.cfg,
-        WORLD,
-        actor.env_state,
-        trajectory.action[-1],
-        draws.step_key[0],
-    )
+    acted = trajectory.action[-1], draws.step_key[0]
+    return cfg.env.cfg, WORLD, actor.env_state, *acted
 
 
 def act(cfg: Any, seed: int) -> tuple[Any, ...]:
@@ -94,15 +82,8 @@ def estimate(cfg: Any, seed: int) -> tuple[Any, ...]:
 def learn(cfg: Any, seed: int) -> tuple[Any, ...]:
     state = rolled(cfg, seed)[0]
     got = collect(cfg, WORLD, state)
-    return (
-        cfg,
-        WORLD,
-        state.params,
-        got.batch,
-        got.scalars,
-        got.update_state,
-        tree.map(lambda x: x[0], got.minibatches),
-    )
+    learnt = got.update_state, tree.map(lambda x: x[0], got.minibatches)
+    return cfg, WORLD, state.params, got.batch, got.scalars, *learnt
 
 
 def advantages(seed: int) -> tuple[Any, ...]:
@@ -118,28 +99,11 @@ def evaluate_loss(seed: int) -> tuple[Any, ...]:
 
 def adam(seed: int) -> tuple[Any, ...]:
     state = init(CARTPOLE, WORLD, random.key(seed))
-    return (
-        AdamConfig(weight_decay=0.1),
-        state.params,
-        state.opt_state,
-        state.params,
-        state.scalars.learning_rate,
-    )
+    moved = state.params, state.opt_state, state.params
+    return AdamConfig(weight_decay=0.1), *moved, state.scalars.learning_rate
 
 
 CASES = {
-    "cartpole step": Case(
-        CARTPOLE.env.step_functional, partial(env_step, CARTPOLE), {0: 2}
-    ),
-    "pendulum step": Case(
-        PENDULUM.env.step_functional, partial(env_step, PENDULUM), {0: 2}
-    ),
-    "cartpole rollout_step": Case(
-        rollout.rollout_step, partial(act, CARTPOLE), {0: 3}
-    ),
-    "pendulum rollout_step": Case(
-        rollout.rollout_step, partial(act, PENDULUM), {0: 3}
-    ),
     "gae": Case(
         partial(gae, gamma=0.9, gae_lambda=0.9), advantages, {0: 3, 1: 3}
     ),
@@ -151,21 +115,21 @@ CASES = {
     ),
     "loss_fn": Case(losses.loss_fn, evaluate_loss, {}),
     "adam": Case(optim.update, adam, {0: 3, 1: 2}),
-    "cartpole minibatch_step": Case(
-        minibatch_step, partial(learn, CARTPOLE), {0: 5}
-    ),
-    "pendulum minibatch_step": Case(
-        minibatch_step, partial(learn, PENDULUM), {0: 5}
-    ),
     "train_step": Case(
         train_step,
         lambda seed: (CARTPOLE, WORLD, rolled(CARTPOLE, seed)[0]),
         {0: 2},
     ),
 }
-COMPILED = [
-    name for name in CASES if name != "train_step"
-]  # its parts are compiled, one by one
+for env, cfg in (("cartpole", CARTPOLE), ("pendulum", PENDULUM)):
+    for name, fn, args, place in (
+        ("step", cfg.env.step_functional, env_step, 2),
+        ("rollout_step", rollout.rollout_step, act, 3),
+        ("minibatch_step", minibatch_step, learn, 5),
+    ):
+        CASES[f"{env} {name}"] = Case(fn, partial(args, cfg), {0: place})
+# the parts of a training step are compiled, one by one
+COMPILED = [name for name in CASES if name != "train_step"]
 
 
 def tensors(tree_: Any) -> list[torch.Tensor]:
@@ -200,31 +164,19 @@ def test_compiled_equals_eager_and_is_traced_once(name, backend):
         fast(*case.args(0))
         with torch.compiler.set_stance("fail_on_recompile"):
             for seed in range(3):
-                assert_trees_equal(
-                    fast(*case.args(seed)),
-                    case.fn(*case.args(seed)),
-                    rtol=1e-5,
-                    atol=1e-6,
-                )
+                got, want = (fn(*case.args(seed)) for fn in (fast, case.fn))
+                assert_trees_equal(got, want, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("cfg", [CARTPOLE, PENDULUM])
 def test_records_have_the_axes_that_their_annotations_name(cfg):
     state, metrics = train_step(cfg, WORLD, init(cfg, WORLD, random.key(0)))
-    assert (
-        check_shapes_and_dtypes(state.episode_stats)["B"]
-        == check_shapes_and_dtypes(state.env_state)["B"]
-        == 4
-    )
-    for record in (
-        state,
-        metrics,
-        metrics.loss,
-        metrics.rollout,
-        state.scalars,
-        collect(cfg, WORLD, state).batch,
-    ):
+    for rows in (state.episode_stats, state.env_state):
+        assert check_shapes_and_dtypes(rows)["B"] == 4
+    batch = collect(cfg, WORLD, state).batch
+    for record in (state, metrics, metrics.loss, metrics.rollout, batch):
         check_shapes_and_dtypes(record)
+    check_shapes_and_dtypes(state.scalars)
 
 
 def first_and_next_of_training(cfg, world, state):
