@@ -32,6 +32,7 @@ from funcppo.core.types import (
 )
 
 Record = TypeVar("Record")  # a dataclass
+Value = TypeVar("Value")
 # Registered there, a class is a tree in every namespace.
 _GLOBAL_NAMESPACE: Any = vars(optree_registry)["__GLOBAL_NAMESPACE"]
 
@@ -126,6 +127,26 @@ def where(mask: Bool[Tensor, "B"], on_true: Tree, on_false: Tree) -> Tree:
 def global_norm(tree: object) -> Tensor:
     """Compute the L2 norm of all leaves together, 0-d."""
     return torch.stack([(x * x).sum() for x in leaves(tree)]).sum().sqrt()
+
+
+def grad_and_value(
+    loss: Callable[[Tree], Value], tree: Tree
+) -> tuple[Tree, Value]:
+    """Compute the gradient of a loss in a tree, and its value, by the autograd engine.
+
+    `torch.func.grad` imports Dynamo, which takes seconds.
+
+    Args:
+      loss: returns a scalar, or a scalar and a tree of others.
+    """
+    variables = [x.detach() for x in leaves(tree)]
+    for x in variables:
+        x.requires_grad = True
+    with torch.enable_grad():
+        value = loss(unflatten(tree, variables))
+    scalar = leaves(value)[0]
+    found = torch.autograd.grad(scalar, variables, materialize_grads=True)
+    return unflatten(tree, list(found)), map(Tensor.detach, value)
 
 
 def ravel(tree: object, n_axes: int = 0) -> Tensor:

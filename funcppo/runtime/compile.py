@@ -647,14 +647,9 @@ def _gradient_by_autograd(
     *args: object,
 ) -> tuple[Params, Result]:
     """Compute the gradient of `loss` in `params` by the autograd engine, and the loss metrics."""
-    leaves = [x.detach().requires_grad_() for x in tree.leaves(params)]
-    with torch.enable_grad():
-        variables = tree.unflatten(params, leaves)
-        value, metrics = loss(cfg, world, variables, *args)
-
-    leaf_grads = torch.autograd.grad(value, leaves, materialize_grads=True)
-    grads = tree.unflatten(params, list(leaf_grads))
-    metrics = tree.map(torch.Tensor.detach, metrics)
+    grads, (_, metrics) = tree.grad_and_value(
+        lambda variables: loss(cfg, world, variables, *args), params
+    )
     return grads, metrics
 
 

@@ -36,8 +36,10 @@ def test_threefry_gives_the_published_known_answers(k, x, y):
     assert tuple(int(v) for v in got) == y
 
 
-def test_a_draw_imports_no_compiler():
-    code = "import sys; from funcppo import random; random.uniform(random.key(0), (3,)); "
+def test_a_draw_and_a_gradient_import_no_compiler():
+    code = "import sys; from funcppo import random; from funcppo.core import tree; "
+    code += "x = random.uniform(random.key(0), (3,)); "
+    code += "gradient, _ = tree.grad_and_value(lambda x: (x * x).sum(), x); assert gradient.equal(2 * x); "
     code += "sys.exit('torch._dynamo' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
 

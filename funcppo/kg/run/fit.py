@@ -18,7 +18,6 @@ from typing import Generic, NamedTuple, TypeVar
 import numpy as np
 import torch
 from torch import Tensor
-from torch.func import grad
 
 from funcppo import optim
 from funcppo.config import AdamConfig
@@ -660,11 +659,15 @@ def batch_gradient(
     """Compute the gradient of the listwise loss of a batch of questions, in parts if they do not fit together."""
     size = learned.capacity(world.evidence, question)
     n_together = max(1, cfg.max_batch_firings // budget.batch_firings(1, size))
-    gradient_of = grad(partial(learned.listwise_loss, size=size), argnums=3)
+
+    def loss(params: Params, part: I64[Tensor, "b"]) -> Tensor:
+        return learned.listwise_loss(
+            weighed, world, cfg.penalty, params, part, size=size
+        )
 
     total = tree.zeros_like(params)
     for part in question.split(n_together):
-        gradient = gradient_of(weighed, world, cfg.penalty, params, part)
+        gradient, _ = tree.grad_and_value(partial(loss, part=part), params)
         share = len(part) / len(question)
         total = tree.map(
             lambda a, b: a + share * b,  # noqa: B023

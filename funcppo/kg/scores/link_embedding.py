@@ -19,12 +19,11 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.func import grad
 from torch.nn.functional import embedding
 
 from funcppo import optim
 from funcppo.config import AdamConfig
-from funcppo.core import random
+from funcppo.core import random, tree
 from funcppo.core.types import F32, F64, I64
 from funcppo.kg.config import EmbeddingConfig
 from funcppo.kg.logic.derive import LeftOut, Questions
@@ -198,7 +197,9 @@ def train_step(
 ) -> TrainState:
     """Take a step of Adam down the loss of some of the links; nothing of it waits for the host."""
     batch = Links(*(column[rows] for column in links))
-    gradient = grad(loss, argnums=1)(cfg.penalty, state.params, batch)
+    gradient, _ = tree.grad_and_value(
+        lambda params: loss(cfg.penalty, params, batch), state.params
+    )
     params, adam = optim.update(
         AdamConfig(), gradient, state.adam, state.params, learning_rate
     )

@@ -23,11 +23,11 @@ Source: Zhu et al. 2021, arXiv:2106.06935, with DistMult messages that are summe
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.func import grad_and_value
 from torch.nn.functional import embedding, embedding_bag, layer_norm
 
 from funcppo import optim
@@ -474,8 +474,16 @@ def _mean_gradient(
     for some in rows.split(cfg.n_at_once):
         part = Questions(*(column[some] for column in asked))
         known = known_answers(cfg, graph, part)
-        of_part = grad_and_value(loss, argnums=1)(
-            cfg, params, read, part, known, is_kept if has_kernel else None
+        of_part = tree.grad_and_value(
+            partial(
+                loss,
+                cfg,
+                graph=read,
+                questions=part,
+                is_other=known,
+                is_kept=is_kept if has_kernel else None,
+            ),
+            params,
         )
         total = tree.map(torch.add, total, of_part) if total else of_part
     assert total is not None, "there are edges"

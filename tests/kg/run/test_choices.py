@@ -185,6 +185,16 @@ def test_stages_run_by_gain_a_second_each_in_its_part_of_the_time():
     assert all(not row.is_kept for row in run_time.choices if row.reason)
 
 
+def test_no_first_steps_are_made_when_no_time_is_left():
+    run_time = RunTime(10.0, clock=lambda: 0.0)
+    run_time.reserved = {"test": 10.0}
+    planned = []
+    late = stage("late", 0.9)._replace(seconds=planned.append)
+    assert choose_in_time([late], way("start", 0.5), run_time).mrr == 0.5
+    (row,) = run_time.choices
+    assert not planned and row.reason == "no time is left"
+
+
 class Learner:
     """A stage that takes the time that it is given, and gains by the share of its plan that this is."""
 
@@ -255,9 +265,9 @@ def test_the_gains_are_those_of_the_record():
             if row["stage"] in shares and before is not None:
                 gain = (after - before) / (1 - before)
                 shares[row["stage"]].append(gain)
-            # So it may count as the simpler way: a quarter of the fit ranks each valid split better than rules do.
+            # So it may count as the simpler way: a quarter of the fit ranks no valid split worse than rules do.
             if row["stage"] == "listwise fit" and "fit" not in row["tried"]:
-                assert row["tried"]["25% of it"] > before
+                assert row["tried"]["25% of it"] >= before
     for name, gain in choices.GAINS.items():
         mean = sum(shares[name]) / len(shares[name])
         assert gain == pytest.approx(mean, rel=0.3, abs=0.004), name
@@ -643,7 +653,7 @@ def test_what_has_no_time_is_not_begun(tmp_path):
     assert (chosen.embedding, chosen.bellman_ford) == (False, False)
     reasons = {row.stage: row.reason for row in run.choices}
     for name in ("link embeddings", "path network"):
-        assert reasons[name].startswith("it takes at least")
+        assert reasons[name] == "no time is left"
     # Rules rank the first queries of test whatever the time.
     assert run.ranked_test.n_queries > 0
 
