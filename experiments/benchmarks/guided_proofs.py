@@ -77,7 +77,7 @@ PPO = PPOConfig(
     n_epochs=2,
     n_minibatches=4,
     learning_rate=3e-3,
-    entropy_coef=0.01,
+    entropy_coef=0.02,
 )
 Triple = tuple[str, str, str]
 
@@ -381,18 +381,16 @@ def proof_steps(
     """Partial proofs along a proof of each training goal, with the successors from which its facts prove the rest."""
     clauses = prove.Clauses(task.kb, task.sizes)
     program = guide.SearchProgram(clauses, task.max_height)
-    limits = prove.Limits(
-        max_height=task.max_height, budget=RowBudget(1_000_000)
-    )
-    end = Deadline(at=time.monotonic() + 60.0)
-    for goal in task.dataset.train.tolist():
-        query = tuple(goal)
-        if end.is_over:
-            return
-        proof = prove.prove_ground(clauses, query, limits).proof
-        if proof is None:
+    confidence = kbase.rule_confidence(task.kb).tolist()
+    searches = [
+        guide.ProofSearch(program, tuple(goal))
+        for goal in task.dataset.train.tolist()
+    ]
+    guide.search(searches, guide.confidence_order(confidence), 500)
+    for one in searches:
+        if one.leaves is None:
             continue
-        known = [node.goal for node in proof.nodes if node.rule is None]
+        query, known = one.query, one.leaves
         few = guide.SearchProgram(
             guide.only_facts(clauses, known), task.max_height
         )

@@ -125,11 +125,14 @@ class Prove(TargetOptions):
         from funcppo.kg.logic.prove import Answers
 
         options = self._with_settings_of_run()
-        found = options._evaluate(query)
+        deadline = Deadline(at=time.monotonic() + self.seconds)
+        facts, guided = options._find_facts(query, deadline.share(GUIDE_SHARE))
+        found = options._evaluate(query, facts, deadline)
         if isinstance(found, Answers):
             result, text = options._list_answers(query, found)
         else:
             result, text = options._prove(query, found)
+        result |= guided
         write_json(self.json, result)
         if self.json != "-":
             (write_output if self.dot else print_text)(text)
@@ -181,16 +184,16 @@ class Prove(TargetOptions):
             "fixpoint_seconds": round(found.seconds, 3),
         }
 
-    def _evaluate(self, query: Query) -> Answers | QueryResult:
-        """Solve a query with variables, or prove one without."""
+    def _evaluate(
+        self, query: Query, facts: list[Atom], deadline: Deadline
+    ) -> Answers | QueryResult:
+        """Solve a query with variables, or prove one without, from some facts alone if these suffice."""
         from funcppo.kg.logic import kb, prove
         from funcppo.kg.logic.fixpoint import Verdict
         from funcppo.kg.logic.joins import RowBudget
         from funcppo.kg.search.guide import prove_from
 
         solve = prove.solve if query.variables else prove.prove_ground
-        deadline = Deadline(at=time.monotonic() + self.seconds)
-        facts = self._find_facts(query, deadline.share(GUIDE_SHARE))
         with fixpoint_progress() as progress:
             clauses = prove.Clauses(*kb.from_dataset(query.dataset))
             limits = prove.Limits(
@@ -207,10 +210,16 @@ class Prove(TargetOptions):
                     return found
             return solve(clauses, atom, limits)
 
-    def _find_facts(self, query: Query, deadline: Deadline) -> list[Atom]:
-        """Return facts from which the search of the guide proves a query; none without a guide, or without a proof."""
-        if self.guide is None or query.variables:
-            return []
+    def _find_facts(
+        self, query: Query, deadline: Deadline
+    ) -> tuple[list[Atom], JsonObject]:
+        """Return facts from which the search of the guide proves a query, none without a proof; and its JSON fields."""
+        if self.guide is None:
+            return [], {}
+        if query.variables:
+            raise ValueError(
+                f"--guide: expected a query without variables, got {self.query!r}"
+            )
         from funcppo.kg.answers import find_guided_facts
         from funcppo.kg.run.run import open_run
 
@@ -223,9 +232,10 @@ class Prove(TargetOptions):
                 f"--guide {self.guide}: expected a run of --learner guide or proofs, got one of questions"
             )
         atom = tuple(query.atom.tolist())
-        return find_guided_facts(
+        facts, n_steps = find_guided_facts(
             run, query.dataset, atom, self.height, deadline
         )
+        return facts, {"guide_steps": n_steps, "guide_found": bool(facts)}
 
     # -- a query without variables
 

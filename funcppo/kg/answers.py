@@ -1175,8 +1175,10 @@ def find_guided_facts(
     atom: tuple[int, ...],
     max_height: int | None,
     deadline: Deadline,
-) -> list[tuple[int, ...]]:
-    """Return facts from which a search in the order of a run's policy proves a ground atom; none without a proof.
+) -> tuple[list[tuple[int, ...]], int]:
+    """Return facts from which a search in the order of a run's policy proves a ground atom, and its resolution steps.
+
+    There are no facts where it finds no proof.
 
     Args:
       run: learns from proofs, opened on the facts of the data set. Rules are those of the run.
@@ -1188,8 +1190,8 @@ def find_guided_facts(
     height = min(task.max_height, max_height or task.max_height)
     query = _translate_atom(atom, dataset, task.dataset)
     if query is None or max_height == 0:
-        return []
-    found, _ = guide.find_facts(
+        return [], 0
+    found, n_steps = guide.find_facts(
         Clauses(task.kb, task.sizes),
         query,
         guide.policy_order(
@@ -1199,7 +1201,7 @@ def find_guided_facts(
         deadline,
     )
     facts = [_translate_atom(x, task.dataset, dataset) for x in found or ()]
-    return [fact for fact in facts if fact is not None]
+    return [fact for fact in facts if fact is not None], n_steps
 
 
 def _translate_atom(

@@ -401,6 +401,37 @@ def test_a_trained_run_shows_the_most_probable_proof_of_its_policy(
         )
 
 
+def test_a_guide_costs_time_never_the_verdict(tmp_path, capsys):
+    config = RunConfig(
+        dataset="countries_s1",
+        learner="guide",
+        prover=ProverTaskConfig(max_height=2, embed_dim=4, hidden_dim=4),
+    )
+    run = new_run(config)
+    write_config(run.run_config, tmp_path)
+    save_checkpoint(run, tmp_path)
+    guided = ("--guide", str(tmp_path))
+    for region, status in (("europe", 0), ("asia", 1)):
+        words = (
+            "countries_s3",
+            f"locatedIn(france, {region})",
+            "--height",
+            "2",
+        )
+        plain = json_of(capsys, prove, *words)
+        found, result = json_of(capsys, prove, *words, *guided)
+        assert (found, plain[0]) == (status, status)
+        assert result["guide_found"] == (status == 0)
+        assert result["guide_steps"] > 0
+        assert result["verdict"] == plain[1]["verdict"]
+    for query, options, expected in (
+        ("locatedIn(X, asia)", guided, "expected a query without variables"),
+        ("locatedIn(france, asia)", ("--guide", "none"), "expected a folder"),
+    ):
+        with pytest.raises(ValueError, match=expected):
+            prove("countries_s3", query, *options)
+
+
 def test_a_command_line_is_utf_8_in_any_locale(tmp_path):
     path = tmp_path / "g.tsv"
     path.write_text("\u00f1a\tr\tb\n", encoding="utf-8")

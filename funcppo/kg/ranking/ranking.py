@@ -513,6 +513,8 @@ def pooled_average_precision(
 
 def selection_metric(task: ProverTask) -> str:
     """Return the name of the metric on the valid split by which parameters are chosen."""
+    if task.is_guide:
+        return "1 / (1 + log2 steps)"
     return "auc_pr" if task.is_countries else "mrr"
 
 

@@ -105,10 +105,10 @@ LISTING_SHARE = 0.15
 # All 173,670 questions of WN18RR rank valid no better (`experiments/results/levels.json`).
 MAX_QUESTIONS = 32_000
 # goals that a guide learns from and is validated on, and the share of the time for sampling them
-N_GUIDE_GOALS, N_GUIDE_VALID, GUIDE_SHARE = 2_000, 100, 0.1
+N_GUIDE_GOALS, N_GUIDE_VALID, GUIDE_SHARE = 1_000, 100, 0.1
 GUIDE_HEIGHT = 4  # of proofs, unless it is set
 # Rewards of a guide are rare at first, and a larger weight keeps it at the confidences.
-GUIDE_ENTROPY = 0.01
+GUIDE_ENTROPY = 0.02
 # with a smaller share of its steps a training gains little
 MIN_TRAINING_SHARE = 0.2
 # Linked candidates are compared where as many ranks tell: of fewer the answers may happen to be unlinked.

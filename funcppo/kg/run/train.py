@@ -1032,7 +1032,8 @@ def _note_end(run: Run, run_time: RunTime, temperature: float | None) -> None:
 
     if run.rule_metric is not None:
         run_time.notes.append(Note("answers", describe_default_score(run)))
-    if temperature is None and len(run.task.dataset.valid):
+    is_ranked = not run.task.is_guide and len(run.task.dataset.valid)
+    if temperature is None and is_ranked:
         run_time.note_cut(
             "no temperature is chosen on valid: there was no time for it (--seconds)"
         )

@@ -59,7 +59,7 @@ MAX_INDEXED = 500_000
 GUIDED_WIDTH = 8
 PRIOR_SHARE = 0.2  # of the confidences in the order of a policy
 # rows of the joins of an open query that goals are sampled from, and queries in a row without a new answer
-GOAL_ROWS, MAX_BARREN = 5_000, 300
+GOAL_ROWS, MAX_BARREN = 5_000, 50
 
 
 class Expansion(NamedTuple):

@@ -244,15 +244,22 @@ def test_a_trained_guide_proves_over_other_facts(tmp_path):
     dataset = loaders.load("countries_s2")
     opened = runs.open_run(tmp_path / "run", graph=dataset)
     clauses = Clauses(*kbase.from_dataset(dataset))
-    proved = 0
-    for goal in dataset.test[:8].tolist():
-        atom, limits = tuple(goal), Limits(max_height=2)
-        facts = answers.find_guided_facts(opened, dataset, atom, 2, NO_DEADLINE)
-        exact = prove_ground(clauses, atom, limits).verdict
-        if facts:
-            found = guide.prove_from(clauses, facts, atom, limits)
-            assert found.verdict is exact is Verdict.PROVED
-            proved += 1
-    assert proved
+    params = opened.state.best_params
+    for learnt in (params, perturbed(params)):  # a policy, and one of nonsense
+        state = opened.state._replace(best_params=learnt)
+        by = dataclasses.replace(opened, state=state)
+        proved = 0
+        for goal in dataset.test[:8].tolist():
+            atom, limits = tuple(goal), Limits(max_height=2)
+            facts, n_steps = answers.find_guided_facts(
+                by, dataset, atom, 2, NO_DEADLINE
+            )
+            exact = prove_ground(clauses, atom, limits).verdict
+            if facts:
+                found = guide.prove_from(clauses, facts, atom, limits)
+                assert found.verdict is exact is Verdict.PROVED
+                proved += 1
+            assert n_steps > 0 and (exact is Verdict.PROVED) == bool(facts)
+        assert proved
     with pytest.raises(ValueError, match="expected a run that ranks"):
         run_subject(opened)
