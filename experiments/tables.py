@@ -506,28 +506,20 @@ def performance_processes() -> str:
 
 
 def guided_proofs() -> str:
-    """Return the share of goals proved within so many steps, by order, and what PPO gains."""
-    names = "guided_proofs-trees", "guided_proofs-published"
-    budgets = "20", "100", "1000"
-    rows: list[list[str]] = []
-    for record in map(load_record, names):
-        for row in record["rows"]:
-            for order, curve in row["curves"].items():
-                gains = row["gains_of_PPO"].get(order, {})
-                rows.append(
-                    [
-                        f"{row['problem']}, {row['facts']:,} facts",
-                        order,
-                        *(f"{curve[b]:.2f}" for b in budgets),
-                        *(
-                            "{:+.2f} ± {:.2f}".format(*gains[b])
-                            for b in budgets[1:]
-                            if order != "PPO"
-                        ),
-                    ]
-                )
-    head = ["goals", "order", *(f"within {b} steps" for b in budgets)]
-    head += [f"gain of PPO, {b} steps" for b in budgets[1:]]
+    """Return the share of goals proved within 100 steps by order, and what PPO gains."""
+    names = sorted(x.stem for x in paths.RESULTS.glob("guided_proofs*.json"))
+    orders = "program", "confidences", "untrained", "listwise", "PPO"
+    rows = []
+    for row in [row for name in names for row in load_record(name)["rows"]]:
+        gains = [
+            "{:+.2f} ± {:.2f}".format(*row["gains_of_PPO"]["untrained"][b])
+            for b in ("20", "100", "1000")
+        ]
+        shares = [f"{row['curves'][order]['100']:.2f}" for order in orders]
+        exact = row["exact"]["seconds"] / row["test_goals"]
+        rows.append([row["problem"], *shares, *gains, f"{exact:.2f}"])
+    head = ["proved within 100 steps", *orders, "PPO gains in 20 steps"]
+    head += ["in 100", "in 1,000", "exact engine: seconds a goal"]
     return table(head, rows) + origin(*names)
 
 

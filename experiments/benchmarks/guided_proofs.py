@@ -56,6 +56,7 @@ from funcppo.kg.logic.joins import RowBudget
 from funcppo.kg.run.train import with_capacity
 from funcppo.kg.search import guide
 from funcppo.kg.search import task as prover_task
+from funcppo.kg.search.task import ProverTask
 
 DEFAULTS = {
     "device": "cpu",  # of PPO
@@ -98,7 +99,7 @@ class Problem(NamedTuple):
 
 
 def kinship(args: argparse.Namespace, rng: host_random.Random) -> Problem:
-    """Couples of each generation have three children on average."""
+    """Seven generations; half of each marry in."""
     facts: list[Triple] = []
     n_people, generation = 0, []
     while n_people < args.people:
@@ -107,11 +108,11 @@ def kinship(args: argparse.Namespace, rng: host_random.Random) -> Problem:
         n_people += n_new
         rng.shuffle(people)
         couples = list(zip(people[::2], people[1::2]))
-        facts += [("spouse", a, b) for a, b in couples]
+        facts += [(a, "spouse", b) for a, b in couples]
         if generation:
             # Half of the people marry in.
             for child in people[: n_new // 2]:
-                facts += [("parent", p, child) for p in rng.choice(generation)]
+                facts += [(p, "parent", child) for p in rng.choice(generation)]
         generation = couples
     rules = """
         ancestor(X,Y) :- parent(X,Y)
@@ -122,32 +123,27 @@ def kinship(args: argparse.Namespace, rng: host_random.Random) -> Problem:
         in_law(X,Y) :- spouse(X,Z), relative(Z,Y)
         in_law(X,Y) :- relative(X,Z), spouse(Z,Y)
     """
-    triples = [(a, r, b) for r, a, b in facts]
-    return Problem(triples, rules, 10, ("ancestor", "relative", "in_law"))
+    return Problem(facts, rules, 10, ("ancestor", "relative", "in_law"))
 
 
 def distractors(args: argparse.Namespace, rng: host_random.Random) -> Problem:
     """Rules of the noise relations match most facts and prove nothing."""
     n = args.people // 10
-    facts: list[Triple] = []
-    for relation, degree in (("a", 2), ("b", 1), ("n0", 4), ("n1", 4)):
-        for i in range(n):
-            for _ in range(degree):
-                facts.append((f"v{i}", relation, f"v{rng.randrange(n)}"))
-    rules = "\n".join(
-        [
-            f"path(X,Y) :- n{i}(X,Z), dead{i}(Z,Y)\n"
-            f"dead{i}(X,Y) :- n{i}(X,Z), dead{i}(Z,Y)\n"
-            f"dead{i}(X,Y) :- n{1 - i}(Z,Y), dead{i}(X,Z)\n"
-            f"dead{i}(X,Y) :- n{i}(X,Y), never(X,Y)\n"
-            for i in (0, 1)
-        ]
-        + [
-            "never(X,Y) :- n0(X,Z), never(Z,Y)",
-            "path(X,Y) :- a(X,Z), path(Z,Y)",
-            "path(X,Y) :- b(X,Y)",
-        ]
-    )
+    facts = [
+        (f"v{i}", relation, f"v{rng.randrange(n)}")
+        for relation in ("a", "a", "b", *["n0", "n1"] * 4)
+        for i in range(n)
+    ]
+    rules = """
+        path(X,Y) :- n0(X,Z), dead0(Z,Y)
+        dead0(X,Y) :- n0(X,Z), dead0(Z,Y)
+        dead0(X,Y) :- n1(Z,Y), dead0(X,Z)
+        path(X,Y) :- n1(X,Z), dead1(Z,Y)
+        dead1(X,Y) :- n1(X,Z), dead1(Z,Y)
+        dead1(X,Y) :- n0(X,Y), dead0(X,Y)
+        path(X,Y) :- a(X,Z), path(Z,Y)
+        path(X,Y) :- b(X,Y)
+    """
     return Problem(facts, rules, 6, ("path",))
 
 
@@ -267,19 +263,23 @@ def build(problem: Problem, n_train: int, n_test: int, seed: int) -> Dataset:
 # -- orders and curves
 
 
+def search_all(
+    task: ProverTask, goals: np.ndarray, order: guide.Order, max_steps: int
+) -> list[guide.ProofSearch]:
+    """Searches for all goals, side by side."""
+    clauses = prove.Clauses(task.kb, task.sizes)
+    program = guide.SearchProgram(clauses, task.max_height)
+    searches = [guide.ProofSearch(program, tuple(g)) for g in goals.tolist()]
+    guide.search(searches, order, max_steps)
+    return searches
+
+
 def prove_all(
-    task: prover_task.ProverTask, order: guide.Order, max_steps: int
+    task: ProverTask, order: guide.Order, max_steps: int
 ) -> dict[str, Any]:
     """The steps in which each test goal is proved (None: not), and what the searches took."""
     start = time.perf_counter()
-    program = guide.SearchProgram(
-        prove.Clauses(task.kb, task.sizes), task.max_height
-    )
-    searches = [
-        guide.ProofSearch(program, tuple(goal))
-        for goal in task.dataset.test.tolist()
-    ]
-    guide.search(searches, order, max_steps)
+    searches = search_all(task, task.dataset.test, order, max_steps)
     return {
         "steps": [
             one.n_steps if one.leaves is not None else None for one in searches
@@ -289,9 +289,7 @@ def prove_all(
     }
 
 
-def prove_exactly(
-    task: prover_task.ProverTask, seconds: float
-) -> dict[str, Any]:
+def prove_exactly(task: ProverTask, seconds: float) -> dict[str, Any]:
     """How many test goals the exact engine proves, each within some seconds."""
     clauses = prove.Clauses(task.kb, task.sizes)
     start, verdicts = time.perf_counter(), []
@@ -315,9 +313,7 @@ def prove_exactly(
 Policy = tuple[guide.Order, dict[str, Any]]
 
 
-def train(
-    task: prover_task.ProverTask, args: argparse.Namespace, seed: int
-) -> Policy:
+def train(task: ProverTask, args: argparse.Namespace, seed: int) -> Policy:
     """PPO on episodes of the training goals."""
     ppo = dataclasses.replace(
         PPO, n_envs=args.envs, n_updates=max(1, args.updates)
@@ -342,9 +338,7 @@ def train(
     return guide.policy_order(cfg, world, params), row
 
 
-def imitate(
-    task: prover_task.ProverTask, args: argparse.Namespace, seed: int
-) -> Policy:
+def imitate(task: ProverTask, args: argparse.Namespace, seed: int) -> Policy:
     """A listwise fit of the same network to the steps of one proof of each training goal."""
     cfg = prover_task.build_config(task, PPO)
     world = prover_task.training_world(task)
@@ -376,24 +370,17 @@ def imitate(
 
 
 def proof_steps(
-    task: prover_task.ProverTask,
+    task: ProverTask,
 ) -> Iterable[tuple[guide.Expansion, list[int]]]:
     """Partial proofs along a proof of each training goal, with the successors from which its facts prove the rest."""
-    clauses = prove.Clauses(task.kb, task.sizes)
-    program = guide.SearchProgram(clauses, task.max_height)
     confidence = kbase.rule_confidence(task.kb).tolist()
-    searches = [
-        guide.ProofSearch(program, tuple(goal))
-        for goal in task.dataset.train.tolist()
-    ]
-    guide.search(searches, guide.confidence_order(confidence), 500)
-    for one in searches:
+    order = guide.confidence_order(confidence)
+    for one in search_all(task, task.dataset.train, order, 500):
         if one.leaves is None:
             continue
-        query, known = one.query, one.leaves
-        few = guide.SearchProgram(
-            guide.only_facts(clauses, known), task.max_height
-        )
+        query, program = one.query, one.program
+        facts = guide.only_facts(program.clauses, one.leaves)
+        few = guide.SearchProgram(facts, task.max_height)
         goals: guide.OpenGoals = ((query, 0),)
         while goals:
             made = program.successors(query, goals)
@@ -444,12 +431,10 @@ def measure(name: str, args: argparse.Namespace) -> dict[str, Any]:
     problem = PROBLEMS[name](args, host_random.Random(0))
     dataset = build(problem, args.train_goals, args.goals, 0)
     settings = ProverTaskConfig(max_height=problem.height)
-    on_cpu = prover_task.build_task(dataset, settings, as_guide=True)
-    task = on_cpu
-    if args.device != "cpu":
-        task = prover_task.build_task(
-            dataset, settings, args.device, as_guide=True
-        )
+    on_cpu, task = (
+        prover_task.build_task(dataset, settings, device, as_guide=True)
+        for device in ("cpu", args.device)
+    )
     confidence = kbase.rule_confidence(on_cpu.kb).tolist()
     untrained = argparse.Namespace(**{**vars(args), "updates": 0})
     budgets = [b for b in BUDGETS if b <= args.steps]
