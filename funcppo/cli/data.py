@@ -406,7 +406,8 @@ def _with_counts(
     dataset: Dataset, tables: dict[str, np.ndarray], on_phase: PhaseCallback
 ) -> Dataset:
     """Return the data set with the counts of its rules, so that no later program needs to count."""
-    if not len(dataset.rules):
+    # Rules with conditions are not counted.
+    if not len(dataset.rules) or dataset.rules[:, :, 0].min() < 0:
         return dataset
 
     import torch

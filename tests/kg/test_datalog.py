@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from funcppo.kg.graph.loaders import load
-from funcppo.kg.graph.rules import read_query
-from funcppo.kg.graph.text import Atom, Variable
-from funcppo.kg.logic import kb, prove
+from funcppo.kg.graph.rules import comparison_tests, read_query
+from funcppo.kg.graph.text import COMPARED, TESTS, Atom, Variable
+from funcppo.kg.logic import fixpoint, kb, proof, prove
 from tests import prolog
 
 # Names that need quotes, or mean something without them; integers, which programs spell in several ways.
@@ -53,14 +53,69 @@ def random_clauses(random: Random) -> list[tuple[Atom, ...]]:
     return random.sample(clauses, len(clauses))
 
 
-def format_atom(atom: Atom, once: set, random: Random) -> str:
+NUMBERS = {
+    "0.5": "00.50",
+    "-2.25": "-2.2500",
+    "7": "007",
+    "-7": "-07",
+    "70": "",
+}
+NEGATIONS = ["\\+ {}", "not {}", "! {}", "~{}"]
+SPELLED = {"!=": ["\\=", "!=", "\\=="], "=": ["=", "=="], "<=": ["=<", "<="]}
+OPEN = Variable("_")
+
+
+def random_strata(random: Random) -> list[tuple[Atom, ...]]:
+    """Facts and rules with comparisons, and with negated atoms of lower strata in which a place may be open."""
+    names = random.sample(PREDICATES, 5)
+    predicates = [(p, random.choice([0, 1, 1, 2, 2, 3])) for p in names]
+    constants = [*random.sample([*NUMBERS], 3), *random.sample("abc", 2)]
+    constants = random.sample(constants, random.randint(2, 5))
+
+    def atom(last: int, terms: list, sign: str = "") -> Atom:
+        name, arity = predicates[random.randint(0, last)]
+        args = tuple(random.choice(terms) for _ in range(arity))
+        return Atom(name, args, sign)
+
+    clauses = [(atom(4, constants),) for _ in range(random.randint(4, 15))]
+    for _ in range(random.randint(2, 8)):
+        stratum = random.randint(0, 4)
+        terms = VARIABLES[: random.randint(1, 4)] * 3 + constants[:1]
+        body = [
+            atom(stratum, terms) for _ in range(random.choice([0, 1, 2, 2, 3]))
+        ]
+        bound = [
+            *{t: 0 for a in body for t in a.args},
+            random.choice(constants),
+        ]
+        for _ in range(random.choice([0, 1, 1, 2]) * (stratum > 0)):
+            below = atom(stratum - 1, [*bound, *bound, OPEN], "not")
+            body.insert(random.randint(0, len(body)), below)
+        for _ in range(random.choice([0, 0, 1, 2])):
+            numbers = [t for t in bound if t not in [*"abc"]] or ["7"]
+            operator = random.choice([*TESTS])
+            of = bound if operator in ("=", "!=") else numbers
+            args = random.choice(of), random.choice(of)
+            body.insert(
+                random.randint(0, len(body)), Atom(operator, args, COMPARED)
+            )
+        name, arity = predicates[stratum]
+        head = Atom(name, tuple(random.choice(bound) for _ in range(arity)))
+        clauses.append((head, *body))
+    return random.sample(clauses, len(clauses))
+
+
+def format_atom(
+    atom: Atom, once: set, random: Random, n_spellings: int = 9
+) -> str:
     """An atom as a programmer may write it; a variable that occurs once may be `_`."""
+    spellings = SPELLINGS | NUMBERS
 
     def term(x: object) -> str:
         if isinstance(x, Variable):
             return "_" if x in once and random.random() < 0.5 else x.name
-        if x in SPELLINGS:
-            return random.choice([str(x), SPELLINGS[x] or str(x)])
+        if x in spellings:
+            return random.choice([str(x), spellings[x] or str(x)])
         return name(str(x))
 
     def name(x: str) -> str:
@@ -69,19 +124,40 @@ def format_atom(atom: Atom, once: set, random: Random) -> str:
         x = x.replace("\\", "\\\\").replace("\n", "\\n")
         return "'" + x.replace("'", random.choice(["''", "\\'"])) + "'"
 
+    if atom.sign == COMPARED:
+        spelled = SPELLED.get(atom.predicate, [atom.predicate])[:n_spellings]
+        return f" {random.choice(spelled)} ".join(map(term, atom.args))
     arguments = ", ".join(map(term, atom.args))
-    return name(atom.predicate) + f"({arguments})" * bool(atom.args)
+    text = name(atom.predicate) + f"({arguments})" * bool(atom.args)
+    negation = random.choice(NEGATIONS[:n_spellings])
+    return negation.format(text) if atom.sign else text
 
 
-def format_program(clauses: list[tuple[Atom, ...]], random: Random) -> str:
+def format_program(
+    clauses: list[tuple[Atom, ...]], random: Random, n_spellings: int = 9
+) -> str:
     lines = []
     for atoms in clauses:
         n_uses = Counter(t for a in atoms for t in a.args)
+        n_uses += Counter(t for a in atoms if a.sign for t in a.args)
         once = {t for t, n in n_uses.items() if n == 1}
-        head, *body = [format_atom(a, once, random) for a in atoms]
+        head, *body = [format_atom(a, once, random, n_spellings) for a in atoms]
         body += ["true"] * (bool(body) and random.random() < 0.1)
         lines.append(head + " :- " * bool(body) + ", ".join(body) + ".\n")
     return "".join(lines)
+
+
+def format_prolog(clauses: list[tuple[Atom, ...]], random: Random) -> str:
+    """The program for Prolog, which must ask whether what it compares is a number, and binds from left to right."""
+    guarded = []
+    for head, *body in clauses:
+        atoms = []
+        for a in sorted(body, key=lambda a: a.sign != ""):
+            if a.sign == COMPARED and a.predicate not in ("=", "!="):
+                atoms += [Atom("number", (t,)) for t in a.args]
+            atoms.append(a)
+        guarded.append((head, *atoms))
+    return format_program(guarded, random, n_spellings=1)
 
 
 def assert_answers(path, clauses, random, expected, object_identity=False):
@@ -129,7 +205,10 @@ def matches(terms, args):
 
 
 def clingo_answers(clauses, object_identity=False):
-    """The stable model of a program, which has one, as pairs of a predicate and its arguments."""
+    """The stable model of a program, which has one, as pairs of a predicate and its arguments.
+
+    Numbers are integers for clingo, four times their value.
+    """
     clingo = pytest.importorskip("clingo")
     names: list[str] = []
 
@@ -139,16 +218,26 @@ def clingo_answers(clauses, object_identity=False):
         return names.index(name)
 
     def term(x) -> str:
-        return x.name if isinstance(x, Variable) else f"c{number(x)}"
+        if isinstance(x, Variable):
+            return x.name
+        return str(round(4 * float(x))) if x in NUMBERS else f"c{number(x)}"
 
     def atom(a: Atom) -> str:
-        return f"p{number(a.predicate)}({','.join(map(term, a.args))})"
+        args = list(map(term, a.args))
+        if a.sign == COMPARED:
+            is_of_numbers = a.predicate not in ("=", "!=")
+            operator = {"=:=": "=", "=\\=": "!="}.get(a.predicate, a.predicate)
+            tests = [f"number({x})" for x in args] * is_of_numbers
+            return ", ".join([*tests, operator.join(args)])
+        return f"{a.sign} p{number(a.predicate)}({','.join(args)})"
 
     control = clingo.Control(message_limit=0)
+    control.add("".join(f"number({term(x)}). " for x in NUMBERS))
     for head, *body in clauses:
         goals = list(map(atom, body))
         if object_identity:
-            terms = {t for a in (head, *body) for t in a.args}
+            atoms = [a for a in (head, *body) if a.sign != COMPARED]
+            terms = {t for a in atoms for t in a.args} - {OPEN}
             for x, y in itertools.combinations(terms, 2):
                 goals.append(f"{term(x)} != {term(y)}")
         control.add(f"{atom(head)} :- {', '.join(goals)}.")
@@ -156,12 +245,19 @@ def clingo_answers(clauses, object_identity=False):
     (symbols,) = [
         model.symbols(atoms=True) for model in control.solve(yield_=True)
     ]
+    of_value = {round(4 * float(x)): x for x in NUMBERS}
     return {
         (
             names[int(x.name[1:])],
-            tuple(names[int(y.name[1:])] for y in x.arguments),
+            tuple(
+                of_value[y.number]
+                if y.type is clingo.SymbolType.Number
+                else names[int(y.name[1:])]
+                for y in x.arguments
+            ),
         )
         for x in symbols
+        if x.name != "number"
     }
 
 
@@ -195,4 +291,66 @@ def test_answers_are_those_of_prolog(tmp_path):
 
 
 def signatures(clauses):
-    return {(a.predicate, len(a.args)) for atoms in clauses for a in atoms}
+    return {
+        (a.predicate, len(a.args))
+        for atoms in clauses
+        for a in atoms
+        if a.sign != COMPARED
+    }
+
+
+# -- negation and comparisons
+
+
+def test_strata_are_those_of_clingo_and_prolog(tmp_path):
+    random = Random(0)
+    path = tmp_path / "program.pl"
+    n_programs = 8 * hypothesis.settings().max_examples
+    programs = [random_strata(random) for _ in range(n_programs)]
+    expected = [clingo_answers(clauses) for clauses in programs]
+    assert sum(map(len, expected)) > 5 * n_programs
+    if prolog.AVAILABLE:
+        texts = [format_prolog(clauses, random) for clauses in programs]
+        predicates = [signatures(clauses) for clauses in programs]
+        assert prolog.all_answers(texts, predicates) == expected
+    for clauses, answers in zip(programs, expected):
+        path.write_text(format_program(clauses, random))
+        dataset = load(path)
+        assert_model(dataset, answers, random)
+        answers = clingo_answers(clauses, object_identity=True)
+        assert_model(dataset, answers, random, object_identity=True)
+
+
+def assert_model(dataset, answers, random, object_identity=False):
+    """Assert that the least model is the expected one, and that the checker finds absent what it lacks."""
+    model = fixpoint.least_model(
+        *kb.from_dataset(dataset),
+        max_height=None,
+        max_atoms=10**6,
+        object_identity=object_identity,
+    )
+    assert model.reached_fixpoint
+    rows = set(map(tuple, model.atoms.tolist()))
+    assert answers == {
+        (
+            dataset.predicates[p - 1],
+            tuple(dataset.entities[i - 1] for i in terms if i),
+        )
+        for p, *terms in rows
+    }
+    conditions = proof.Conditions(
+        map(tuple, dataset.facts.tolist()),
+        dataset.rules.tolist(),
+        comparison_tests(dataset),
+        dataset.n_constants,
+        object_identity,
+    )
+    for _ in range(10):
+        p = random.randint(1, dataset.n_predicates)
+        n = dataset.arities[p - 1]
+        terms = [random.randint(0, dataset.n_constants) for _ in range(n)]
+        goal = (p, *terms, *[0] * (dataset.atom_width - n - 1))
+        is_given = any(
+            all(t in (0, i) for t, i in zip(goal, row)) for row in rows
+        )
+        assert conditions.hold((-p, *goal[1:])) != is_given

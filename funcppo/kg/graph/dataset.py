@@ -20,7 +20,7 @@ import json
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain
+from itertools import chain, pairwise
 from typing import Any, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -28,11 +28,15 @@ import numpy as np
 
 from funcppo.core.files import shorten
 from funcppo.kg.graph.text import (
+    COMPARED,
+    COMPARISONS,
     Atom,
     Clause,
     Variable,
     indicator,
+    is_anonymous,
     is_negated,
+    read_number,
     unknown_name_message,
 )
 from funcppo.kg.graph.triples import (
@@ -50,6 +54,12 @@ NameT = TypeVar("NameT", str, PredicateKey)
 SPLITS = ("train", "valid", "test")
 _TABLES = (*SPLITS, "facts")
 MAX_BODY_ATOMS = 100  # the work of a join grows with their cube
+# Operators of comparisons by the ids that stand for them in rules, below those of negated predicates, -1 to -P.
+OPERATORS = {
+    -(1 << 30) - i: name
+    for i, name in enumerate(dict.fromkeys(COMPARISONS.values()))
+}
+_OPERATOR_IDS = {name: i for i, name in OPERATORS.items()}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False, weakref_slot=True)
@@ -65,7 +75,8 @@ class Dataset:
     valid: np.ndarray  # int32 [n, W]
     test: np.ndarray  # int32 [n, W]
     facts: np.ndarray  # int32 [N, W]: train, then what facts.txt adds; distinct
-    # int32 [R, M, W]: head first, then the body, padded with 0; variables from C + 1 on
+    # int32 [R, M, W]: head first, then the body, padded with 0; variables from C + 1 on; conditions last, a predicate
+    # -p for the negation of p, in which 0 stands for any constant, or one of `OPERATORS`
     rules: np.ndarray = field(
         default_factory=lambda: np.zeros((0, 1, 3), np.int32)
     )
@@ -207,12 +218,16 @@ def encode_atom(
       ValueError: an unknown relation or entity, or a wrong number of arguments; suggests names of similar spelling.
     """
     predicate = predicate_ids.get(_predicate_key(atom))
+    if atom.sign == COMPARED:
+        predicate = _OPERATOR_IDS[atom.predicate]
     if predicate is None:
         raise ValueError(_unknown_predicate_message(dataset, atom))
 
-    ids = [predicate]
+    ids = [-predicate if atom.sign and predicate > 0 else predicate]
     for term in atom.args:
-        if isinstance(term, Variable):
+        if isinstance(term, Variable) and is_anonymous(term) and ids[0] < 0:
+            ids.append(0)
+        elif isinstance(term, Variable):
             next_variable = dataset.n_constants + 1 + len(variables)
             ids.append(variables.setdefault(term, next_variable))
         elif term in entity_ids:
@@ -345,7 +360,9 @@ def from_clauses(name: str, clauses: Sequence[Clause], path: str) -> Dataset:
     """
     atoms = [atom for clause in clauses for atom in (clause.head, *clause.body)]
     entities = assign_ids(chain.from_iterable(map(_constants, atoms)))
-    predicates = assign_ids(map(_predicate_key, atoms))
+    predicates = assign_ids(
+        _predicate_key(atom) for atom in atoms if atom.sign != COMPARED
+    )
     arities = tuple(arity for _, arity in predicates)
 
     stated_facts = [clause.head for clause in clauses if not clause.body]
@@ -383,7 +400,8 @@ def _undefined_notes(clauses: Sequence[Clause], path: str) -> list[str]:
     first_lines: dict[str, int] = {}  # by predicate indicator
     for clause in clauses:
         for goal in clause.body:
-            if _predicate_key(goal) not in defined:
+            is_known = goal.sign == COMPARED or _predicate_key(goal) in defined
+            if not is_known:
                 first_lines.setdefault(indicator(goal), clause.line)
     if not first_lines:
         return []
@@ -418,8 +436,8 @@ def with_rules(
       path: file of the rules, for messages.
 
     Raises:
-      ValueError: a wrong arity, a body of more than `MAX_BODY_ATOMS`, a negated relation, or every rule has an unknown
-        name; names file and line.
+      ValueError: a wrong arity, a body of more than `MAX_BODY_ATOMS`, a negated head, a relation that depends on its
+        own negation, or every rule has an unknown name; names file and line.
     """
     for clause in clauses:
         n_atoms = len(clause.body)
@@ -437,8 +455,16 @@ def with_rules(
         )
     rules, unknown_notes = _drop_rules_of_unknown_names(dataset, rules, path)
     rules, repeat_notes = _drop_repeated_rules(rules, path)
+    _check_strata(rules, path)
     notes = [*dataset.notes, *notes, *unknown_notes, *repeat_notes]
-    dataset = replace(dataset, notes=tuple(notes))
+    numbers = _new_numbers(dataset, rules)
+    if numbers:
+        notes.append(
+            f"{path}: no triple has {len(numbers)} numbers of comparisons"
+        )
+    dataset = replace(
+        dataset, notes=tuple(notes), entities=(*dataset.entities, *numbers)
+    )
 
     # Predicates first: a rule may use a relation that the head of a later rule defines.
     dataset = _with_head_predicates(dataset, rules, path)
@@ -454,6 +480,64 @@ def _rule_error(path: str, rule: Clause, problem: object) -> ValueError:
     """Return the error for a rule; it names file, line and head."""
     head = shorten(rule.head.predicate)
     return ValueError(f"{path}:{rule.line}: {problem}, in a rule for {head}")
+
+
+def _check_strata(rules: Sequence[Clause], path: str) -> None:
+    """Check that no predicate depends on its own negation.
+
+    Raises:
+      ValueError: one does; names a cycle of rules through the negation.
+    """
+    uses: dict[PredicateKey, dict[PredicateKey, None]] = {}
+    for rule in rules:
+        used = uses.setdefault(_predicate_key(rule.head), {})
+        used |= {
+            _predicate_key(a): None for a in rule.body if a.sign != COMPARED
+        }
+
+    # by negated predicate: all that it depends on, each with its user on a shortest way
+    user_of: dict[PredicateKey, dict[PredicateKey, PredicateKey]] = {}
+    for rule in rules:
+        head = _predicate_key(rule.head)
+        for negated in (
+            _predicate_key(a) for a in rule.body if a.sign == "not"
+        ):
+            if negated not in user_of:
+                user_of[negated] = _find_users(uses, negated)
+            if head not in user_of[negated]:
+                continue
+            names = [head]
+            while names[-1] != negated:
+                names.append(user_of[negated][names[-1]])
+            pairs = pairwise(shorten(name) for name, _ in reversed(names))
+            links = [f"{user} :- {used}" for user, used in pairs]
+            cycle = [f"{shorten(head[0])} :- not {shorten(negated[0])}", *links]
+            problem = (
+                f"expected no cycle through a negation, got {', '.join(cycle)}"
+            )
+            raise _rule_error(path, rule, problem)
+
+
+def _find_users(
+    uses: Mapping[PredicateKey, Iterable[PredicateKey]], start: PredicateKey
+) -> dict[PredicateKey, PredicateKey]:
+    """Return all predicates that one depends on, and itself, each with the predicate by which it was reached."""
+    user_of = {start: start}
+    found = [start]
+    for user in found:  # grows while it is traversed
+        for used in uses.get(user, ()):
+            if used not in user_of:
+                user_of[used] = user
+                found.append(used)
+    return user_of
+
+
+def _new_numbers(dataset: Dataset, rules: Sequence[Clause]) -> list[str]:
+    """Return the numbers that rules compare with and that the data do not have."""
+    known = index_entities(dataset)
+    atoms = (a for r in rules for a in r.body if a.sign == COMPARED)
+    names = dict.fromkeys(chain.from_iterable(map(_constants, atoms)))
+    return [name for name in names if name not in known]
 
 
 def _drop_rules_of_unknown_names(
@@ -506,16 +590,19 @@ def _unknown_name(
       of_data: relations of the data.
       relations: these and those of heads, which may not be the negation of another.
     """
-    atoms = (rule.head, *rule.body)
+    atoms = [a for a in (rule.head, *rule.body) if a.sign != COMPARED]
     for name in [atom.predicate for atom in atoms]:
         is_new = name not in of_data
         if is_new and is_negated("relation", name, relations):
             return "relation", name
         if name not in relations:
             return "relation", name
-    constants = chain.from_iterable(map(_constants, atoms))
-    name = next((x for x in constants if x not in entities), None)
-    return None if name is None else ("entity", name)
+    for atom in (rule.head, *rule.body):
+        for name in _constants(atom):
+            is_number = atom.sign == COMPARED and read_number(name) is not None
+            if name not in entities and not is_number:
+                return "entity", name
+    return None
 
 
 def _drop_repeated_rules(
@@ -548,7 +635,10 @@ def _drop_repeated_rules(
 def _shape(rule: Clause) -> tuple[object, ...]:
     """Return a rule without the names of its variables, which rules that are equal have in common."""
     head, *body = (
-        (a.predicate, *(repr(x) if isinstance(x, str) else "" for x in a.args))
+        (
+            a.sign + a.predicate,
+            *(repr(x) if isinstance(x, str) else "" for x in a.args),
+        )
         for a in (rule.head, *{*rule.body})
     )
     return head, *sorted(body)
@@ -587,7 +677,7 @@ def _colour_atom(
 ) -> tuple[object, ...]:
     """Return an atom with the colours of its variables in their place."""
     args = (colour[t] if isinstance(t, Variable) else t for t in atom.args)
-    return atom.predicate, *args
+    return atom.sign + atom.predicate, *args
 
 
 def _refine_colours(
@@ -626,7 +716,8 @@ def _with_head_predicates(
         for predicate, rule in first_rules.items()
     ]
     arities = (*dataset.arities, *new_arities)
-    n_added = 1 + max((1, *arities)) - dataset.atom_width
+    lengths = (len(a.args) for rule in rules for a in rule.body)
+    n_added = 1 + max((1, *arities, *lengths)) - dataset.atom_width
     tables: dict[str, Any] = {}
     if n_added:
         padding = ((0, 0), (0, n_added))

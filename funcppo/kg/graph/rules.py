@@ -50,6 +50,7 @@ import numpy as np
 
 from funcppo.core.files import shorten
 from funcppo.kg.graph.dataset import (
+    OPERATORS,
     Dataset,
     encode_atom,
     facts_digest,
@@ -58,7 +59,9 @@ from funcppo.kg.graph.dataset import (
     training_part,
 )
 from funcppo.kg.graph.text import (
+    COMPARED,
     QUOTED_PATTERN,
+    TESTS,
     Atom,
     Clause,
     FileFormat,
@@ -79,6 +82,7 @@ from funcppo.kg.graph.text import (
     parse_atom,
     parse_clause,
     quote,
+    read_number,
     similar_names_hint,
     tokenize_line,
     tokenize_prolog,
@@ -586,9 +590,17 @@ def proof_names(dataset: Dataset) -> ProofNames:
     return ProofNames(
         partial(format_atom, dataset),
         lambda rule: format_rule(dataset, dataset.rules[rule]),
-        lambda predicate: dataset.predicates[predicate - 1],
+        partial(_format_predicate, dataset),
         format_term,
     )
+
+
+def _format_predicate(dataset: Dataset, predicate: int) -> str:
+    """Format a predicate's id; of a condition with its sign."""
+    if predicate in OPERATORS:
+        return OPERATORS[predicate]
+    sign = "not " if predicate < 0 else ""
+    return sign + dataset.predicates[abs(predicate) - 1]
 
 
 def format_atom(dataset: Dataset, atom: Sequence[int] | np.ndarray) -> str:
@@ -602,6 +614,39 @@ def format_rule(dataset: Dataset, rule: np.ndarray) -> str:
     return f"{head} :- {', '.join(body)}"
 
 
+def comparison_tests(
+    dataset: Dataset,
+) -> dict[int, Callable[[int, int], bool]]:
+    """Return the tests of the comparisons in rules, by the id of the operator: of two constants, read by their names.
+
+    A comparison of numbers does not hold of names that are none.
+    """
+
+    def test(name: str, left: int, right: int) -> bool:
+        names = dataset.entities[left - 1], dataset.entities[right - 1]
+        values = names
+        if name not in ("=", "!="):
+            values = read_number(names[0]), read_number(names[1])
+        return None not in values and TESTS[name](*values)
+
+    return {i: partial(test, name) for i, name in OPERATORS.items()}
+
+
+def check_horn(dataset: Dataset) -> None:
+    """Check that no rule has a negation or a comparison, which evidence and confidences do not count.
+
+    Raises:
+      ValueError: one has; the message shows the first.
+    """
+    rows = np.flatnonzero((dataset.rules[:, :, 0] < 0).any(1))
+    if len(rows):
+        text = shorten(format_rule(dataset, dataset.rules[rows[0]]))
+        problem = "without negation and comparison, which only `funcppo prove`, `data` and `check` take"
+        raise ValueError(
+            f"{dataset.name}: expected rules {problem}, got {len(rows)} of {len(dataset.rules)} with, as {text}"
+        )
+
+
 def format_clause(
     head: Atom, body: Sequence[Atom], file_format: RuleTableFormat
 ) -> str:
@@ -611,7 +656,7 @@ def format_clause(
       ValueError: an atom that is not binary in AMIE, or more variables than AnyBURL has letters.
     """
     atoms = (head, *body)
-    terms = itertools.chain.from_iterable(atom.args for atom in atoms)
+    terms = (term for atom in atoms if not atom.sign for term in atom.args)
     variables = [t for t in dict.fromkeys(terms) if isinstance(t, Variable)]
     names = {v: variable_name(i) for i, v in enumerate(variables)}
     if file_format == "AnyBURL":
@@ -619,10 +664,10 @@ def format_clause(
     texts: list[str] = []
     for atom in atoms:
         args = tuple(
-            Variable(names[t]) if isinstance(t, Variable) else t
+            Variable(names.get(t, "_")) if isinstance(t, Variable) else t
             for t in atom.args
         )
-        texts.append(_format_atom(Atom(atom.predicate, args), file_format))
+        texts.append(_format_atom(atom._replace(args=args), file_format))
     arrow = _ARROWS[file_format]
     if file_format == "AMIE":
         return "  ".join(texts[1:]) + arrow + texts[0]
@@ -631,6 +676,11 @@ def format_clause(
 
 def _format_atom(atom: Atom, file_format: RuleTableFormat) -> str:
     """Format an atom in a rule file format, with quotes where the format needs them."""
+    if atom.sign == COMPARED:
+        left, right = (_format_word(term, "tsv") for term in atom.args)
+        return f"{left} {atom.predicate} {right}"
+    if atom.sign:
+        return f"not {_format_atom(atom._replace(sign=''), file_format)}"
     if file_format == "AMIE":
         if len(atom.args) != 2:
             text = _format_atom(atom, "tsv")
@@ -683,13 +733,19 @@ def _anyburl_names(
 def _decode_atom(dataset: Dataset, ids: Sequence[int] | np.ndarray) -> Atom:
     """Return the atom that a row of ids stands for."""
     predicate = int(ids[0])
-    arity = dataset.arities[predicate - 1]
-    args = [_decode_term(dataset, int(term)) for term in ids[1 : 1 + arity]]
-    return Atom(dataset.predicates[predicate - 1], tuple(args))
+    operator = OPERATORS.get(predicate)
+    arity = 2 if operator else dataset.arities[abs(predicate) - 1]
+    args = tuple(_decode_term(dataset, int(t)) for t in ids[1 : 1 + arity])
+    if operator:
+        return Atom(operator, args, COMPARED)
+    sign = "not" if predicate < 0 else ""
+    return Atom(dataset.predicates[abs(predicate) - 1], args, sign)
 
 
 def _decode_term(dataset: Dataset, term: int) -> Variable | str:
     """Return the constant or variable that an id stands for."""
+    if not term:
+        return Variable("_")
     if term <= dataset.n_constants:
         return dataset.entities[term - 1]
     return Variable(variable_name(term - dataset.n_constants - 1))

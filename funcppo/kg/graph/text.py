@@ -1,30 +1,34 @@
 """Text of names, atoms and clauses: tokens, quoting, the grammar of rules, and names like a name.
 
-    clause = atom [arrow atom {, atom}]        atom = name [( argument {, argument} )]
+    clause = atom [arrow literal {, literal}]      literal = atom | negation atom | argument operator argument
+    atom = name [( argument {, argument} )]
 
 Two ways to cut text into tokens serve all rule formats:
 
     line     a name is any run without white space, `,` `(` `)`, as in `/m/02(X, a-b)`: queries and the line formats
     Prolog   a name is as in ISO Prolog: `ann`, `'any text'`, `42`
 
-In both, a name in single quotes is never a variable, and takes the escapes of ISO Prolog. What is outside Datalog
-(negation, operators, compound terms) is an error that names it. Built-ins and directives of Prolog are known by name.
+In both, a name in single quotes is never a variable, and takes the escapes of ISO Prolog. A body has its conditions,
+which are negated atoms and comparisons, behind its atoms. What is outside Datalog (arithmetic, compound terms) is an
+error that names it. Built-ins and directives of Prolog are known by name.
 """
 
 from __future__ import annotations
 
 import difflib
 import gzip
+import operator
 import re
 import sys
 import zlib
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
+from decimal import Decimal
 from functools import lru_cache
 from heapq import nlargest
 from itertools import islice, pairwise
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from funcppo.core.files import shorten
 
@@ -48,16 +52,16 @@ QUOTED_PATTERN = (
 _LINE_TOKEN = re.compile(
     rf"(?P<quoted>{QUOTED_PATTERN})"
     r"|(?P<symbol>:-|<=|[(),'])"
-    r"|(?P<word>\\\+|(?:(?!:-)[^\s,()])++)"
+    r"|(?P<word>\\\+|[!~\u00ac](?=')|(?:(?!:-)[^\s,()])++)"
     r"|\s++"
 )
 _PROLOG_TOKEN = re.compile(
     rf"(?P<quoted>{QUOTED_PATTERN})"
-    r"|(?P<integer>-?[0-9]++)"
+    r"|(?P<integer>-?[0-9]++(?:\.[0-9]++)?)"
     r"|(?P<word>[^\W\d](?:\w++|[^\x00-\x7f\s])*+)"
     r"|(?P<end>\.(?=\s|%|\Z))"
     r"|(?:\s|%[^\n]*+|/\*(?s:.*?)\*/)++"
-    r"|(?P<symbol>[(),]|[-+*/\\^<>=~:.?@#&$]++|(?s:.))"
+    r"|(?P<symbol>[(),]|!=|[-+*/\\^<>=~:.?@#&$]++|(?s:.))"
 )
 
 # Escapes of a quoted name: \xHH..\ and \OOO..\ (hexadecimal, octal), \uHHHH, \UHHHHHHHH, \c, and '' for a quote.
@@ -89,6 +93,7 @@ _ESCAPE_OF_CHARACTER = {
 }
 
 _INTEGER = re.compile(r"0|-?[1-9][0-9]*")
+_NUMBER = re.compile(r"[-+]?[0-9]++(?:\.[0-9]++)?(?:[eE][-+]?[0-9]{1,4})?")
 # no full stop at the end: it would end the clause
 _BARE_NAME = re.compile(r"(?!.*:-)[\w/:.-]*[\w/:-]")
 
@@ -116,6 +121,11 @@ def is_bare_name(text: str) -> bool:
 def is_integer(text: str) -> bool:
     """Check whether a name is an integer as Prolog prints it."""
     return _INTEGER.fullmatch(text) is not None
+
+
+def read_number(text: str) -> Decimal | None:
+    """Return the value of a name that reads as a number; None for any other name."""
+    return Decimal(text) if _NUMBER.fullmatch(text) else None
 
 
 def quote(text: str) -> str:
@@ -241,12 +251,15 @@ def tokenize_prolog(program: str) -> Iterator[tuple[int, str, list[Token]]]:
 
 
 def _prolog_token(kind: str, text: str) -> Token:
-    """Return the token of a match of `_PROLOG_TOKEN`; an integer gets the text that Prolog prints for it."""
+    """Return the token of a match of `_PROLOG_TOKEN`; a number gets the text that Prolog prints for it."""
     if kind == "integer":
         # Of any length: Python reads integers of at most 4,300 digits.
-        digits = text.lstrip("-").lstrip("0")
-        sign = "-" if text[0] == "-" and digits else ""
-        return Token(kind, sign + (digits or "0"))
+        whole, point, decimals = text.lstrip("-").partition(".")
+        digits = whole.lstrip("0") or "0"
+        if point:
+            digits += point + (decimals.rstrip("0") or "0")
+        sign = "-" if text[0] == "-" and digits.strip("0.") else ""
+        return Token(kind, sign + digits)
     # Prolog and Python draw the letters of a name from the same two classes of Unicode.
     if kind == "symbol" or (kind == "word" and not text.isidentifier()):
         return Token(text, text)
@@ -263,9 +276,9 @@ def as_prolog_number(token: Token) -> Token:
     """
     if token.kind != "name" or not re.match("[-+]?[0-9]", token.text):
         return token
-    if not re.fullmatch("-?[0-9]+", token.text):
+    if not re.fullmatch(r"-?[0-9]+(\.[0-9]+)?", token.text):
         raise ValueError(
-            f"expected an integer or a name, got {shorten(token.text)}"
+            f"expected a number or a name, got {shorten(token.text)}"
         )
     return _prolog_token("integer", token.text)
 
@@ -280,11 +293,27 @@ class Variable(NamedTuple):
     name: str
 
 
-class Atom(NamedTuple):
-    """Atom predicate(args...), in names."""
+COMPARED = "compared"  # the sign of a comparison
+# spellings of comparisons; the first line compares names, the second numbers
+COMPARISONS = {
+    **{"=": "=", "==": "=", "!=": "!=", "\\=": "!=", "\\==": "!="},
+    **{"<": "<", "=<": "<=", "<=": "<=", ">": ">", ">=": ">="},
+    **{"=:=": "=:=", "=\\=": "=\\="},
+}
+# tests of two names, or of two values, or of other numbers that stand for them
+TESTS: dict[str, Callable[[Any, Any], Any]] = {
+    **{"=": operator.eq, "!=": operator.ne, "<": operator.lt},
+    **{"<=": operator.le, ">": operator.gt, ">=": operator.ge},
+    **{"=:=": operator.eq, "=\\=": operator.ne},
+}
 
-    predicate: str
+
+class Atom(NamedTuple):
+    """Atom predicate(args...), in names; with a sign a condition: a negated atom, or a comparison of two terms."""
+
+    predicate: str  # of a comparison: the operator, a value of `COMPARISONS`
     args: tuple[Variable | str, ...]  # a constant is a plain string
+    sign: str = ""  # "not", or `COMPARED`
 
 
 class Clause(NamedTuple):
@@ -325,32 +354,46 @@ _OPERATORS = ("is", "mod", "rem", "=", "<", ">", "=<", ">=", "=:=", "=\\=")
 _OPERATORS += ("==", "\\=", "\\==", "=..", "@<", "@>")
 
 
+def is_anonymous(variable: Variable) -> bool:
+    """Check whether a variable is a `_`, which the parser gives a name that no text can give."""
+    return " " in variable.name
+
+
 def has_variables(head: Atom) -> bool:
     """Check whether an atom has a variable."""
     return any(isinstance(term, Variable) for term in head.args)
 
 
 def check_safe(head: Atom, body: tuple[Atom, ...]) -> None:
-    """Check that the body binds every variable of the head.
+    """Check that the atoms of the body bind every variable of the head and of the conditions.
+
+    In a negated atom, `_` stands for any constant.
 
     Args:
       head: head of a clause.
       body: its body; empty for a fact.
 
     Raises:
-      ValueError: it does not; names the variable.
+      ValueError: they do not; names the variable.
     """
     bound: set[Variable | str] = set()
     for atom in body:
-        bound.update(atom.args)
+        if not atom.sign:
+            bound.update(atom.args)
 
-    for term in head.args:
-        if isinstance(term, Variable) and term not in bound:
-            # Leave out the number of an anonymous variable.
-            name = shorten(term.name.split()[0])
-            raise ValueError(
-                f"unsafe: expected every variable of the head in the body, got {name} only in the head"
-            )
+    for atom in (head, *body):
+        part, place = "the head in the body", "the head"
+        if atom.sign:
+            part, place = "a condition in an atom too", "a condition"
+        for term in atom.args:
+            if not isinstance(term, Variable) or term in bound:
+                continue
+            if atom.sign != "not" or not is_anonymous(term):
+                # Leave out the number of an anonymous variable.
+                name = shorten(term.name.split()[0])
+                raise ValueError(
+                    f"unsafe: expected every variable of {part}, got {name} only in {place}"
+                )
 
 
 def parse_clause(
@@ -359,20 +402,25 @@ def parse_clause(
     """Parse the tokens of one clause, the `end` token included.
 
     Args:
-      arrow: kind of the token between head and body.
+      arrow: kind of the token between head and body; behind `:-` a body may have conditions.
       prolog: names follow Prolog: a predicate cannot start with a capital, and an integer is no quoted name.
 
     Returns:
-      Head and body; the body is empty for a fact.
+      Head and body, its conditions last; the body is empty for a fact.
 
     Raises:
       ValueError: the tokens are no clause; says what was expected and what was read.
     """
+    parse = _parse_literal
+    if arrow != ":-":
+        parse = parse_atom
+    elif not prolog:
+        tokens = _split_operators(tokens)
     head, index = parse_atom(tokens, 0, prolog=prolog)
     body: list[Atom] = []
     separator = arrow
     while tokens[index].kind == separator:
-        atom, index = parse_atom(tokens, index + 1, prolog=prolog)
+        atom, index = parse(tokens, index + 1, prolog=prolog)
         body.append(atom)
         separator = ","
 
@@ -380,7 +428,67 @@ def parse_clause(
         raise _unexpected_token_error(
             f"`{separator}` or the end of the clause", tokens[index]
         )
-    return head, tuple(body)
+    return head, tuple(sorted(body, key=lambda atom: atom.sign != ""))
+
+
+_SIGN = "(^[!~\u00ac])(?=.)"  # of negation, before a name
+_OPERATOR = re.compile(r"(\\?==|=\\=|=:=|\\=|=<|[<>!]=|[<>=])|" + _SIGN)
+
+
+def _split_operators(tokens: list[Token]) -> list[Token]:
+    """Return the tokens of a line, operators and signs of negation outside of parentheses cut out of words."""
+    found: list[Token] = []
+    depth = 0
+    for token, following in zip(tokens, [*tokens[1:], tokens[-1]]):
+        depth += (token.kind == "(") - (token.kind == ")")
+        parts = [token.text]
+        if not depth and token.kind in ("name", "variable"):
+            pattern = _SIGN if following.kind == "(" else _OPERATOR
+            parts = [part for part in re.split(pattern, token.text) if part]
+        if parts == [token.text] and token.text not in COMPARISONS:
+            found.append(token)
+            continue
+        for part in parts:
+            kind = "variable" if is_variable(part) else "name"
+            found.append(Token(part if part in COMPARISONS else kind, part))
+    return found
+
+
+def _parse_literal(
+    tokens: list[Token], start: int, *, prolog: bool
+) -> tuple[Atom, int]:
+    """Parse the atom, negated atom or comparison that starts at a token; as `parse_atom` otherwise."""
+    first = tokens[start]
+    is_term = first.kind in (*_ATOM_KINDS, "integer")
+    if is_term and tokens[start + 1].kind in COMPARISONS:
+        return _parse_comparison(tokens, start, prolog), start + 3
+
+    # a sign with the atom behind it, perhaps in parentheses
+    if first.text not in ("?-", "-") and _is_operator(tokens, start):
+        is_around = tokens[start + 1].kind.strip() == "("
+        atom, index = parse_atom(tokens, start + 1 + is_around, prolog=prolog)
+        if is_around and tokens[index].kind != ")":
+            raise _unexpected_token_error(
+                "`)` after a negated atom", tokens[index]
+            )
+        return atom._replace(sign="not"), index + is_around
+
+    return parse_atom(tokens, start, prolog=prolog)
+
+
+def _parse_comparison(tokens: list[Token], start: int, prolog: bool) -> Atom:
+    """Parse the comparison that starts at a token."""
+    left, right = (
+        _parse_argument(tokens, i, prolog) for i in (start, start + 2)
+    )
+    name = COMPARISONS[tokens[start + 1].kind]
+    for term in (left, right):
+        is_name = isinstance(term, str) and read_number(term) is None
+        if is_name and name not in ("=", "!="):
+            raise ValueError(
+                f"expected a number or a variable to compare by {name}, got {shorten(str(term))}"
+            )
+    return Atom(name, (left, right), COMPARED)
 
 
 def parse_atom(
@@ -443,7 +551,12 @@ def _check_predicate(tokens: list[Token], start: int, prolog: bool) -> None:
 def _is_operator(tokens: list[Token], index: int) -> bool:
     """Check whether a negation or `?-` stands where an atom should: before a name, or around an atom."""
     kind, text = tokens[index]
-    if kind != "name" or text not in ("not", "\\+", "?-", *NEGATIONS):
+    if kind not in ("name", text) or text not in (
+        "not",
+        "\\+",
+        "?-",
+        *NEGATIONS,
+    ):
         return False
     if tokens[index + 1].kind in _ATOM_KINDS:
         return True
@@ -554,7 +667,8 @@ def check_head(head: Atom) -> None:
 
 def check_goal(goal: Atom) -> None:
     """Raise ValueError for a goal that Prolog itself would answer: a built-in, or a library predicate."""
-    if not is_built_in(goal) and not is_library_predicate(goal):
+    is_known = is_built_in(goal) or is_library_predicate(goal)
+    if goal.sign == COMPARED or not is_known:
         return
     kind = "negation" if goal.predicate in ("not", "\\+") else "the built-in"
     raise ValueError(

@@ -17,8 +17,17 @@ point.
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import (
+    Callable,
+    Collection,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import combinations
 
 import torch
@@ -26,6 +35,8 @@ from torch import Tensor
 
 from funcppo.core.host import NO_DEADLINE, Deadline
 from funcppo.core.types import I32, I64
+from funcppo.kg.graph.dataset import OPERATORS
+from funcppo.kg.graph.text import TESTS
 from funcppo.kg.logic import row_index
 from funcppo.kg.logic.kb import KnowledgeBase
 from funcppo.kg.logic.row_index import (
@@ -109,15 +120,25 @@ def make_literal(
     )
 
 
-def find_rows(columns: Columns, relation: Relation, n_constants: int) -> Lookup:
-    """Return the position of each row in a relation, and whether the relation holds the row."""
-    # View the relation over distinct variables, indexed by all columns.
-    variables = tuple(range(n_constants + 1, n_constants + 1 + len(columns)))
+def find_rows(
+    columns: Columns,
+    relation: Relation,
+    n_constants: int,
+    places: Sequence[int] | None = None,
+) -> Lookup:
+    """Return the position of each row in a relation, and whether the relation holds the row.
+
+    Args:
+      places: the columns of the relation that are compared; None for all.
+    """
+    # View the relation over distinct variables, indexed by these columns.
+    terms = range(n_constants + 1, n_constants + 1 + len(relation.columns))
+    wanted = terms if places is None else [terms[i] for i in places]
 
     view = indexed_view(
-        make_literal(relation, variables, n_constants),
-        variables,
-        len(variables),
+        make_literal(relation, tuple(terms), n_constants),
+        tuple(wanted),
+        len(wanted),
         n_constants,
     )
 
@@ -269,6 +290,10 @@ JOIN_OVERHEAD_ROWS = 5_000
 
 # two tuples of terms that must differ in some position
 Inequality = tuple[tuple[int, ...], tuple[int, ...]]
+# Its terms, and the function that tells which of so many rows, given by the column of each variable, satisfy it.
+Condition = tuple[
+    tuple[int, ...], Callable[[Mapping[int, Tensor], int], Tensor]
+]
 
 
 class RowBudgetExceeded(Exception):
@@ -360,6 +385,7 @@ class ConjunctiveQuery:
     is_counted: bool = False
     # the literal to start from; None for that of the smallest relation
     first: Literal | None = None
+    conditions: tuple[Condition, ...] = ()
 
     @property
     def constant_bits(self) -> int:
@@ -372,16 +398,32 @@ class ConjunctiveQuery:
             term for part in terms for term in part if term > self.n_constants
         }
 
-    def needed_variables(
-        self, literals: Iterable[Literal], inequalities: Iterable[Inequality]
-    ) -> set[int]:
-        """Return the variables that the output, the given literals or the given inequalities need."""
+    def needed_variables(self, literals: Iterable[Literal]) -> set[int]:
+        """Return the variables that the output, the given literals, the inequalities or the conditions need."""
         needed = set(self.output_variables)
         for literal in literals:
             needed |= literal.variables
-        for inequality in inequalities:
+        for inequality in self.inequalities:
             needed |= self.variables_in(*inequality)
+        for terms, _ in self.conditions:
+            needed |= self.variables_in(terms)
         return needed
+
+    def later_than(self, known: AbstractSet[int]) -> ConjunctiveQuery:
+        """Return the query with the inequalities and conditions alone that have a variable which is not known."""
+        return replace(
+            self,
+            inequalities=tuple(
+                u
+                for u in self.inequalities
+                if not self.variables_in(*u) <= known
+            ),
+            conditions=tuple(
+                c
+                for c in self.conditions
+                if not self.variables_in(c[0]) <= known
+            ),
+        )
 
 
 def iter_answers(query: ConjunctiveQuery) -> Iterator[Table]:
@@ -398,7 +440,8 @@ def iter_answers(query: ConjunctiveQuery) -> Iterator[Table]:
     if query.is_counted:
         column = query.literals[0].relation.columns[0]
         unit = replace(unit, counts=column.new_ones(1))
-    yield from _extend(unit, query)
+    unit = _filter(unit, query, set())
+    yield from _extend(unit, query.later_than(set()))
 
 
 def collect_answers(query: ConjunctiveQuery) -> Table | None:
@@ -482,17 +525,15 @@ def _extend(table: Table, query: ConjunctiveQuery) -> Iterator[Table]:
         other for other in query.literals if other is not step.literal
     )
 
-    # Check an inequality as soon as all its variables are bound.
+    # Check an inequality or a condition as soon as all its variables are bound.
     bound = step.literal.variables.union(table.variables)
-    now = [u for u in query.inequalities if query.variables_in(*u) <= bound]
-    later = tuple(u for u in query.inequalities if u not in now)
+    rest = replace(query.later_than(bound), literals=remaining)
 
     # Keep only the variables that something still needs.
-    needed = query.needed_variables(remaining, later)
+    needed = rest.needed_variables(remaining)
     kept_variables = tuple(
         v for v in table.variables + step.new_variables if v in needed
     )
-    rest = replace(query, literals=remaining, inequalities=later)
 
     # A join that is wanted whole and cannot fit is not begun.
     if query.budget is not None and query.output_variables:
@@ -504,7 +545,7 @@ def _extend(table: Table, query: ConjunctiveQuery) -> Iterator[Table]:
         if query.budget is not None:
             query.budget.spend_join(joined.size)
         chunks.append(
-            project(_filter(joined, now, query), kept_variables, query)
+            project(_filter(joined, query, bound), kept_variables, query)
         )
         if sum(chunk.size for chunk in chunks) > MAX_CHUNK_ROWS:
             yield from _extend(union(chunks, query.constant_bits), rest)
@@ -536,9 +577,7 @@ def _make_step(
 ) -> JoinStep:
     """Find the rows of a literal's view that agree with each row of a table."""
     others = [other for other in query.literals if other is not literal]
-    useful = literal.variables & query.needed_variables(
-        others, query.inequalities
-    )
+    useful = literal.variables & query.needed_variables(others)
     shared = tuple(v for v in table.variables if v in literal.variables)
     new = tuple(
         v
@@ -618,10 +657,16 @@ def ragged_arange(start: Tensor, count: Tensor) -> Iterator[RowPairs]:
 
 
 def _filter(
-    table: Table, inequalities: Sequence[Inequality], query: ConjunctiveQuery
+    table: Table, query: ConjunctiveQuery, bound: AbstractSet[int]
 ) -> Table:
-    """Return the rows of a table that satisfy every inequality."""
-    for left, right in inequalities:
+    """Return the rows of a table that satisfy every inequality and condition whose variables are all bound."""
+    for terms, satisfied in query.conditions:
+        if query.variables_in(terms) <= bound:
+            column = dict(zip(table.variables, table.columns))
+            table = select_rows(table, satisfied(column, table.size))
+    for left, right in query.inequalities:
+        if not query.variables_in(left, right) <= bound:
+            continue
         column = dict(zip(table.variables, table.columns))
         differs = [
             column.get(a, a) != column.get(b, b)
@@ -650,12 +695,24 @@ class Rule:
     id: int
     head: Atom
     body: tuple[Atom, ...]
+    # negated atoms, with the predicate -p, and comparisons, with one of `OPERATORS`; they stand behind the body
+    conditions: tuple[Atom, ...] = ()
 
 
 def rules_from_kb(
-    kb: KnowledgeBase, rule_ids: Sequence[int] | None = None
+    kb: KnowledgeBase,
+    rule_ids: Sequence[int] | None = None,
+    *,
+    with_conditions: bool = False,
 ) -> list[Rule]:
-    """Return rules of a knowledge base by id, in the given order; by default all, in file order."""
+    """Return rules of a knowledge base by id, in the given order; by default all, in file order.
+
+    Args:
+      with_conditions: whether the caller reads conditions; rules that have some are an error else.
+
+    Raises:
+      ValueError: a rule has conditions.
+    """
     table = kb.rules
     if rule_ids is None:
         rule_ids = range(len(table))
@@ -663,9 +720,67 @@ def rules_from_kb(
         table = table[torch.tensor(rule_ids, dtype=torch.int64)]
     rules: list[Rule] = []
     for i, atoms in zip(rule_ids, rule_tuples(table)):
-        head, *body = (atom for atom in atoms if atom[0])
-        rules.append(Rule(i, head, tuple(body)))
+        head, *body = (atom for atom in atoms if atom[0] > 0)
+        conditions = tuple(atom for atom in atoms if atom[0] < 0)
+        if conditions and not with_conditions:
+            raise ValueError(
+                f"rule {i}: expected no negation and no comparison"
+            )
+        rules.append(Rule(i, head, tuple(body), conditions))
     return rules
+
+
+def make_conditions(
+    rule: Rule,
+    negated: Mapping[int, Relation],
+    kb: KnowledgeBase,
+    n_constants: int,
+) -> tuple[Condition, ...]:
+    """Return the conditions of a rule as parts of a query.
+
+    Args:
+      negated: all atoms of the predicates that conditions negate.
+    """
+    return tuple(
+        (
+            atom[1:],
+            partial(_satisfied, atom, negated.get(-atom[0]), kb, n_constants),
+        )
+        for atom in rule.conditions
+    )
+
+
+def _satisfied(
+    atom: Atom,
+    negated: Relation | None,
+    kb: KnowledgeBase,
+    n_constants: int,
+    column: Mapping[int, Tensor],
+    size: int,
+) -> Tensor:
+    """Return which of so many rows satisfy a condition.
+
+    Args:
+      negated: all atoms of the negated predicate; None without any, and for a comparison.
+      column: of each variable.
+    """
+    some = kb.rule_offsets  # of the dtype and on the device of columns
+    # Neither padding nor what stands for any constant is looked at.
+    places = [i for i, term in enumerate(atom[1:]) if term]
+    terms = [atom[1 + i] for i in places]
+    columns = tuple(
+        column[t] if t in column else some.new_full((size,), t) for t in terms
+    )
+    if atom[0] in OPERATORS:
+        left, right = columns
+        name = OPERATORS[atom[0]]
+        if name not in ("=", "!="):
+            left, right = kb.number_rank[left], kb.number_rank[right]
+        # a name that is no number has rank 0
+        return TESTS[name](left, right) & (left > 0) & (right > 0)
+    if negated is None or not places:
+        return some.new_full((size,), negated is None) > 0
+    return ~find_rows(columns, negated, n_constants, places).found
 
 
 def relations_by_predicate(
@@ -709,7 +824,8 @@ def object_identity_constraints(
     if not object_identity:
         return []
     # Variables have larger ids than constants, so the second of a pair of ascending terms is a variable if one is.
-    terms = {t for atom in (rule.head, *rule.body) for t in atom[1:] if t > 0}
+    atoms = rule.head, *rule.body, *rule.conditions
+    terms = {t for a in atoms if a[0] not in OPERATORS for t in a[1:] if t > 0}
     return [
         ((first,), (second,))
         for first, second in combinations(sorted(terms), 2)
@@ -749,8 +865,12 @@ def most_general_unifier(
 
 def substitute_rule(rule: Rule, substitution: dict[int, int]) -> Rule:
     """Return the rule with its variables replaced."""
-    body = tuple(substitute_atom(atom, substitution) for atom in rule.body)
-    return Rule(rule.id, substitute_atom(rule.head, substitution), body)
+    head, *atoms = (
+        substitute_atom(atom, substitution)
+        for atom in (rule.head, *rule.body, *rule.conditions)
+    )
+    n_body = len(rule.body)
+    return Rule(rule.id, head, tuple(atoms[:n_body]), tuple(atoms[n_body:]))
 
 
 def substitute_atom(atom: Atom, substitution: dict[int, int]) -> Atom:

@@ -6,17 +6,22 @@ proofs may be thousands of nodes deep. A node may be the child of several nodes:
 `check_proof` replays a proof against facts and rules. An atom is a tuple of ids padded with 0, like a row of
 `KnowledgeBase.facts`. This module is plain Python and imports nothing else of the package: the checker shares no code
 with the prover or with the module that builds proofs (`logic/prove.py`).
+
+A condition of a rule's body is a leaf of its own: the negation (-p, term...) of an atom of predicate p, in which 0
+stands for any constant, or a comparison, with a predicate from -2^30 down. `Conditions` tells which hold.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import asdict, dataclass
 from typing import Any
 
 Atom = tuple[int, ...]
+Rules = Sequence[Sequence[Sequence[int]]]
 # Functions that turn an atom into text, and the id of a rule, a predicate or a term into its text or name.
 AtomFormatter = Callable[[Atom], str]
 RuleFormatter = Callable[[int], str]
@@ -30,7 +35,8 @@ class Node:
     """One goal of a proof and the choice that proves it."""
 
     goal: Atom  # ground
-    rule: int | None  # id of the rule applied; None for a fact
+    # id of the rule applied; None for a fact or a condition
+    rule: int | None
     # (variable of the rule, constant), ascending; empty for a fact
     substitution: tuple[tuple[int, int], ...]
     # probability of this choice under a policy; None if no policy made it
@@ -52,17 +58,18 @@ class Proof:
 def check_proof(
     proof: Proof,
     facts: AbstractSet[Atom],
-    rules: Sequence[Sequence[Sequence[int]]],
+    rules: Rules,
     *,
     n_constants: int,
     max_height: int | None,
     leave_one_out: bool,
     object_identity: bool = False,
+    holds: Callable[[Atom], bool] = lambda condition: False,
 ) -> list[str]:
     """Check a proof against facts and rules.
 
     A proof holds if the goal of every node is a fact, or the head of a rule instance whose body atoms are the goals of
-    its children in order; if no node supports itself; and if every node supports the root.
+    its children in order, or a condition that holds; if no node supports itself; and if every node supports the root.
 
     Args:
       facts: ground atoms, padded.
@@ -70,7 +77,9 @@ def check_proof(
       max_height: goals at this height or above must be facts; None for no limit. The root has height 0, the children of
         a node one more than the node.
       leave_one_out: the root does not count as a fact, neither as the root nor anywhere in its proof.
-      object_identity: different variables of a rule bind different constants, none of which the rule names.
+      object_identity: different variables of a rule bind different constants, none of which the rule names outside of
+        its comparisons.
+      holds: tells whether a ground condition holds; `Conditions` does.
 
     Returns:
       One line for each error, with the path of its node from the root; empty if the proof holds.
@@ -85,7 +94,7 @@ def check_proof(
     excluded_fact = proof.nodes[0].goal if leave_one_out else None
     for position, node in enumerate(proof.nodes):
         if node.rule is None:
-            found = _fact_errors(node, facts, excluded_fact)
+            found = _leaf_errors(node, facts, excluded_fact, holds)
         else:
             found = _rule_errors(
                 proof, node, node.rule, rules, n_constants, object_identity
@@ -166,12 +175,18 @@ def _format_path(position: int, users: Sequence[tuple[int, int]]) -> str:
     return "/".join(["root", *reversed(ordinals)])
 
 
-def _fact_errors(
-    node: Node, facts: AbstractSet[Atom], excluded_fact: Atom | None
+def _leaf_errors(
+    node: Node,
+    facts: AbstractSet[Atom],
+    excluded_fact: Atom | None,
+    holds: Callable[[Atom], bool],
 ) -> list[str]:
-    """Return the errors of a node that claims to be a fact."""
+    """Return the errors of a node that claims to be a fact or a condition."""
     if node.children or node.substitution:
         return ["a fact has no children and no substitution"]
+    if node.goal[0] < 0:
+        is_true = holds(node.goal)
+        return [] if is_true else [f"{list(node.goal)} does not hold"]
     if node.goal not in facts:
         return [f"{list(node.goal)} is not a fact"]
     if node.goal == excluded_fact:
@@ -183,7 +198,7 @@ def _rule_errors(
     proof: Proof,
     node: Node,
     rule_id: int,
-    rules: Sequence[Sequence[Sequence[int]]],
+    rules: Rules,
     n_constants: int,
     object_identity: bool,
 ) -> list[str]:
@@ -219,14 +234,182 @@ def _rule_errors(
                 f"{part} of rule {rule_id}: expected {list(expected)}, got {list(goal)}"
             )
 
-    # Object identity: no two variables have one constant, and none has a constant that the rule names.
-    named = terms.difference(variables)
-    n_distinct = len(named.union(binding.values()))
-    if object_identity and n_distinct < len(named) + len(pairs):
+    if object_identity and not _keeps_identity(atoms, binding, n_constants):
         errors.append(
-            f"expected another constant for each variable, none of the rule's {sorted(named)}, got {pairs}"
+            f"expected another constant for each variable, none of those that rule {rule_id} names, got {pairs}"
         )
     return errors
+
+
+def _keeps_identity(
+    atoms: Iterable[Sequence[int]], binding: Mapping[int, int], n_constants: int
+) -> bool:
+    """Return whether no two variables of a rule have one constant, and none has one that the rule names."""
+    rows = (atom[1:] for atom in atoms if not _is_comparison(atom))
+    named = {t for row in rows for t in row if 0 < t <= n_constants}
+    n_distinct = len(named.union(binding.values()))
+    return n_distinct == len(named) + len(binding)
+
+
+def _is_comparison(atom: Sequence[int]) -> bool:
+    """Return whether an atom is a comparison."""
+    return atom[0] <= -(1 << 30)
+
+
+# -- conditions
+
+
+class Conditions:
+    """Which conditions hold: by the facts and rules, whose goals and answers are kept (tabling).
+
+    A goal is an atom in which 0 stands for any constant.
+
+    Args:
+      comparisons: the test of two constants of each comparison, by its predicate.
+    """
+
+    def __init__(
+        self,
+        facts: Iterable[Atom],
+        rules: Rules,
+        comparisons: Mapping[int, Callable[[int, int], bool]],
+        n_constants: int,
+        object_identity: bool = False,
+    ) -> None:
+        self.comparisons, self.n_constants = comparisons, n_constants
+        self.object_identity = object_identity
+        self.rules: dict[int, list[list[Atom]]] = defaultdict(list)
+        for rule in rules:
+            atoms = [tuple(atom) for atom in rule if atom[0]]
+            self.rules[atoms[0][0]].append(atoms)
+        self.facts: dict[int, list[Atom]] = defaultdict(list)
+        for fact in facts:
+            self.facts[fact[0]].append(fact)
+        # facts by predicate and places, and by their constants there
+        self.indices: dict[Atom, dict[Atom, set[Atom]]] = {}
+        self.is_derivable: dict[Atom, bool] = {}  # by goal
+
+    def hold(self, condition: Atom) -> bool:
+        """Return whether a ground condition holds; a negation does if no fact and no rule gives its atom."""
+        open_goals = [] if _is_comparison(condition) else [_negated(condition)]
+        waiting: set[Atom] = set()
+        while open_goals:
+            goal = open_goals[-1]
+            is_derivable, below = self._solve(goal)
+            if is_derivable or not below:
+                self.is_derivable[open_goals.pop()] = is_derivable
+                waiting.discard(goal)
+                continue
+            # Goals of negations below this one come first. None depends on it, unless the program has no strata.
+            waiting.add(goal)
+            if waiting & below:
+                return False
+            open_goals += below
+        return self._decide(condition) is True
+
+    def _decide(self, condition: Atom) -> bool | None:
+        """Return whether a condition holds; None for a negation whose goal is not solved."""
+        if _is_comparison(condition):
+            return self.comparisons[condition[0]](*condition[1:3])
+        is_derivable = self.is_derivable.get(_negated(condition))
+        return None if is_derivable is None else not is_derivable
+
+    def _solve(self, root: Atom) -> tuple[bool, set[Atom]]:
+        """Return whether a goal has an answer, and the unsolved goals of negations that it depends on."""
+        answers = {root: self._matching_facts(root)}
+        users: dict[Atom, dict[Atom, None]] = defaultdict(dict)
+        active: dict[Atom, None] = {root: None}
+        below: set[Atom] = set()
+
+        def ask(goal: Atom, user: Atom) -> set[Atom]:
+            """Return the answers of a goal so far; more of them make its user active."""
+            if goal not in answers:
+                answers[goal] = self._matching_facts(goal)
+                active[goal] = None
+            users[goal][user] = None
+            return answers[goal]
+
+        while active and not answers[root]:
+            goal, _ = active.popitem()
+            new = {*self._derive(goal, ask, below)} - answers[goal]
+            if new:
+                answers[goal] = answers[goal] | new
+                active |= users[goal]
+        return bool(answers[root]), below
+
+    def _matching_facts(self, goal: Atom) -> set[Atom]:
+        """Return the facts that match a goal."""
+        places = tuple(i for i, term in enumerate(goal) if term)
+        index = self.indices.get((goal[0], *places))
+        if index is None:
+            index = self.indices[goal[0], *places] = defaultdict(set)
+            for fact in self.facts[goal[0]]:
+                index[tuple(fact[i] for i in places)].add(fact)
+        return index.get(tuple(goal[i] for i in places), set())
+
+    def _derive(
+        self,
+        goal: Atom,
+        ask: Callable[[Atom, Atom], set[Atom]],
+        below: set[Atom],
+    ) -> Iterator[Atom]:
+        """Yield the atoms that rules give for a goal by the answers so far; add unsolved goals of negations."""
+        for rule in self.rules[goal[0]]:
+            rows = [*self._match(rule[0], [goal], {})]
+            atoms = [atom for atom in rule[1:] if atom[0] > 0]
+            while atoms and rows:
+                # The atom of which most is known comes next.
+                atom = min(atoms, key=lambda a: self._bind(a, rows[0]).count(0))
+                atoms.remove(atom)
+                rows = [
+                    found
+                    for row in rows
+                    for found in self._match(
+                        atom, ask(self._bind(atom, row), goal), row
+                    )
+                ]
+            for row in rows:
+                if self._satisfies(rule, row, below):
+                    yield self._bind(rule[0], row)
+
+    def _bind(self, atom: Atom, row: Mapping[int, int]) -> Atom:
+        """Return an atom with its variables replaced by their constants, or by 0 without one."""
+        n = self.n_constants
+        return (atom[0], *(t if t <= n else row.get(t, 0) for t in atom[1:]))
+
+    def _match(
+        self, pattern: Atom, atoms: Iterable[Atom], row: Mapping[int, int]
+    ) -> Iterator[dict[int, int]]:
+        """Yield a row extended by the variables of a pattern, for each atom that the pattern matches then."""
+        for atom in atoms:
+            found = {**row}
+            for term, constant in zip(pattern[1:], atom[1:]):
+                if term > self.n_constants and constant:
+                    found.setdefault(term, constant)
+            if all(
+                constant in (0, found.get(term, term))
+                for term, constant in zip(pattern[1:], atom[1:])
+            ):
+                yield found
+
+    def _satisfies(
+        self, rule: list[Atom], row: Mapping[int, int], below: set[Atom]
+    ) -> bool:
+        """Return whether a row keeps object identity and satisfies the conditions of a rule."""
+        if self.object_identity and not _keeps_identity(
+            rule, row, self.n_constants
+        ):
+            return False
+        conditions = [self._bind(atom, row) for atom in rule if atom[0] < 0]
+        decided = {c: self._decide(c) for c in conditions}
+        if False not in decided.values():
+            below |= {_negated(c) for c in conditions if decided[c] is None}
+        return all(decided.values())
+
+
+def _negated(condition: Atom) -> Atom:
+    """Return the goal of a negation."""
+    return (-condition[0], *condition[1:])
 
 
 # -- text, JSON and DOT
@@ -372,10 +555,13 @@ def _p(node: Node) -> list[str]:
 
 
 def _format_choice(node: Node, format_rule: RuleFormatter, by: str = "") -> str:
-    """Format the choice that proves a goal: "fact", or the id and text of a rule."""
-    if node.rule is None:
+    """Format the choice that proves a goal: "fact", what makes a condition hold, or the id and text of a rule."""
+    if node.rule is not None:
+        return f"{by}rule {node.rule}: {format_rule(node.rule)}"
+    if node.goal[0] > 0:
         return "fact"
-    return f"{by}rule {node.rule}: {format_rule(node.rule)}"
+    is_comparison = _is_comparison(node.goal)
+    return "compared" if is_comparison else "no fact and no rule gives it"
 
 
 def _quote_dot(label: str) -> str:

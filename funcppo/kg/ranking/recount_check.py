@@ -27,7 +27,7 @@ from torch import Tensor
 from funcppo.core import files
 from funcppo.core.files import Json, Record
 from funcppo.kg.graph.dataset import Dataset
-from funcppo.kg.graph.rules import proof_names
+from funcppo.kg.graph.rules import comparison_tests, proof_names
 from funcppo.kg.logic import proof
 from funcppo.kg.logic.derive import LeftOut, make_label
 from funcppo.kg.logic.kb import SIDE_NAMES
@@ -579,14 +579,21 @@ def compare_proof_file(path: Path, dataset: Dataset) -> Comparison:
         raise ValueError(
             f"{path}: expected a proof, as `funcppo prove --json` writes it, got none"
         )
+    facts = set(map(tuple, dataset.facts.tolist()))
+    rules, n_constants = dataset.rules.tolist(), dataset.n_constants
+    object_identity = settings.get("object_identity") is True
+    conditions = proof.Conditions(
+        facts, rules, comparison_tests(dataset), n_constants, object_identity
+    )
     check = partial(
         proof.check_proof,
-        facts=set(map(tuple, dataset.facts.tolist())),
-        rules=dataset.rules.tolist(),
-        n_constants=dataset.n_constants,
+        facts=facts,
+        rules=rules,
+        n_constants=n_constants,
         max_height=None,
         leave_one_out=True,
-        object_identity=settings.get("object_identity") is True,
+        object_identity=object_identity,
+        holds=conditions.hold,
     )
 
     lines: list[str] = []

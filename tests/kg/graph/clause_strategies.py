@@ -4,7 +4,7 @@ import math
 
 from hypothesis import strategies as st
 
-from funcppo.kg.graph.text import Atom, Clause, Variable
+from funcppo.kg.graph.text import COMPARED, TESTS, Atom, Clause, Variable
 
 # Names that mean something to some format, or need quotes in it.
 NASTY = [
@@ -22,19 +22,38 @@ ARITIES = st.integers(0, 3)
 BINARY = st.just(2)
 
 
-def atoms(terms, arity):
-    return st.builds(
-        Atom, NAMES, arity.flatmap(lambda n: st.tuples(*[terms] * n))
-    )
+def atoms(terms, arity, sign=""):
+    args = arity.flatmap(lambda n: st.tuples(*[terms] * n))
+    return st.builds(Atom, NAMES, args, st.just(sign))
 
 
 @st.composite
-def rules(draw, arity):
-    """A safe rule: the head's terms are constants, or come from the body."""
-    body = tuple(draw(st.lists(atoms(TERMS, arity), min_size=1, max_size=3)))
+def rules(draw, arity, has_conditions=False):
+    """A safe rule: the terms of the head and of conditions are constants, or come from the body."""
+    body = draw(st.lists(atoms(TERMS, arity), min_size=1, max_size=3))
     bound = [t for atom in body for t in atom.args]
-    head = draw(atoms(st.sampled_from(bound) if bound else NAMES, arity))
-    return Clause(head, body, draw(WEIGHTS), 0)
+    terms = st.sampled_from(bound) if bound else NAMES
+    head = draw(atoms(terms, arity))
+    if has_conditions:
+        names = st.builds(
+            Atom,
+            st.sampled_from(["=", "!="]),
+            st.tuples(terms, terms),
+            st.just(COMPARED),
+        )
+        numbers = st.sampled_from(
+            [X for X in bound if isinstance(X, Variable)]
+            + ["7", "-0.5", "+1e-05"]
+        )
+        values = st.builds(
+            Atom,
+            st.sampled_from([*TESTS]),
+            st.tuples(numbers, numbers),
+            st.just(COMPARED),
+        )
+        negated = atoms(terms | st.just(Variable("_ 0")), arity, "not")
+        body += draw(st.lists(names | values | negated, max_size=3))
+    return Clause(head, tuple(body), draw(WEIGHTS), 0)
 
 
 FACTS = st.builds(
@@ -47,14 +66,13 @@ def canonical(clause):
     names = {}
 
     def rename(term):
-        return (
-            names.setdefault(term, len(names))
-            if isinstance(term, Variable)
-            else term
-        )
+        if not isinstance(term, Variable):
+            return term
+        # each `_` of a condition is one of its own
+        return " " in term.name or names.setdefault(term, len(names))
 
     parts = [
-        (atom.predicate, tuple(map(rename, atom.args)))
+        (atom.predicate, tuple(map(rename, atom.args)), atom.sign)
         for atom in (clause.head, *clause.body)
     ]
     return parts, repr(clause.weight)
