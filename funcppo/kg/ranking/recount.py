@@ -1,4 +1,4 @@
-"""A slow recount of supports, candidates, scores, ranks and proofs, over Python sets and dictionaries.
+"""A slow recount of supports, candidates, scores and ranks, over Python sets and dictionaries.
 
 It is written to be read, and it shares no code with `kg.logic` or the ranking: no tensors, no joins, no index but
 a dictionary. An atom is a tuple (predicate, constant...) without padding. A rule is a tuple of atoms, the head first; a
@@ -14,8 +14,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import NamedTuple
-
-from funcppo.kg.logic.proof import Proof
 
 Atom = tuple[int, ...]
 Rule = tuple[Atom, ...]
@@ -338,79 +336,3 @@ def expected_reciprocal_rank(n_better: int, n_equal: int) -> float:
 def grid_line(log_odds: float) -> float:
     """Return the number of the grid line that a score is rounded to; an infinite score is returned as it is."""
     return round(log_odds / GRID_STEP) if math.isfinite(log_odds) else log_odds
-
-
-# -- proofs
-
-
-def proof_errors(
-    logic: Logic, proof: Proof, facts: AbstractSet[Atom], max_height: int
-) -> list[str]:
-    """List the errors of a proof, one line each; empty if the proof holds.
-
-    Every leaf is a fact other than the root, every other node an instance of its rule over its children, and the root
-    has a height of at most `max_height`, counted from the leaves up; a node that supports itself has no height.
-    """
-    if not _is_well_formed(logic, proof):
-        return ["it names a rule or a child that is not there"]
-    goals = read_atoms(node.goal for node in proof.nodes)
-    errors: list[str] = []
-    for position, node in enumerate(proof.nodes):
-        goal = goals[position]
-        if node.rule is None:
-            if goal not in facts or goal == goals[0]:
-                errors.append(f"node {position}: not a fact of the data")
-            continue
-        atoms = [goal, *(goals[child] for child in node.children)]
-        rule, binding = logic.rules[node.rule], dict(node.substitution)
-        if not _is_instance(logic, rule, atoms, binding):
-            errors.append(f"node {position}: no instance of its rule")
-
-    height = _root_height(proof)
-    if height is None:
-        errors.append("the root supports itself")
-    elif height > max_height:
-        errors.append(f"height {height}, expected at most {max_height}")
-    return errors
-
-
-def _is_well_formed(logic: Logic, proof: Proof) -> bool:
-    """Return whether every rule and every child that a node names exists."""
-    rules, positions = range(len(logic.rules)), range(len(proof.nodes))
-    return all(
-        (node.rule is None or node.rule in rules)
-        and all(child in positions for child in node.children)
-        for node in proof.nodes
-    )
-
-
-def _is_instance(
-    logic: Logic, rule: Rule, atoms: Sequence[Atom], binding: Binding
-) -> bool:
-    """Return whether ground atoms are a rule under a substitution of all its variables, allowed by object identity."""
-    variables = {
-        term for atom in rule for term in atom[1:] if term > logic.n_constants
-    }
-    return (
-        set(binding) == variables
-        and [substitute(atom, binding) for atom in rule] == list(atoms)
-        and (
-            not logic.object_identity
-            or keeps_identity(rule, binding, logic.n_constants)
-        )
-    )
-
-
-def _root_height(proof: Proof) -> int | None:
-    """Return the height of the root, counted from the leaves up; None if the root supports itself."""
-    heights: dict[int, int] = {}
-    # A node gets its height once all its children have theirs; each pass reaches one node more at least.
-    for _ in proof.nodes:
-        for position, node in enumerate(proof.nodes):
-            if all(child in heights for child in node.children):
-                below = max(
-                    (heights[child] for child in node.children), default=0
-                )
-                height = 0 if node.rule is None else below + 1
-                heights.setdefault(position, height)
-    return heights.get(0)

@@ -287,16 +287,23 @@ class RecountCheck:
         """List the errors of the engine's proof of an atom; None if a policy's search finds no proof."""
         assert self.evaluator.prove is not None, "the evaluator finds proofs"
         try:
-            (proof,) = self.evaluator.prove(query[None])
+            (found,) = self.evaluator.prove(query[None])
         except AssertionError as error:  # the engine checks its proofs too
             return [str(error)]
-        if proof is None:
+        if found is None:
             is_sure = self.evaluator.score.has_recount
             return ["there is no proof"] if is_sure else None
-        if recount.read_atoms([proof.nodes[0].goal]) != [atom]:
+        if recount.read_atoms([found.nodes[0].goal]) != [atom]:
             return ["it proves another atom"]
-        return recount.proof_errors(
-            self.logic, proof, self.facts.all, self.task.max_height
+        goals = {node.goal for node in found.nodes}
+        return proof.check_proof(
+            found,
+            {g for g in goals if recount.read_atoms([g])[0] in self.facts.all},
+            self.task.dataset.rules.tolist(),
+            n_constants=self.logic.n_constants,
+            max_height=self.task.max_height,
+            leave_one_out=True,
+            object_identity=self.logic.object_identity,
         )
 
     def compare_evidence(

@@ -1,6 +1,5 @@
 """The recount: examples worked by hand, the oracles over Python sets, and what it refuses."""
 
-import dataclasses
 import math
 from decimal import Decimal, localcontext
 
@@ -8,7 +7,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from funcppo.kg.logic.proof import Proof
 from funcppo.kg.ranking import recount
 from funcppo.kg.ranking.recount import (
     Atoms,
@@ -17,7 +15,6 @@ from funcppo.kg.ranking.recount import (
 )
 from funcppo.kg.scores.score import parse
 from tests import oracles
-from tests.kg.logic.proof_cases import make_node
 
 NEVER = math.inf
 A, B, C, X, Y, Z = 1, 2, 3, 4, 5, 6  # three constants, three variables
@@ -145,65 +142,3 @@ def test_the_recount_stops_at_its_limits():
     with pytest.raises(RecountLimitError):
         recount.apply_steps(logic, FACTS, 1, max_atoms=5, deadline=NEVER)
     assert len(recount.apply_steps(logic, FACTS, 1, 6, NEVER).all) == 6
-
-
-# -- proofs
-
-LOGIC = logic_of(STEP, ((PATH, X, Y), (PATH, X, Z), (EDGE, Z, Y)))
-
-
-PROOF = Proof(
-    nodes=(
-        make_node((PATH, B, A), 1, ((X, B), (Y, A), (Z, B)), (1, 2)),
-        make_node((PATH, B, B), 0, ((X, B), (Y, B), (Z, A)), (2, 3)),
-        make_node((EDGE, B, A)),
-        make_node((EDGE, A, B)),
-    )
-)
-
-
-def errors(proof, height=2, logic=LOGIC):
-    return recount.proof_errors(logic, proof, FACTS.all, height)
-
-
-def tampered(position, **fields):
-    nodes = list(PROOF.nodes)
-    nodes[position] = dataclasses.replace(nodes[position], **fields)
-    return Proof(nodes=tuple(nodes))
-
-
-def test_a_proof_holds():
-    assert errors(PROOF) == []
-
-
-@pytest.mark.parametrize(
-    "proof, expected",
-    [
-        (tampered(3, goal=(EDGE, C, B)), "not a fact"),
-        (tampered(2, goal=(EDGE, B, C)), "no instance"),
-        (tampered(1, rule=1), "no instance"),
-        (tampered(1, rule=7), "not there"),
-        (tampered(0, children=(1, 9)), "not there"),
-        (tampered(0, children=(1,)), "no instance"),
-        (tampered(1, substitution=((X, B), (Y, B), (Z, C))), "no instance"),
-        (tampered(1, substitution=((X, B), (Y, B))), "no instance"),
-        (tampered(1, rule=None, children=()), "not a fact"),
-    ],
-)
-def test_a_tampered_proof_does_not_hold(proof, expected):
-    assert expected in " ".join(errors(proof))
-
-
-def test_a_proof_that_supports_itself_does_not_hold():
-    circular = make_node((PATH, A, C), 0, ((X, A), (Y, C), (Z, B)), (0, 0))
-    assert "the root supports itself" in errors(Proof(nodes=(circular,)))
-
-
-def test_the_root_is_no_leaf_of_its_own_proof():
-    assert errors(Proof(nodes=(make_node((PATH, A, C)),))) != []
-
-
-def test_height_and_object_identity_are_kept():
-    assert "height 2" in errors(PROOF, height=1)[0]
-    distinct = dataclasses.replace(LOGIC, object_identity=True)
-    assert "no instance" in errors(PROOF, logic=distinct)[0]
