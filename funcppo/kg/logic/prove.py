@@ -34,8 +34,8 @@ from collections.abc import (
 )
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
-from itertools import chain, repeat
+from functools import partial
+from itertools import chain, compress, repeat
 from operator import itemgetter
 from typing import Literal, NamedTuple, cast
 
@@ -265,7 +265,10 @@ def _bind_node(binding: Mapping[int, int], node: Node) -> Node:
 # -- plans: in which order a body is solved
 
 Row = tuple[int, ...]
+# terms that are compared and hashed: one term alone stands for itself, others make a row
+Packed = int | Row
 Picker = Callable[[Row], Row]
+Packer = Callable[[Row], Packed]
 # from rows of a layout to the wanted terms of those that pass; None: all as they are
 Projection = Callable[[Iterable[Row]], set[Row]] | None
 TermPair = tuple[int, int]  # two terms whose constants must differ
@@ -278,9 +281,11 @@ class _Step(NamedTuple):
     atom: Atom  # of the rule
     bound: Row  # argument positions whose terms are known
     arity: int
-    key: Picker  # the known arguments, of a row
+    key: Packer  # the known arguments, of a row
     kept: Picker  # what later steps need of a row
-    extend: Projection  # what later steps need of the other arguments
+    # from packed other arguments to what later steps need of them
+    extend: Callable[[Collection[Packed]], Collection[Row]]
+    is_whole: bool  # whether they need all of them, once
     terms: Row  # of a joined row: what is kept, then what is new
     n_kept: int
     finish: Projection  # what is left of the joined rows
@@ -308,6 +313,31 @@ def _picker(layout: Row, terms: Sequence[int]) -> Picker:
     if positions == [*range(first, last)]:
         return cast("Picker", itemgetter(slice(first, last)))
     return cast("Picker", itemgetter(*positions))
+
+
+def _packer(layout: Row, terms: Sequence[int]) -> Packer:
+    """Return a function that packs terms of a row with a layout."""
+    if not terms:
+        return _picker(layout, ())
+    return itemgetter(*map(layout.index, terms))
+
+
+def _unpack(packed: Packed) -> Row:
+    """Return packed terms as a row."""
+    return packed if isinstance(packed, tuple) else (packed,)
+
+
+def _extension(
+    free: Row, new: Row
+) -> Callable[[Collection[Packed]], Collection[Row]]:
+    """Return the projection of packed terms to rows of the new ones among them."""
+    if len(free) == 1:
+        return lambda packed: [*zip(packed)] if new else [()] if packed else []
+    project = _projection(free, new)
+    return cast(
+        "Callable[[Collection[Packed]], Collection[Row]]",
+        project or (lambda rows: rows),
+    )
 
 
 def _projection(
@@ -396,9 +426,10 @@ def _plan_step(
         atom=atom,
         bound=bound,
         arity=len(arguments),
-        key=_picker(layout, [arguments[i] for i in bound]),
+        key=_packer(layout, [arguments[i] for i in bound]),
         kept=_picker(layout, kept),
-        extend=_projection(free, new),
+        extend=_extension(free, new),
+        is_whole=free == new,
         terms=kept + new,
         n_kept=len(kept),
         finish=_projection(kept + new, after, different),
@@ -450,8 +481,8 @@ def _join(
 # facts of a predicate that are indexed whole; larger ones are looked up in the tables of the knowledge base
 _MAX_INDEXED_FACTS = 1 << 16
 # the other arguments of atoms, by the arguments at known positions
-Found = Mapping[Row, Collection[Row]]
-Finder = Callable[[_Step, Collection[Row]], Found]
+Found = Mapping[Packed, Collection[Packed]]
+Finder = Callable[[_Step, Collection[Packed]], Found]
 
 
 class Clauses:
@@ -461,7 +492,7 @@ class Clauses:
         self.kb, self.sizes = kb, sizes
         self._fact_offsets = int_list(kb.fact_offsets)
         self._rule_offsets = int_list(kb.rule_offsets)
-        self._indices: dict[tuple[int, Row], dict[Row, list[Row]]] = {}
+        self._indices: dict[tuple[int, Row], dict[Packed, list[Packed]]] = {}
         self._rules: dict[int, list[Rule]] = {}
         self._searches: dict[tuple[int, int | None, bool], _Plan] = {}
 
@@ -473,17 +504,19 @@ class Clauses:
             self._rules[predicate] = rules_from_kb(self.kb, ids)
         return self._rules[predicate]
 
-    def is_fact(self, atom: Atom) -> bool:
-        """Return whether the knowledge base states an atom."""
-        row = torch.tensor(atom, device=self.kb.facts.device)
-        return bool(contains(self.kb, self.sizes, row))
+    def facts_among(self, atoms: Collection[Atom]) -> set[Atom]:
+        """Return the atoms that the knowledge base states."""
+        rows = torch.tensor([*atoms], device=self.kb.facts.device)
+        if not len(rows):
+            return set()
+        return {*compress(atoms, int_list(contains(self.kb, self.sizes, rows)))}
 
     def find(
         self,
         predicate: int,
         arity: int,
         bound: Row,
-        keys: Collection[Row],
+        keys: Collection[Packed],
         left_out: Atom | None,
     ) -> Found:
         """Return the other arguments of the facts with each key, the arguments at the bound positions.
@@ -505,7 +538,7 @@ class Clauses:
         if left_out is None or predicate != left_out[0]:
             return index
 
-        key, rest = _split_row(_arguments(left_out), bound)
+        key, rest = _splitter(arity, bound)(_arguments(left_out))
         found = {k: index[k] for k in keys if k in index}
         if key in found:
             found[key] = [row for row in found[key] if row != rest]
@@ -558,10 +591,10 @@ class Clauses:
         return find_postings(self.kb, self.sizes, *columns, argument)
 
     def _matching(
-        self, predicate: int, bound: Row, keys: Collection[Row]
+        self, predicate: int, bound: Row, keys: Collection[Packed]
     ) -> Tensor:
         """Return the facts that have one of the keys, found by the argument that matches the fewest."""
-        columns = [sorted(set(column)) for column in zip(*keys)]
+        columns = [sorted(set(column)) for column in zip(*map(_unpack, keys))]
         spans = [
             self._postings(predicate, place, column)
             for place, column in zip(bound, columns)
@@ -631,37 +664,40 @@ def _pair_facts(
     step: _Step, rows: Iterable[Row], found: Found
 ) -> Iterator[Pair]:
     """Yield what is kept of each row with what was found for its key."""
-    ends: dict[Row, Collection[Row]] = {}
+    ends: dict[Packed, Collection[Row]] = {}
     for key, kept in set(zip(map(step.key, rows), map(step.kept, rows))):
         if key in found:
-            if step.extend is None:
-                yield (kept,), found[key]
-                continue
             if key not in ends:
                 ends[key] = step.extend(found[key])
             yield (kept,), ends[key]
 
 
-def _split_row(row: Row, bound: Row) -> tuple[Row, Row]:
-    """Return the bound arguments and the others."""
-    others = tuple(t for i, t in enumerate(row) if i not in bound)
-    return tuple(row[i] for i in bound), others
+def _splitter(arity: int, bound: Row) -> Callable[[Row], tuple[Packed, Packed]]:
+    """Return a function that splits arguments into the bound ones and the others, both packed."""
+    places = tuple(range(arity))
+    pack_bound = _packer(places, bound)
+    pack_others = _packer(places, [i for i in places if i not in bound])
+    return lambda row: (pack_bound(row), pack_others(row))
 
 
-def _group_facts(facts: Tensor, arity: int, bound: Row) -> dict[Row, list[Row]]:
-    """Return the free arguments of facts of one predicate by their bound arguments."""
-    index: dict[Row, list[Row]] = {}
+def _group_facts(
+    facts: Tensor, arity: int, bound: Row
+) -> dict[Packed, list[Packed]]:
+    """Return the free arguments of facts of one predicate by their bound arguments, both packed."""
+    index: dict[Packed, list[Packed]] = defaultdict(list)
     columns = [int_list(facts[:, 1 + i]) for i in range(arity)]
     n_facts = len(facts)
 
-    def rows(places: Iterable[int]) -> Iterable[Row]:
+    def packed(places: Sequence[int]) -> Iterable[Packed]:
+        if len(places) == 1:
+            return columns[places[0]]
         chosen = [columns[i] for i in places]
         return zip(*chosen) if chosen else repeat((), n_facts)
 
     free = [i for i in range(arity) if i not in bound]
-    for key, row in zip(rows(bound), rows(free)):
-        index.setdefault(key, []).append(row)
-    return index
+    for key, rest in zip(packed(bound), packed(free)):
+        index[key].append(rest)
+    return dict(index)
 
 
 def _different_terms(
@@ -678,21 +714,48 @@ def _different_terms(
 
 
 class _Group:
-    """Goals of one predicate with the same arguments known, and their answers: the other arguments."""
+    """Goals of one predicate with the same arguments known, and the bodies of their rules."""
 
     def __init__(self, predicate: int, arity: int, bound: Row) -> None:
         self.predicate, self.arity, self.bound = predicate, arity, bound
-        # by goal: the round in which each answer was found
-        self.answers: dict[Row, dict[Row, int]] = {}
-        # rule applications between the root and the goal, at least
-        self.depth: dict[Row, int] = {}
+        self.goals: dict[Packed, _Goal] = {}
         self.bodies: list[_Body] = []
-        self.sites: list[_Site] = []
         free = [i for i in range(arity) if i not in bound]
         self.arguments = _picker((*bound, *free), range(arity))
 
+    def rows(self, goal: _Goal) -> Iterator[tuple[Row, Packed]]:
+        """Yield the arguments of each atom that answers a goal, and the answer."""
+        key = _unpack(goal.key)
+        for answer in goal.answers:
+            yield self.arguments(key + _unpack(answer)), answer
 
-Goal = tuple[_Group, Row]
+
+@dataclass(eq=False, slots=True)
+class _Goal:
+    """A predicate with its known arguments, and its answers: the other arguments."""
+
+    group: _Group
+    key: Packed
+    depth: int  # rule applications between the root and the goal, at least
+    answers: dict[Packed, int]  # with the round in which each was found
+    given: set[Packed]  # answers that all that waits has received
+    new: set[Packed] = field(default_factory=set[Packed])  # the others
+    # the goals whose answers all answers of this goal are
+    copies: dict[_Goal, None] = field(default_factory=dict["_Goal", None])
+    waiting: dict[_Site, _Waiting] = field(
+        default_factory=dict["_Site", "_Waiting"]
+    )
+    # the goals that its rules led to
+    children: set[_Goal] = field(default_factory=set["_Goal"])
+
+
+@dataclass(eq=False, slots=True)
+class _Waiting:
+    """Rows that wait for answers to a goal before a step of a body."""
+
+    rows: set[Row] = field(default_factory=set[Row])  # what is kept of them
+    # what later steps need of the answers, each once
+    ends: set[Row] = field(default_factory=set[Row])
 
 
 @dataclass(eq=False, slots=True)
@@ -702,23 +765,21 @@ class _Site:
     body: _Body
     position: int
     group: _Group
-    rows: dict[Row, set[Row]]  # what is kept of the rows that wait, by goal
-    # what later steps need of the answers, each once; unused where that is all of them
-    received: dict[Row, set[Row]]
 
 
 class _Body:
     """The body of a rule, solved for the goals of a group; rows wait before each of its steps."""
 
     def __init__(
-        self, group: _Group, rule: Rule, tables: _Tables, first_key: Row
+        self, group: _Group, rule: Rule, tables: _Tables, first_key: Packed
     ) -> None:
         self.group, self.rule = group, rule
         clauses = tables.clauses
         n_constants = clauses.sizes.n_constants
         head = _arguments(rule.head)
-        self.head_key, free = _split_row(head, group.bound)
-        values = dict(zip(self.head_key, first_key))
+        self.head_key = tuple(head[i] for i in group.bound)
+        free = [t for i, t in enumerate(head) if i not in group.bound]
+        values = dict(zip(self.head_key, _unpack(first_key)))
         self.plan = _plan_body(
             rule.body,
             [term for term in values if term > n_constants],
@@ -730,9 +791,9 @@ class _Body:
         self.rows: list[set[Row]] = [set() for _ in self.plan.layouts]
         self.reached = -1  # the last step that some row reached
         self.goal_keys = [
-            _picker(layout, self.head_key) for layout in self.plan.layouts
+            _packer(layout, self.head_key) for layout in self.plan.layouts
         ]
-        self.answer = _picker(self.plan.layouts[-1], free)
+        self.answer = _packer(self.plan.layouts[-1], free)
 
         # Steps that rules answer wait for answers.
         self.sites: list[_Site | None] = []
@@ -740,16 +801,17 @@ class _Body:
             site = None
             if clauses.rules_of(step.atom[0]):
                 asked = tables.group(step.atom[0], step.arity, step.bound)
-                site = _Site(self, position, asked, {}, {})
-                asked.sites.append(site)
+                site = _Site(self, position, asked)
             self.sites.append(site)
 
-        # Where the new terms of the last step are the answer, the goal follows from what is kept.
-        self.kept_key: Picker | None = None
-        if self.plan.steps and self.plan.steps[-1].finish is None:
-            kept, new = _cut(self.plan.steps[-1])
-            if new == free:
-                self.kept_key = _picker(kept, self.head_key)
+        # Where the answers of the last goal are the body's answers, goals exchange them without rows.
+        self.copies_last = False
+        if self.plan.steps and self.sites[-1]:
+            last = self.plan.steps[-1]
+            new = last.terms[last.n_kept :]
+            self.copies_last = (
+                last.is_whole and last.finish is None and [*new] == free
+            )
 
     def start(self, key: Row, n_constants: int) -> set[Row]:
         """Return the first row for a goal; none if the head does not match it."""
@@ -762,17 +824,14 @@ class _Body:
         return rows if self.plan.check is None else self.plan.check(rows)
 
 
-def _cut(step: _Step) -> tuple[Row, Row]:
-    """Return the terms that a step keeps and those that are new."""
-    return step.terms[: step.n_kept], step.terms[step.n_kept :]
-
-
 class _Tables:
     """Goals that a root goal leads to, and their answers, found in rounds.
 
-    A round gives the answers of the round before to the places in rule bodies that wait for them, and applies the rules
-    to the goals that are new: each answer meets each waiting row once. An answer of round r has a proof of height at
-    most r. Where all goals are there from the start, rounds are the steps of T_P and r is the least height.
+    A round gives answers that are new to the places in rule bodies that wait for them, or applies the rules to the
+    goals that are new: each answer meets each waiting row once. An answer of round r has a proof of height at most r.
+    New goals come first, and new answers when the goals have doubled, those of the deepest goals before others: so
+    answers travel in large sets, and a proof is found before the work has doubled. Where all goals are there from the
+    start, a round gives all new answers; rounds are then the steps of T_P, and r is the least height.
     """
 
     def __init__(self, clauses: Clauses, query: Atom, limits: Limits) -> None:
@@ -786,31 +845,30 @@ class _Tables:
         self.limit = math.inf
         if limits.max_height is not None:
             self.limit = limits.max_height
+        # whether goals are opened, and whether the depth of a goal is to be the least
+        self.opens_goals = True
+        self.has_least_depths = is_ground or limits.max_height is not None
         self.groups: dict[tuple[int, Row], _Group] = {}
-        self.fresh: dict[Goal, None] = {}  # no rule is applied to them yet
-        # answers that are not given out
-        self.changed: dict[Goal, set[Row]] = defaultdict(set)
-        # the goals that the rules of a goal led to; None where depths do not matter
-        self.children: dict[Goal, set[Goal]] | None = None
-        if is_ground or limits.max_height is not None:
-            self.children = defaultdict(set)
+        self.fresh: list[_Goal] = []  # no rule is applied to them yet
+        # goals with new answers by depth; all at 0 where no goals are opened
+        self.changed: dict[int, list[_Goal]] = defaultdict(list)
+        self.depth = 0  # of the goals of this round, at most
         self.n_atoms = self.n_goals = self.n_expanded = 0
+        self.n_goals_at_turn = 0  # with which new answers come before new goals
+        # the arguments of atoms that answer goals, by predicate, with the first round that gives each; an index of them
+        self.held: dict[int, dict[Row, int]] = {}
         self._held_by: dict[
-            tuple[int, Row], dict[Row, list[tuple[Row, int]]]
+            tuple[int, Row], dict[Packed, list[tuple[Packed, int]]]
         ] = {}
 
         arguments = _arguments(query)
         places = range(len(arguments))
         bound = tuple(i for i in places if arguments[i] <= self.n_constants)
         group = self.group(query[0], len(arguments), bound)
-        self.root = group, _split_row(arguments, bound)[0]
-        self.open(*self.root, 0)
+        key, _ = _splitter(len(arguments), bound)(arguments)
+        self.root = self.open(group, key, 0)
+        self.round = 0  # that began last
         self.n_atoms_after_round = [self.n_atoms]
-
-    @property
-    def round(self) -> int:
-        """Return the number of rounds that began."""
-        return len(self.n_atoms_after_round) - 1
 
     def group(self, predicate: int, arity: int, bound: Row) -> _Group:
         """Return the group of goals with a predicate and known arguments."""
@@ -820,39 +878,37 @@ class _Tables:
             self.groups[predicate, bound] = group
         return group
 
-    def bodies(self, group: _Group, key: Row) -> list[_Body]:
-        """Return the bodies of the rules for a group, planned for the first of its goals."""
+    def bodies(self, goal: _Goal) -> list[_Body]:
+        """Return the bodies of the rules for a goal, planned for the first goal of its group."""
+        group = goal.group
         if not group.bodies:
             group.bodies = [
-                _Body(group, rule, self, key)
+                _Body(group, rule, self, goal.key)
                 for rule in self.clauses.rules_of(group.predicate)
             ]
         return group.bodies
 
-    def open(self, group: _Group, key: Row, depth: int) -> None:
-        """Add a goal with the facts that answer it, or note that it is needed at a smaller depth."""
-        if key in group.answers:
-            self._raise_goal((group, key), depth)
-            return
-        found = self.clauses.find(
-            group.predicate, group.arity, group.bound, (key,), self.left_out
-        ).get(key, ())
-        group.answers[key] = dict.fromkeys(found, 0)
-        group.depth[key] = depth
-        self.n_goals += 1
-        self.n_atoms += len(found)
-        if self.clauses.rules_of(group.predicate):
-            self.fresh[group, key] = None
-
-    def _raise_goal(self, goal: Goal, depth: int) -> None:
-        """Lower the depth of a goal, and those of the goals that it leads to."""
-        stack = [(goal, depth)]
-        while stack:
-            (group, key), depth = stack.pop()
-            if depth < group.depth[key]:
-                group.depth[key] = depth
-                children = (self.children or {}).get((group, key), ())
-                stack += [(child, depth + 1) for child in children]
+    def open(self, group: _Group, key: Packed, depth: int) -> _Goal:
+        """Return a goal, with the facts that answer it; note that it is needed at a depth."""
+        goal = group.goals.get(key)
+        if goal is None:
+            found = self.clauses.find(
+                group.predicate, group.arity, group.bound, (key,), self.left_out
+            ).get(key, ())
+            goal = _Goal(group, key, depth, dict.fromkeys(found, 0), {*found})
+            group.goals[key] = goal
+            self.n_goals += 1
+            self.n_atoms += len(found)
+            if self.clauses.rules_of(group.predicate):
+                self.fresh.append(goal)
+        elif self.has_least_depths and depth < goal.depth:
+            stack = [(goal, depth)]
+            while stack:
+                raised, depth = stack.pop()
+                if depth < raised.depth:
+                    raised.depth = depth
+                    stack += [(child, depth + 1) for child in raised.children]
+        return goal
 
     def run(self) -> bool:
         """Run rounds until there is nothing left to do; return whether nothing was left out.
@@ -860,46 +916,81 @@ class _Tables:
         Raises:
           RowBudgetExceeded: a bound ends the work; what was found so far stays.
         """
-        group, key = self.root
+        is_bounded = False
         while True:
-            fresh = self._within_limit(self.fresh)
-            changed = self._within_limit(self.changed)
+            fresh, changed = self._next_goals()
             if not fresh and not changed:
                 return not self.fresh
-            if self.round >= self.limit and self.children is None:
+            if self.round >= self.limit and not self.opens_goals:
                 return False
             self.limits.progress(self.round, self.n_atoms, 0, 0)
             self.limits.budget.spend(0)
+            self.round += 1
             self.n_atoms_after_round.append(self.n_atoms)
             self._run_round(fresh, changed)
             self.n_atoms_after_round[-1] = self.n_atoms
-            if self.left_out and group.answers[key]:
-                if self.children is None:
+            if self.left_out and self.root.answers:
+                if not self.opens_goals:
                     return True
                 # A smaller proof needs only goals that are less deep.
-                self.limit = min(self.limit, self.round)
+                if self.fresh and not is_bounded:
+                    height = proof_height(self.build_proof(self.left_out))
+                    self.limit = min(self.limit, height)
+                    is_bounded = True
 
-    def _within_limit(self, goals: Iterable[Goal]) -> list[Goal]:
-        """Return the goals that rules may answer."""
-        return [goal for goal in goals if goal[0].depth[goal[1]] < self.limit]
+    def _next_goals(self) -> tuple[list[_Goal], list[_Goal]]:
+        """Take the goals of the next round: those to apply rules to, within the limit, and those with new answers."""
+        is_turn = not self.fresh or self.n_goals >= self.n_goals_at_turn
+        if self.opens_goals and self.changed and is_turn:
+            return [], self._take_deepest()
+        fresh, limit = self.fresh, self.limit
+        if limit < math.inf:
+            fresh = [goal for goal in self.fresh if goal.depth < limit]
+            self.fresh = [goal for goal in self.fresh if goal.depth >= limit]
+        else:
+            self.fresh = []
+        if not self.opens_goals or not fresh:
+            return fresh, self._take_deepest()
+        if not self.changed:
+            self.n_goals_at_turn = 2 * self.n_goals
+        self.depth = fresh[0].depth
+        return fresh, []
 
-    def _run_round(self, fresh: list[Goal], changed: list[Goal]) -> None:
-        """Give out answers of the rounds before, apply rules to new goals, and solve the bodies that have rows."""
+    def _take_deepest(self) -> list[_Goal]:
+        """Take the deepest goals with new answers."""
+        self.depth = max(self.changed, default=0)
+        return self.changed.pop(self.depth, [])
+
+    def _run_round(self, fresh: list[_Goal], changed: list[_Goal]) -> None:
+        """Give out new answers of goals, apply rules to new goals, and solve the bodies that have rows."""
+        # Answers of this round are not given out in it.
+        taken = [(goal, goal.new) for goal in changed]
+        for goal, answers in taken:
+            goal.new = set()
+            goal.given |= answers
         given: dict[_Site, list[Pair]] = defaultdict(list)
-        for group, key in changed:
-            answers = self.changed.pop((group, key))
-            for site in group.sites:
-                if key in site.rows:
-                    ends = _receive(site, key, answers)
-                    given[site].append((site.rows[key], ends))
+        n_rows = 0
+        for goal, answers in taken:
+            for copy in goal.copies:
+                new = answers.difference(copy.answers)
+                if new:
+                    self._add(copy, new)
+            n_rows += len(goal.copies) * len(answers)
+            if n_rows > _ROWS_AT_ONCE:
+                self.limits.budget.spend(n_rows)
+                n_rows = 0
+            for site, waiting in goal.waiting.items():
+                ends = _receive(site, waiting, answers)
+                given[site].append((waiting.rows, ends))
+        self.limits.budget.spend(n_rows)
         for site, pairs in given.items():
             self._advance(site.body, site.position, pairs)
         active = dict.fromkeys(site.body for site in given)
 
         self.n_expanded += len(fresh)
-        for group, key in fresh:
-            del self.fresh[group, key]
-            for body in self.bodies(group, key):
+        for goal in fresh:
+            key = _unpack(goal.key)
+            for body in self.bodies(goal):
                 rows = body.start(key, self.n_constants)
                 if rows:
                     body.rows[0] |= rows
@@ -911,144 +1002,160 @@ class _Tables:
         """Take the waiting rows of a body through its steps, and add the answers that come out."""
         for position, step in enumerate(body.plan.steps):
             rows, body.rows[position] = body.rows[position], set()
-            if rows:
-                body.reached = max(body.reached, position)
-                site = body.sites[position]
-                pairs = (
-                    self._ask_facts(step, rows)
-                    if site is None
-                    else self._ask_goals(site, step, rows)
-                )
-                self._advance(body, position, pairs)
+            if not rows:
+                continue
+            body.reached = max(body.reached, position)
+            site = body.sites[position]
+            if site is None:
+                found = self._find_facts(step, set(map(step.key, rows)))
+                pairs = _pair_facts(step, rows, found)
+            elif body.copies_last and position + 1 == len(body.sites):
+                self._copy_answers(site, step, rows)
+                continue
+            else:
+                pairs = self._ask_goals(site, step, rows)
+            self._advance(body, position, pairs)
 
         rows, body.rows[-1] = body.rows[-1], set()
-        answers: dict[Row, set[Row]] = defaultdict(set)
+        answers: dict[Packed, set[Packed]] = defaultdict(set)
         for row in rows:
             answers[body.goal_keys[-1](row)].add(body.answer(row))
         for key, found in answers.items():
-            self._add(body.group, key, found)
+            goal = body.group.goals[key]
+            if new := found.difference(goal.answers):
+                self._add(goal, new)
 
-    def _find_facts(self, step: _Step, keys: Collection[Row]) -> Found:
+    def _find_facts(self, step: _Step, keys: Collection[Packed]) -> Found:
         """Return the facts that a step asks for."""
         return self.clauses.find(
             step.atom[0], step.arity, step.bound, keys, self.left_out
         )
 
-    def _ask_facts(self, step: _Step, rows: set[Row]) -> Iterable[Pair]:
-        """Return what is kept of the rows with the facts that match them."""
-        found = self._find_facts(step, set(map(step.key, rows)))
-        return _pair_facts(step, rows, found)
+    def _open_goals(
+        self, site: _Site, step: _Step, rows: set[Row]
+    ) -> Iterator[tuple[_Goal, _Goal]]:
+        """Open the goals that some rows ask for; yield each with a goal that the rows are of."""
+        goals = site.body.group.goals
+        parent_key = site.body.goal_keys[site.position]
+        pairs = set(zip(map(step.key, rows), map(parent_key, rows)))
+        for key, above in pairs:
+            parent = goals[above]
+            depth = self.depth
+            if self.has_least_depths:
+                depth = parent.depth
+            goal = self.open(site.group, key, depth + 1)
+            if self.has_least_depths:
+                parent.children.add(goal)
+            yield goal, parent
+
+    def _copy_answers(self, site: _Site, step: _Step, rows: set[Row]) -> None:
+        """Make all answers of the goals that some rows ask for answers of the goals that the rows are of."""
+        n_rows = 0
+        for goal, parent in self._open_goals(site, step, rows):
+            if goal is not parent and parent not in goal.copies:
+                goal.copies[parent] = None
+                n_rows += len(goal.given)
+                if new := goal.given.difference(parent.answers):
+                    self._add(parent, new)
+                if n_rows > _ROWS_AT_ONCE:
+                    self.limits.budget.spend(n_rows)
+                    n_rows = 0
+        self.limits.budget.spend(n_rows)
 
     def _ask_goals(
         self, site: _Site, step: _Step, rows: set[Row]
     ) -> list[Pair]:
         """Ask the goals of some rows; return what is kept of the rows with the answers given out so far."""
-        group = site.group
-        asked: dict[Row, set[Row]] = defaultdict(set)
+        for _ in self._open_goals(site, step, rows):
+            pass
+        asked: dict[Packed, set[Row]] = defaultdict(set)
         for row in rows:
             asked[step.key(row)].add(step.kept(row))
-        if self.children is not None:
-            # They are one deeper than the goals that the rows are of.
-            parent, parent_key = (
-                site.body.group,
-                site.body.goal_keys[site.position],
-            )
-            for key, above in set(
-                zip(map(step.key, rows), map(parent_key, rows))
-            ):
-                self.children[parent, above].add((group, key))
-                self.open(group, key, parent.depth[above] + 1)
 
         pairs: list[Pair] = []
         for key, kept in asked.items():
-            if key not in group.answers:
-                self.open(group, key, 0)
-            found: Collection[Row] = group.answers[key]
-            if waiting := self.changed.get((group, key)):
-                found = found.keys() - waiting
-            if key not in site.rows:
-                site.rows[key] = kept
-                found = _receive(site, key, found)
-            else:
-                kept = kept - site.rows[key]
-                site.rows[key] |= kept
-                found = site.received.get(key, found)
-            pairs.append((kept, found))
+            goal = site.group.goals[key]
+            waiting = goal.waiting.get(site)
+            if waiting is None:
+                waiting = goal.waiting[site] = _Waiting()
+                _receive(site, waiting, goal.given)
+            kept -= waiting.rows
+            waiting.rows |= kept
+            ends: Collection[Row] = waiting.ends
+            if step.is_whole:
+                ends = step.extend(goal.given)
+            pairs.append((kept, ends))
         return pairs
 
     def _advance(
         self, body: _Body, position: int, pairs: Iterable[Pair]
     ) -> None:
         """Take rows past a step: what is kept of them, with what was found for them."""
-        budget = self.limits.budget
-        is_last = position + 1 == len(body.plan.steps)
-        if not is_last or body.kept_key is None:
-            step = body.plan.steps[position]
-            joined = _join(step, pairs, budget, self.limits.max_atoms)
-            body.rows[position + 1] |= joined
-            return
-        # Copies, because answers of this round are not given out in it.
-        for kept, answers in [(kept, set(ends)) for kept, ends in pairs]:
-            for part in kept:
-                budget.spend(len(answers))
-                self._add(body.group, body.kept_key(part), answers)
+        step, limits = body.plan.steps[position], self.limits
+        body.rows[position + 1] |= _join(
+            step, pairs, limits.budget, limits.max_atoms
+        )
 
-    def _add(self, group: _Group, key: Row, answers: set[Row]) -> None:
-        """Add answers to a goal."""
-        known = group.answers[key]
-        new = answers.difference(known)
-        if new:
-            known.update(dict.fromkeys(new, self.round))
-            self.changed[group, key] |= new
-            self.n_atoms += len(new)
-            if self.n_atoms + self.n_goals > self.limits.max_atoms:
-                raise fixpoint.MaxAtomsExceeded
+    def _add(self, goal: _Goal, new: set[Packed]) -> None:
+        """Add answers that a goal does not have."""
+        goal.answers.update(dict.fromkeys(new, self.round))
+        if goal.new:
+            goal.new |= new
+        else:
+            goal.new = new
+            self.changed[goal.depth if self.opens_goals else 0].append(goal)
+        self.n_atoms += len(new)
+        if self.n_atoms + self.n_goals > self.limits.max_atoms:
+            raise fixpoint.MaxAtomsExceeded
 
     def root_answers(self) -> dict[Atom, int]:
         """Return the answers to the query, padded, with the round of each."""
-        group, key = self.root
+        group = self.root.group
         padding = (0,) * (len(self.query) - 1 - group.arity)
+        variables = [t for t in self.query[1:] if t > self.n_constants]
+        is_repeated = len({*variables}) < len(variables)
         found: dict[Atom, int] = {}
-        for answer, n in group.answers[key].items():
-            atom = (self.query[0], *group.arguments(key + answer), *padding)
+        for arguments, answer in group.rows(self.root):
+            atom = (self.query[0], *arguments, *padding)
             # A variable of the query that occurs twice has one constant.
             if (
-                most_general_unifier(self.query, atom, self.n_constants)
+                not is_repeated
+                or most_general_unifier(self.query, atom, self.n_constants)
                 is not None
             ):
-                found[atom] = n
+                found[atom] = self.root.answers[answer]
         return found
 
     def needs_heights(self) -> bool:
         """Return whether the rounds of the root's answers may be greater than their heights."""
-        group, key = self.root
-        last = max(group.answers[key].values(), default=0)
+        last = max(self.root.answers.values(), default=0)
         return last > 1 and self.n_expanded > 1
 
     def again(self) -> _Tables:
         """Return new tables with all these goals from the start, so that rounds are heights."""
         tables = _Tables(self.clauses, self.query, self.limits)
-        tables.children, tables.limit = None, self.limit
+        tables.limit = self.limit
         for (predicate, bound), group in self.groups.items():
             other = tables.group(predicate, group.arity, bound)
-            for key, depth in group.depth.items():
-                tables.open(other, key, depth)
+            for key, goal in group.goals.items():
+                tables.open(other, key, goal.depth)
+        tables.opens_goals = tables.has_least_depths = False
         tables.n_atoms_after_round = [tables.n_atoms]
         return tables
 
     # -- derivations
 
-    @cached_property
-    def held(self) -> dict[int, dict[Row, int]]:
-        """Return the atoms that answer goals, the arguments by predicate, with the first round that gives each."""
-        held: dict[int, dict[Row, int]] = defaultdict(dict)
+    def build_proof(self, atom: Atom) -> Proof:
+        """Build a proof of an atom that answers a goal from answers of earlier and earlier rounds."""
+        self.held, self._held_by = defaultdict(dict), {}
         for group in self.groups.values():
-            first = held[group.predicate]
-            for key, answers in group.answers.items():
-                for answer, n in answers.items():
-                    row = group.arguments(key + answer)
+            first = self.held[group.predicate]
+            for goal in group.goals.values():
+                for row, answer in group.rows(goal):
+                    n = goal.answers[answer]
                     first[row] = min(n, first.get(row, n))
-        return held
+        rules = rule_tuples(self.clauses.kb.rules)
+        return from_model(rules, self.n_constants, self.derive, atom)
 
     def derive(self, atom: Atom) -> tuple[int, tuple[Atom, ...]] | None:
         """Return a rule that derives a held atom, and its ground body; None for a fact.
@@ -1068,7 +1175,7 @@ class _Tables:
         raise AssertionError(f"{list(atom)}: held without a derivation")
 
     def _find_before(
-        self, before: int, step: _Step, keys: Collection[Row]
+        self, before: int, step: _Step, keys: Collection[Packed]
     ) -> Found:
         """Return the facts, or the held atoms of rounds before one, that a step asks for."""
         predicate = step.atom[0]
@@ -1077,8 +1184,9 @@ class _Tables:
         index = self._held_by.get((predicate, step.bound))
         if index is None:
             index = self._held_by[predicate, step.bound] = defaultdict(list)
+            split = _splitter(step.arity, step.bound)
             for row, n in self.held.get(predicate, {}).items():
-                key, rest = _split_row(row, step.bound)
+                key, rest = split(row)
                 index[key].append((rest, n))
         return {
             key: [rest for rest, n in index[key] if n < before]
@@ -1088,15 +1196,15 @@ class _Tables:
 
 
 def _receive(
-    site: _Site, key: Row, answers: Collection[Row]
+    site: _Site, waiting: _Waiting, answers: Collection[Packed]
 ) -> Collection[Row]:
     """Return what later steps need of answers to a goal and did not receive before."""
-    extend = site.body.plan.steps[site.position].extend
-    if extend is None:
-        return answers
-    received = site.received.setdefault(key, set())
-    new = extend(answers) - received
-    received |= new
+    step = site.body.plan.steps[site.position]
+    ends = step.extend(answers)
+    if step.is_whole:
+        return ends
+    new = {*ends} - waiting.ends
+    waiting.ends |= new
     return new
 
 
@@ -1213,7 +1321,7 @@ def prove_ground(clauses: Clauses, atom: Atom, limits: Limits) -> QueryResult:
             proof, height = None, None
     return QueryResult(
         verdict=verdict if proof is None else Verdict.PROVED,
-        is_fact=clauses.is_fact(atom),
+        is_fact=bool(clauses.facts_among([atom])),
         height=height,
         proof=proof,
         answers=found,
@@ -1222,14 +1330,12 @@ def prove_ground(clauses: Clauses, atom: Atom, limits: Limits) -> QueryResult:
 
 def _build_proof(tables: _Tables, atom: Atom) -> Proof:
     """Build and check a proof of an atom that the tables hold and that is not a fact."""
-    clauses = tables.clauses
-    rules = rule_tuples(clauses.kb.rules)
-    proof = from_model(rules, tables.n_constants, tables.derive, atom)
+    clauses, proof = tables.clauses, tables.build_proof(atom)
     leaves = {node.goal for node in proof.nodes if node.rule is None}
     errors = check_proof(
         proof,
-        {leaf for leaf in leaves if clauses.is_fact(leaf)},
-        rules,
+        clauses.facts_among(leaves),
+        rule_tuples(clauses.kb.rules),
         n_constants=tables.n_constants,
         max_height=None,
         leave_one_out=True,
@@ -1282,10 +1388,10 @@ def failed_rules(found: Answers, atom: Atom, n_rules: int) -> FailedRules:
       n_rules: the most rules to list.
     """
     tables = found.tables
-    group, key = tables.root
+    key = _unpack(tables.root.key)
     matching = [
         body
-        for body in tables.bodies(group, key)
+        for body in tables.bodies(tables.root)
         if body.start(key, tables.n_constants)
     ]
     rules: list[tuple[int, tuple[Atom, ...]]] = []
