@@ -440,12 +440,12 @@ def _plan_step(
 # rows that a step makes between two looks at its bounds
 _ROWS_AT_ONCE = 1 << 18
 # parts of rows, and what is added to each of them
-Pair = tuple[Iterable[Row], Collection[Row]]
+Pair = tuple[Collection[Row], Collection[Row]]
 
 
 def _join(
     step: _Step,
-    pairs: Iterable[Pair],
+    pairs: Sequence[Pair],
     budget: RowBudget,
     max_held: int = sys.maxsize,
 ) -> set[Row]:
@@ -455,24 +455,23 @@ def _join(
       RowBudgetExceeded: more than `max_held` are to be held at once, or the budget ends.
     """
     new: set[Row] = set()
-    rows: set[Row] = set()
-    n_made = 0
-
-    def finish_rows() -> None:
-        nonlocal new, rows, n_made
-        budget.spend(n_made)
-        new |= rows if step.finish is None else step.finish(rows)
-        rows, n_made = set[Row](), 0
-        if len(new) > max_held:
-            raise fixpoint.MaxAtomsExceeded
-
-    for parts, ends in pairs:
-        for part in parts:
-            rows.update([part + end for end in ends])
-            n_made += len(ends)
-            if n_made > _ROWS_AT_ONCE:
-                finish_rows()
-    finish_rows()
+    first = n_made = 0
+    if any(len(parts) * len(ends) > _ROWS_AT_ONCE for parts, ends in pairs):
+        pairs = [((part,), ends) for parts, ends in pairs for part in parts]
+    for last, (parts, ends) in enumerate(pairs, 1):
+        n_made += len(parts) * len(ends)
+        if n_made > _ROWS_AT_ONCE or last == len(pairs):
+            rows = {
+                part + end
+                for parts, ends in pairs[first:last]
+                for part in parts
+                for end in ends
+            }
+            budget.spend(n_made)
+            new |= rows if step.finish is None else step.finish(rows)
+            first, n_made = last, 0
+            if len(new) > max_held:
+                raise fixpoint.MaxAtomsExceeded
     return new
 
 
@@ -660,16 +659,16 @@ def _run_plan(plan: _Plan, given: Row, find: Finder) -> set[Row]:
     return rows
 
 
-def _pair_facts(
-    step: _Step, rows: Iterable[Row], found: Found
-) -> Iterator[Pair]:
-    """Yield what is kept of each row with what was found for its key."""
-    ends: dict[Packed, Collection[Row]] = {}
-    for key, kept in set(zip(map(step.key, rows), map(step.kept, rows))):
-        if key in found:
-            if key not in ends:
-                ends[key] = step.extend(found[key])
-            yield (kept,), ends[key]
+def _pair_facts(step: _Step, rows: set[Row], found: Found) -> list[Pair]:
+    """Return what is kept of rows with what was found for their keys."""
+    kept_by_key: dict[Packed, set[Row]] = defaultdict(set)
+    for key, kept in zip(map(step.key, rows), map(step.kept, rows)):
+        kept_by_key[key].add(kept)
+    return [
+        (kept, step.extend(found[key]))
+        for key, kept in kept_by_key.items()
+        if key in found
+    ]
 
 
 def _splitter(arity: int, bound: Row) -> Callable[[Row], tuple[Packed, Packed]]:
@@ -730,6 +729,9 @@ class _Group:
             yield self.arguments(key + _unpack(answer)), answer
 
 
+_NONE: set[Packed] = set()  # stays empty
+
+
 @dataclass(eq=False, slots=True)
 class _Goal:
     """A predicate with its known arguments, and its answers: the other arguments."""
@@ -739,7 +741,7 @@ class _Goal:
     depth: int  # rule applications between the root and the goal, at least
     answers: dict[Packed, int]  # with the round in which each was found
     given: set[Packed]  # answers that all that waits has received
-    new: set[Packed] = field(default_factory=set[Packed])  # the others
+    new: set[Packed]  # the others
     # the goals whose answers all answers of this goal are
     copies: dict[_Goal, None] = field(default_factory=dict["_Goal", None])
     waiting: dict[_Site, _Waiting] = field(
@@ -757,6 +759,12 @@ class _Waiting:
     # what later steps need of the answers, each once
     ends: set[Row] = field(default_factory=set[Row])
 
+    def receive(self, ends: Collection[Row]) -> Collection[Row]:
+        """Return the ends that did not come before."""
+        new = {*ends} - self.ends
+        self.ends |= new
+        return new
+
 
 @dataclass(eq=False, slots=True)
 class _Site:
@@ -764,6 +772,7 @@ class _Site:
 
     body: _Body
     position: int
+    step: _Step
     group: _Group
 
 
@@ -801,7 +810,7 @@ class _Body:
             site = None
             if clauses.rules_of(step.atom[0]):
                 asked = tables.group(step.atom[0], step.arity, step.bound)
-                site = _Site(self, position, asked)
+                site = _Site(self, position, step, asked)
             self.sites.append(site)
 
         # Where the answers of the last goal are the body's answers, goals exchange them without rows.
@@ -895,7 +904,9 @@ class _Tables:
             found = self.clauses.find(
                 group.predicate, group.arity, group.bound, (key,), self.left_out
             ).get(key, ())
-            goal = _Goal(group, key, depth, dict.fromkeys(found, 0), {*found})
+            goal = _Goal(
+                group, key, depth, dict.fromkeys(found, 0), {*found}, _NONE
+            )
             group.goals[key] = goal
             self.n_goals += 1
             self.n_atoms += len(found)
@@ -964,23 +975,25 @@ class _Tables:
     def _run_round(self, fresh: list[_Goal], changed: list[_Goal]) -> None:
         """Give out new answers of goals, apply rules to new goals, and solve the bodies that have rows."""
         # Answers of this round are not given out in it.
-        taken = [(goal, goal.new) for goal in changed]
-        for goal, answers in taken:
-            goal.new = set()
-            goal.given |= answers
+        taken: list[tuple[_Goal, set[Packed]]] = []
+        for goal in changed:
+            taken.append((goal, goal.new))
+            goal.given |= goal.new
+            goal.new = _NONE
         given: dict[_Site, list[Pair]] = defaultdict(list)
         n_rows = 0
         for goal, answers in taken:
-            for copy in goal.copies:
-                new = answers.difference(copy.answers)
-                if new:
-                    self._add(copy, new)
             n_rows += len(goal.copies) * len(answers)
+            for copy in goal.copies:
+                if new := answers.difference(copy.answers):
+                    self._add(copy, new)
             if n_rows > _ROWS_AT_ONCE:
                 self.limits.budget.spend(n_rows)
                 n_rows = 0
             for site, waiting in goal.waiting.items():
-                ends = _receive(site, waiting, answers)
+                ends = site.step.extend(answers)
+                if not site.step.is_whole:
+                    ends = waiting.receive(ends)
                 given[site].append((waiting.rows, ends))
         self.limits.budget.spend(n_rows)
         for site, pairs in given.items():
@@ -1078,7 +1091,8 @@ class _Tables:
             waiting = goal.waiting.get(site)
             if waiting is None:
                 waiting = goal.waiting[site] = _Waiting()
-                _receive(site, waiting, goal.given)
+                if not step.is_whole:
+                    waiting.receive(step.extend(goal.given))
             kept -= waiting.rows
             waiting.rows |= kept
             ends: Collection[Row] = waiting.ends
@@ -1088,7 +1102,7 @@ class _Tables:
         return pairs
 
     def _advance(
-        self, body: _Body, position: int, pairs: Iterable[Pair]
+        self, body: _Body, position: int, pairs: Sequence[Pair]
     ) -> None:
         """Take rows past a step: what is kept of them, with what was found for them."""
         step, limits = body.plan.steps[position], self.limits
@@ -1098,7 +1112,10 @@ class _Tables:
 
     def _add(self, goal: _Goal, new: set[Packed]) -> None:
         """Add answers that a goal does not have."""
-        goal.answers.update(dict.fromkeys(new, self.round))
+        if len(new) == 1:
+            goal.answers[next(iter(new))] = self.round
+        else:
+            goal.answers.update(dict.fromkeys(new, self.round))
         if goal.new:
             goal.new |= new
         else:
@@ -1193,19 +1210,6 @@ class _Tables:
             for key in keys
             if key in index
         }
-
-
-def _receive(
-    site: _Site, waiting: _Waiting, answers: Collection[Packed]
-) -> Collection[Row]:
-    """Return what later steps need of answers to a goal and did not receive before."""
-    step = site.body.plan.steps[site.position]
-    ends = step.extend(answers)
-    if step.is_whole:
-        return ends
-    new = {*ends} - waiting.ends
-    waiting.ends |= new
-    return new
 
 
 # -- the verdict
