@@ -35,9 +35,10 @@ from collections.abc import (
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import chain, compress, repeat
+from heapq import heapify, heappop, heappush
+from itertools import chain, compress, islice, repeat
 from operator import itemgetter
-from typing import Literal, NamedTuple, cast
+from typing import Any, Literal, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -150,20 +151,26 @@ def from_model(
     for goal in goals:  # grows while it is traversed
         rule, found = derive(goal) or (None, ())
         body = [tuple(int(term) for term in atom) for atom in found]
-        binding: dict[int, int] = {}
-        if rule is not None:
-            for pattern, atom in zip(rules[rule], [goal, *body]):
-                binding.update(zip(pattern[1:], atom[1:]))
+        clause = () if rule is None else rules[rule]
+        bound = _substitution(clause, [goal, *body], n_constants)
         for atom in body:
             if atom not in positions:
                 positions[atom] = len(goals)
                 goals.append(atom)
-        bound = sorted(
-            pair for pair in binding.items() if pair[0] > n_constants
-        )
         children = tuple(positions[atom] for atom in body)
-        nodes.append(Node(goal, rule, tuple(bound), None, children))
+        nodes.append(Node(goal, rule, bound, None, children))
     return Proof(nodes=tuple(nodes))
+
+
+def _substitution(
+    clause: Sequence[Atom], atoms: Iterable[Atom], n_constants: int
+) -> tuple[tuple[int, int], ...]:
+    """Return the constants of a clause's variables where its atoms are the given ones."""
+    binding: dict[int, int] = {}
+    for pattern, atom in zip(clause, atoms):
+        binding.update(zip(pattern[1:], atom[1:]))
+    pairs = (pair for pair in binding.items() if pair[0] > n_constants)
+    return tuple(sorted(pairs))
 
 
 def from_trace(
@@ -493,7 +500,7 @@ class Clauses:
         self._rule_offsets = int_list(kb.rule_offsets)
         self._indices: dict[tuple[int, Row], dict[Packed, list[Packed]]] = {}
         self._rules: dict[int, list[Rule]] = {}
-        self._searches: dict[tuple[int, int | None, bool], _Plan] = {}
+        self._searches: dict[tuple[int, frozenset[int], Row, bool], _Plan] = {}
 
     def rules_of(self, predicate: int) -> list[Rule]:
         """Return the rules whose head has a predicate, in file order."""
@@ -620,31 +627,72 @@ class Clauses:
         if binding is None:
             return None
         # Bind one variable after another to its smallest constant: each time a query for the values of that one.
-        variables = chain(
-            *(atom_variables(a, self.sizes.n_constants) for a in rule.body)
-        )
-        unbound = [v for v in dict.fromkeys(variables) if v not in binding]
-        for variable in unbound or [None]:
-            plan = self._searches.get((rule.id, variable, object_identity))
-            if plan is None:
-                plan = _plan_body(
-                    rule.body,
-                    binding,
-                    () if variable is None else (variable,),
-                    _different_terms(rule, self.sizes, object_identity),
-                    self.sizes.n_constants,
-                    self.rank,
-                )
-                self._searches[rule.id, variable, object_identity] = plan
-            values = _run_plan(plan, tuple(binding.values()), find)
+        unbound = [v for v in self._body_variables(rule) if v not in binding]
+        for output in [(v,) for v in unbound] or [()]:
+            values = self._search(rule, binding, output, object_identity, find)
             if not values:
                 return None
-            if variable is not None:
-                (binding[variable],) = min(values)
+            binding.update(zip(output, min(values)))
         return substitute_rule(rule, binding).body
 
+    def bodies(
+        self,
+        rule: Rule,
+        atom: Atom,
+        object_identity: bool,
+        find: Finder,
+        budget: RowBudget,
+    ) -> list[tuple[Atom, ...]]:
+        """Return all ground bodies by which a rule derives an atom; arguments are those of `smallest_body`."""
+        binding = most_general_unifier(rule.head, atom, self.sizes.n_constants)
+        if binding is None:
+            return []
+        unbound = [v for v in self._body_variables(rule) if v not in binding]
+        values = self._search(
+            rule, binding, (*unbound,), object_identity, find, budget
+        )
+        return [
+            substitute_rule(rule, binding | dict(zip(unbound, row))).body
+            for row in sorted(values)
+        ]
 
-def _run_plan(plan: _Plan, given: Row, find: Finder) -> set[Row]:
+    def _body_variables(self, rule: Rule) -> dict[int, None]:
+        """Return the variables of a rule's body in order of occurrence."""
+        n_constants = self.sizes.n_constants
+        variables = (atom_variables(atom, n_constants) for atom in rule.body)
+        return dict.fromkeys(chain(*variables))
+
+    def _search(
+        self,
+        rule: Rule,
+        binding: Mapping[int, int],
+        output: Row,
+        object_identity: bool,
+        find: Finder,
+        budget: RowBudget | None = None,
+    ) -> set[Row]:
+        """Return the values of some variables with which a rule's body holds."""
+        key = rule.id, frozenset(binding), output, object_identity
+        plan = self._searches.get(key)
+        if plan is None:
+            plan = self._searches[key] = _plan_body(
+                rule.body,
+                binding,
+                output,
+                _different_terms(rule, self.sizes, object_identity),
+                self.sizes.n_constants,
+                self.rank,
+            )
+        # The plan takes the given terms in the order in which they were bound at first.
+        given = tuple(binding[term] for term in plan.layouts[0][: len(binding)])
+        budget = budget or RowBudget(sys.maxsize)
+        rows = _run_plan(plan, given, find, budget)
+        return {*map(_picker(plan.layouts[-1], output), rows)}
+
+
+def _run_plan(
+    plan: _Plan, given: Row, find: Finder, budget: RowBudget
+) -> set[Row]:
     """Return the output rows of a plan."""
     rows = {(*given, *plan.constants)}
     if plan.check is not None:
@@ -653,9 +701,7 @@ def _run_plan(plan: _Plan, given: Row, find: Finder) -> set[Row]:
         if not rows:
             break
         found = find(step, set(map(step.key, rows)))
-        rows = _join(
-            step, _pair_facts(step, rows, found), RowBudget(sys.maxsize)
-        )
+        rows = _join(step, _pair_facts(step, rows, found), budget)
     return rows
 
 
@@ -732,48 +778,50 @@ class _Group:
 _NONE: set[Packed] = set()  # stays empty
 
 
-@dataclass(eq=False, slots=True)
 class _Goal:
     """A predicate with its known arguments, and its answers: the other arguments."""
 
-    group: _Group
-    key: Packed
-    depth: int  # rule applications between the root and the goal, at least
-    answers: dict[Packed, int]  # with the round in which each was found
-    given: set[Packed]  # answers that all that waits has received
-    new: set[Packed]  # the others
-    # the goals whose answers all answers of this goal are
-    copies: dict[_Goal, None] = field(default_factory=dict["_Goal", None])
-    waiting: dict[_Site, _Waiting] = field(
-        default_factory=dict["_Site", "_Waiting"]
+    __slots__ = (
+        "answers",
+        "children",
+        "copies",
+        "depth",
+        "given",
+        "group",
+        "key",
+        "new",
+        "waiting",
     )
-    # the goals that its rules led to
-    children: set[_Goal] = field(default_factory=set["_Goal"])
+
+    def __init__(
+        self,
+        group: _Group,
+        key: Packed,
+        depth: int,
+        facts: Collection[Packed],
+    ) -> None:
+        self.group, self.key = group, key
+        # rule applications between the root and the goal, at least
+        self.depth = depth
+        # with the round in which each was found
+        self.answers: dict[Packed, int] = dict.fromkeys(facts, 0)
+        # those that all that waits has received, and the others
+        self.given, self.new = {*facts}, _NONE
+        # the goals whose answers all answers of this goal are
+        self.copies: dict[_Goal, None] = {}
+        # what is kept of the rows that wait, and what later steps need of the answers, each once
+        self.waiting: dict[_Site, tuple[set[Row], set[Row]]] = {}
+        self.children: set[_Goal] = set()  # the goals that its rules led to
 
 
-@dataclass(eq=False, slots=True)
-class _Waiting:
-    """Rows that wait for answers to a goal before a step of a body."""
-
-    rows: set[Row] = field(default_factory=set[Row])  # what is kept of them
-    # what later steps need of the answers, each once
-    ends: set[Row] = field(default_factory=set[Row])
-
-    def receive(self, ends: Collection[Row]) -> Collection[Row]:
-        """Return the ends that did not come before."""
-        new = {*ends} - self.ends
-        self.ends |= new
-        return new
-
-
-@dataclass(eq=False, slots=True)
 class _Site:
     """A place in a rule's body that waits for answers to goals of a group."""
 
-    body: _Body
-    position: int
-    step: _Step
-    group: _Group
+    def __init__(
+        self, body: _Body, position: int, step: _Step, group: _Group
+    ) -> None:
+        self.body, self.position = body, position
+        self.step, self.group = step, group
 
 
 class _Body:
@@ -854,8 +902,9 @@ class _Tables:
         self.limit = math.inf
         if limits.max_height is not None:
             self.limit = limits.max_height
-        # whether goals are opened, and whether the depth of a goal is to be the least
+        # whether goals are opened, whether they end with a proof, and whether the depth of a goal is to be the least
         self.opens_goals = True
+        self.ends_with_proof = is_ground
         self.has_least_depths = is_ground or limits.max_height is not None
         self.groups: dict[tuple[int, Row], _Group] = {}
         self.fresh: list[_Goal] = []  # no rule is applied to them yet
@@ -904,9 +953,7 @@ class _Tables:
             found = self.clauses.find(
                 group.predicate, group.arity, group.bound, (key,), self.left_out
             ).get(key, ())
-            goal = _Goal(
-                group, key, depth, dict.fromkeys(found, 0), {*found}, _NONE
-            )
+            goal = _Goal(group, key, depth, found)
             group.goals[key] = goal
             self.n_goals += 1
             self.n_atoms += len(found)
@@ -940,12 +987,12 @@ class _Tables:
             self.n_atoms_after_round.append(self.n_atoms)
             self._run_round(fresh, changed)
             self.n_atoms_after_round[-1] = self.n_atoms
-            if self.left_out and self.root.answers:
+            if self.ends_with_proof and self.root.answers:
                 if not self.opens_goals:
                     return True
                 # A smaller proof needs only goals that are less deep.
                 if self.fresh and not is_bounded:
-                    height = proof_height(self.build_proof(self.left_out))
+                    height = proof_height(self.build_proof(self.query))
                     self.limit = min(self.limit, height)
                     is_bounded = True
 
@@ -990,11 +1037,12 @@ class _Tables:
             if n_rows > _ROWS_AT_ONCE:
                 self.limits.budget.spend(n_rows)
                 n_rows = 0
-            for site, waiting in goal.waiting.items():
+            for site, (rows, received) in goal.waiting.items():
                 ends = site.step.extend(answers)
                 if not site.step.is_whole:
-                    ends = waiting.receive(ends)
-                given[site].append((waiting.rows, ends))
+                    ends = {*ends} - received
+                    received |= ends
+                given[site].append((rows, ends))
         self.limits.budget.spend(n_rows)
         for site, pairs in given.items():
             self._advance(site.body, site.position, pairs)
@@ -1088,14 +1136,13 @@ class _Tables:
         pairs: list[Pair] = []
         for key, kept in asked.items():
             goal = site.group.goals[key]
-            waiting = goal.waiting.get(site)
-            if waiting is None:
-                waiting = goal.waiting[site] = _Waiting()
-                if not step.is_whole:
-                    waiting.receive(step.extend(goal.given))
-            kept -= waiting.rows
-            waiting.rows |= kept
-            ends: Collection[Row] = waiting.ends
+            if site not in goal.waiting:
+                ends = () if step.is_whole else step.extend(goal.given)
+                goal.waiting[site] = set(), {*ends}
+            waiting, received = goal.waiting[site]
+            kept -= waiting
+            waiting |= kept
+            ends: Collection[Row] = received
             if step.is_whole:
                 ends = step.extend(goal.given)
             pairs.append((kept, ends))
@@ -1162,8 +1209,8 @@ class _Tables:
 
     # -- derivations
 
-    def build_proof(self, atom: Atom) -> Proof:
-        """Build a proof of an atom that answers a goal from answers of earlier and earlier rounds."""
+    def collect_held(self) -> None:
+        """Collect the atoms that answer goals, with the first round that gives each."""
         self.held, self._held_by = defaultdict(dict), {}
         for group in self.groups.values():
             first = self.held[group.predicate]
@@ -1171,6 +1218,10 @@ class _Tables:
                 for row, answer in group.rows(goal):
                     n = goal.answers[answer]
                     first[row] = min(n, first.get(row, n))
+
+    def build_proof(self, atom: Atom) -> Proof:
+        """Build a proof of an atom that answers a goal from answers of earlier and earlier rounds."""
+        self.collect_held()
         rules = rule_tuples(self.clauses.kb.rules)
         return from_model(rules, self.n_constants, self.derive, atom)
 
@@ -1182,7 +1233,7 @@ class _Tables:
         before = self.held.get(atom[0], {}).get(_arguments(atom), 0)
         if not before:
             return None
-        find = partial(self._find_before, before)
+        find = partial(self.find_before, before)
         for rule in self.clauses.rules_of(atom[0]):
             body = self.clauses.smallest_body(
                 rule, atom, self.object_identity, find
@@ -1191,8 +1242,13 @@ class _Tables:
                 return rule.id, body
         raise AssertionError(f"{list(atom)}: held without a derivation")
 
-    def _find_before(
-        self, before: int, step: _Step, keys: Collection[Packed]
+    def is_fact(self, atom: Atom) -> bool:
+        """Return whether a held atom, or one that no rule derives, is a fact."""
+        is_derived = self.held.get(atom[0], {}).get(_arguments(atom))
+        return not is_derived
+
+    def find_before(
+        self, before: float, step: _Step, keys: Collection[Packed]
     ) -> Found:
         """Return the facts, or the held atoms of rounds before one, that a step asks for."""
         predicate = step.atom[0]
@@ -1318,7 +1374,7 @@ def prove_ground(clauses: Clauses, atom: Atom, limits: Limits) -> QueryResult:
     verdict = Verdict.REFUTED if found.complete else Verdict.UNKNOWN
     proof, height = None, None
     if found.heights:
-        proof = _build_proof(found.tables, atom)
+        proof = _check_proof(found.tables, found.tables.build_proof(atom))
         height = proof_height(proof)
         # Before a limit the proof may be higher than need be.
         if limits.max_height is not None and height > limits.max_height:
@@ -1332,9 +1388,9 @@ def prove_ground(clauses: Clauses, atom: Atom, limits: Limits) -> QueryResult:
     )
 
 
-def _build_proof(tables: _Tables, atom: Atom) -> Proof:
-    """Build and check a proof of an atom that the tables hold and that is not a fact."""
-    clauses, proof = tables.clauses, tables.build_proof(atom)
+def _check_proof(tables: _Tables, proof: Proof) -> Proof:
+    """Return a proof from answers of goals, which is not of a fact, after it is checked."""
+    clauses = tables.clauses
     leaves = {node.goal for node in proof.nodes if node.rule is None}
     errors = check_proof(
         proof,
@@ -1369,6 +1425,240 @@ def find_ground_body(
         return clauses.find(step.atom[0], step.arity, step.bound, keys, atom)
 
     return clauses.smallest_body(applied, atom, object_identity, find)
+
+
+# -- the most probable proofs
+
+# cost of a derivation and of the least proofs of its body, rule, and body
+_Way = tuple[int, int, tuple[Atom, ...]]
+# A cost is an integer, so that sums are exact: applications of a rule, above them -log(confidence) in units of 2^-40,
+# above it applications of rules of confidence 0.
+_COST_BITS = 32
+_LOG_BITS = 64
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BestProofs:
+    """The most probable proofs of an atom, best first; a host-side value."""
+
+    # the nodes of rules have their confidences as probabilities
+    proofs: tuple[Proof, ...]
+    probabilities: tuple[float, ...]  # the product of these, of each proof
+    # one line that says why there may be others that belong to the first ones; empty if there are none
+    stop_reason: str
+
+
+def best_proofs(
+    clauses: Clauses,
+    atom: Atom,
+    limits: Limits,
+    k: int,
+    confidences: Callable[[Collection[int]], Mapping[int, float]],
+) -> BestProofs:
+    """Find the k most probable proofs of a ground atom from other facts, each different in a rule or a fact.
+
+    The probability of a proof is the product of the confidences of the rules that it applies, each as often as it is
+    applied; of proofs with equal ones, that with fewer applications comes first. A proof is a tree: no goal is needed
+    for its own proof, and a goal that is a fact has no other proof.
+
+    Args:
+      atom: padded to the width of the knowledge base.
+      confidences: of rules, by id.
+
+    Raises:
+      AssertionError: a proof does not hold, which no input may cause.
+
+    Source: Knuth 1977, "A generalization of Dijkstra's algorithm", for the least costs, by which Huang and Chiang 2005,
+    "Better k-best parsing", take alternatives as they are needed.
+    """
+    tables = _Tables(clauses, atom, limits)
+    tables.ends_with_proof = False
+    confidence: Mapping[int, float] = {}
+    found: list[list[_Way]] = []
+    reason = ""
+    try:
+        with paused_collection():
+            tables.run()
+            tables.collect_held()
+            bodies = _collect_bodies(tables, atom)
+            rules = {rule for ways in bodies.values() for rule, _ in ways}
+            confidence = confidences(rules)
+            cost = {rule: _rule_cost(confidence[rule]) for rule in rules}
+            found += islice(_iter_proofs(tables, bodies, cost), k)
+    except RowBudgetExceeded as error:
+        obstacle = str(error) or f"more than {limits.max_atoms:,} to hold"
+        reason = f"stopped after {len(found)} proofs: {obstacle}"
+    proofs = [_build_tree(tables, ways, confidence) for ways in found]
+    return BestProofs(
+        proofs=tuple(_check_proof(tables, proof) for proof in proofs),
+        probabilities=tuple(
+            math.prod(confidence[rule] for _, rule, _ in ways) for ways in found
+        ),
+        stop_reason=reason,
+    )
+
+
+def _rule_cost(confidence: float) -> int:
+    """Return the cost of one application of a rule."""
+    if confidence <= 0:
+        return (1 << _COST_BITS + _LOG_BITS) + 1
+    return (round(-math.log(confidence) * 2**40) << _COST_BITS) + 1
+
+
+def _collect_bodies(
+    tables: _Tables, root: Atom
+) -> dict[Atom, list[tuple[int, tuple[Atom, ...]]]]:
+    """Return the rules that derive each atom which the root leads to, each with its ground body; none for a fact."""
+    clauses, limits = tables.clauses, tables.limits
+    find = partial(tables.find_before, math.inf)
+    bodies: dict[Atom, list[tuple[int, tuple[Atom, ...]]]] = {root: []}
+    goals = [root]
+    n_bodies = 0
+    for goal in goals:  # grows while it is traversed
+        for rule in clauses.rules_of(goal[0]):
+            for body in clauses.bodies(
+                rule, goal, limits.object_identity, find, limits.budget
+            ):
+                bodies[goal].append((rule.id, body))
+                new = [atom for atom in {*body} if atom not in bodies]
+                bodies |= {atom: [] for atom in new}
+                goals += [atom for atom in new if not tables.is_fact(atom)]
+        n_bodies += len(bodies[goal])
+        if n_bodies > limits.max_atoms:
+            raise fixpoint.MaxAtomsExceeded
+    return bodies
+
+
+def _least_values(
+    bodies: Mapping[Atom, Sequence[tuple[int, tuple[Atom, ...]]]],
+    combine: Callable[[int, list[int]], int],
+) -> dict[Atom, int]:
+    """Return the least value of a proof of each atom; that of a fact is 0.
+
+    Args:
+      combine: the value of a derivation by a rule from those of its body, none of which is greater.
+    """
+    n_open: dict[tuple[Atom, int], int] = {}
+    users: dict[Atom, list[tuple[Atom, int]]] = defaultdict(list)
+    least: dict[Atom, int] = {}
+    heap = [(0, atom) for atom, ways in bodies.items() if not ways]
+    for goal, ways in bodies.items():
+        for i, (rule, body) in enumerate(ways):
+            n_open[goal, i] = len({*body})
+            for atom in {*body}:
+                users[atom].append((goal, i))
+            if not body:
+                heap.append((combine(rule, []), goal))
+    heapify(heap)
+    while heap:
+        value, atom = heappop(heap)
+        if atom in least:
+            continue
+        least[atom] = value
+        for goal, i in users[atom]:
+            n_open[goal, i] -= 1
+            if not n_open[goal, i] and goal not in least:
+                rule, body = bodies[goal][i]
+                value = combine(rule, [least[atom] for atom in body])
+                heappush(heap, (value, goal))
+    return least
+
+
+def _iter_proofs(
+    tables: _Tables,
+    bodies: Mapping[Atom, Sequence[tuple[int, tuple[Atom, ...]]]],
+    cost: Mapping[int, int],
+) -> Iterator[list[_Way]]:
+    """Yield the proofs of the root by ascending cost: the way of each goal that is no fact, leftmost goal first.
+
+    A partial proof costs what its ways and the least proofs of its open goals do. The cheapest one is taken, and its
+    leftmost goal replaced: by the next way of the same goal, and below the chosen way.
+    """
+    least = _least_values(bodies, lambda rule, below: cost[rule] + sum(below))
+    height = _least_values(bodies, lambda _, below: 1 + max(below, default=0))
+    most = tables.limits.max_height
+    ways = {
+        goal: sorted(
+            (cost[rule] + sum(map(least.__getitem__, body)), rule, body)
+            for rule, body in found
+        )
+        for goal, found in bodies.items()
+    }
+    heap: list[Any] = []
+    n_made = 0
+
+    def push(
+        base: int, n_chosen: int, chosen: Any, goals: Any, first: int
+    ) -> None:
+        # Pass over ways that need a goal above them, or that are too high.
+        nonlocal n_made
+        (goal, above, depth), _ = goals
+        for i in range(first, len(ways[goal])):
+            value, _, body = ways[goal][i]
+            below = max(map(height.__getitem__, body), default=0)
+            is_low = most is None or depth + 1 + below <= most
+            line, is_new = above, goal not in body
+            while line and is_new:
+                is_new, line = line[0] not in body, line[1]
+            if is_low and is_new:
+                n_made += 1
+                state = base, n_chosen, chosen, goals, i
+                heappush(heap, (base + value, -n_chosen, n_made, state))
+                return
+
+    if bodies[tables.query]:
+        push(0, 0, None, ((tables.query, None, 0), None), 0)
+    while heap:
+        tables.limits.budget.spend(1)
+        if len(heap) > tables.limits.max_atoms:
+            raise fixpoint.MaxAtomsExceeded
+        total, _, _, (base, n_chosen, chosen, goals, i) = heappop(heap)
+        push(base, n_chosen, chosen, goals, i + 1)
+        (goal, above, depth), goals = goals
+        way = ways[goal][i]
+        chosen = way, chosen
+        for atom in reversed(way[2]):
+            if ways[atom]:
+                goals = (atom, (goal, above), depth + 1), goals
+        if goals:
+            total -= least[goals[0][0]]
+            push(total, n_chosen + 1, chosen, goals, 0)
+            continue
+        proof: list[_Way] = []
+        while chosen:
+            proof.append(chosen[0])
+            chosen = chosen[1]
+        yield proof[::-1]
+
+
+def _build_tree(
+    tables: _Tables, ways: Iterable[_Way], confidence: Mapping[int, float]
+) -> Proof:
+    """Build the proof of the root whose goals, leftmost first, are derived in the given ways."""
+    rules = rule_tuples(tables.clauses.kb.rules)
+    nodes = [Node(tables.query, None, (), None, ())]
+    facts: dict[Atom, int] = {}
+    open_goals = [0]
+    for _, rule, body in ways:
+        position = open_goals.pop()
+        goal = nodes[position].goal
+        children: list[int] = []
+        opened: list[int] = []
+        for atom in body:
+            is_fact = tables.is_fact(atom)
+            children.append(facts.get(atom, len(nodes)))
+            if children[-1] == len(nodes):
+                nodes.append(Node(atom, None, (), None, ()))
+            if is_fact:
+                facts[atom] = children[-1]
+            else:
+                opened.append(children[-1])
+        open_goals += reversed(opened)
+        bound = _substitution(rules[rule], (goal, *body), tables.n_constants)
+        nodes[position] = Node(
+            goal, rule, bound, confidence[rule], tuple(children)
+        )
+    return Proof(nodes=tuple(nodes))
 
 
 # -- what the rules lack

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import math
 
 import pytest
 from hypothesis import given
@@ -382,3 +384,118 @@ def test_what_a_bound_leaves_undecided_is_counted_and_not_proved():
     # After the rules there are no rows left for those that need a greater height; s has no rule.
     found, n_undecided = fact_heights(CIRCLE, None, max_rows=budget.n_rows)
     assert (found, n_undecided) == ([-1, 1, -1, 1, -1], 2)
+
+
+# -- the most probable proofs
+
+CONFIDENCES = (0.5, 1.0, 0.9, 0.25, 0.5, 0.0, 1.0)
+
+
+def best(program, atom, k, max_height=None, object_identity=False, **bounds):
+    limits = dict(max_height=max_height, object_identity=object_identity)
+    return proving.best_proofs(
+        clauses_of(program),
+        atom,
+        Limits(**limits, **bounds),
+        k,
+        lambda rules: {rule: CONFIDENCES[rule] for rule in rules},
+    )
+
+
+def all_proofs(program, root, max_height, object_identity, most=2000):
+    """Every proof of an atom as a nested tuple, by trying each ground rule; None if that is too much work."""
+    atoms = set(oracles.least_model(program, None, object_identity))
+    ground = [
+        (i, tuple(oracles.put(atom, s) for atom in rule))
+        for i, rule in enumerate(program.rules)
+        for s in oracles.groundings(
+            rule, atoms, program.n_constants, object_identity
+        )
+    ]
+    n_tried = itertools.count()
+
+    def prove_below(goal, above):
+        if goal in above:
+            return []
+        if above and goal in program.facts:
+            return [(goal,)]
+        if len(above) == max_height:
+            return []
+        found = []
+        for i, (head, *body) in ground:
+            if head != goal:
+                continue
+            parts = [prove_below(atom, (*above, goal)) for atom in body]
+            if next(n_tried) > most or math.prod(map(len, parts)) > most:
+                raise OverflowError
+            found += [(goal, i, *tree) for tree in itertools.product(*parts)]
+        return found
+
+    try:
+        return prove_below(root, ())
+    except OverflowError:
+        return None
+
+
+def as_tree(proof, position=0):
+    node = proof.nodes[position]
+    goal = tuple(t for t in node.goal if t)
+    if node.rule is None:
+        return (goal,)
+    return (goal, node.rule, *(as_tree(proof, i) for i in node.children))
+
+
+def rules_in(tree):
+    if len(tree) == 1:
+        return []
+    return [tree[1], *itertools.chain(*map(rules_in, tree[2:]))]
+
+
+@given(programs, st.booleans(), st.none() | st.integers(0, 3), st.data())
+def test_the_best_proofs_are_the_most_probable_of_all(
+    program, object_identity, max_height, data
+):
+    """The same probabilities in the same order as all proofs have, each once, and each of them one of these."""
+    model = oracles.least_model(program, 4, object_identity)
+    if not model:
+        return
+    atom = data.draw(st.sampled_from(sorted(model)))
+    expected = all_proofs(program, atom, max_height, object_identity)
+    if expected is None:
+        return
+
+    def order(tree):
+        confidences = sorted(CONFIDENCES[i] for i in rules_in(tree))
+        n_zero = confidences.count(0.0)
+        return (
+            n_zero,
+            -round(math.prod(confidences[n_zero:]), 9),
+            len(confidences),
+        )
+
+    arrays = program.arrays()
+    padded = (*atom, *[0] * (arrays["facts"].shape[1] - len(atom)))
+    k = data.draw(st.sampled_from([1, 3, len(expected), len(expected) + 1]))
+    if not k:
+        return
+    found = best(program, padded, k, max_height, object_identity)
+    assert not found.stop_reason
+    trees = [as_tree(proof) for proof in found.proofs]
+    assert [order(t) for t in trees] == sorted(map(order, expected))[:k]
+    assert len({*trees}) == len(trees) and {*trees} <= {*expected}
+    for tree, probability in zip(trees, found.probabilities):
+        chosen = [CONFIDENCES[i] for i in rules_in(tree)]
+        assert probability == pytest.approx(math.prod(chosen))
+
+
+def test_proofs_beyond_a_limit_are_said_to_be_unknown():
+    """Two proofs of a path in a loop: by its edge, and none round the loop, which would need itself."""
+    found = best(LOOP, (PATH, 3, 4), 5)
+    assert len(found.proofs) == 1 and not found.stop_reason
+    reasons = set()
+    for n in range(60):
+        for bounds in (dict(budget=RowBudget(n)), dict(max_atoms=n)):
+            part = best(LOOP, (PATH, 3, 4), 5, **bounds)
+            assert part.stop_reason or len(part.proofs) == 1
+            reasons.add(bool(part.stop_reason))
+    assert reasons == {True, False}
