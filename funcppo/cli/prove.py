@@ -103,6 +103,9 @@ class Prove(TargetOptions):
     """Run of `funcppo train --learner guide` (or proofs), whose policy says which rules and facts to try first for a
     query without variables, in a quarter of --seconds. What it does not prove then is proved or refuted without it.
     Default: none."""
+    proofs: PositiveInt | None = None
+    """Show the most probable proofs of a query without variables, this many, each different in a rule or a fact; the
+    probability of a proof is the product of the confidences of its rules, and 1 in a program. Default: one proof."""
     dot: bool = False
     """Print the proof as a Graphviz graph in place of the text. Default: off."""
 
@@ -118,9 +121,10 @@ class Prove(TargetOptions):
             open_dataset(self.target, self.rules, self.data, self.load_graph()),
             self.query,
         )
-        if query.variables and self.dot:
+        if query.variables and (self.dot or self.proofs):
+            option = "--dot" if self.dot else "--proofs"
             raise ValueError(
-                f"query {self.query!r}: expected no variables for --dot, which draws one proof"
+                f"query {self.query!r}: expected no variables for {option}, which shows proofs of one atom"
             )
         from funcppo.kg.logic.prove import Answers
 
@@ -271,14 +275,50 @@ class Prove(TargetOptions):
         result |= self._extent(found.answers)
 
         formats = names.format_atom, names.format_rule
-        if self.dot:
-            empty = "digraph proof {\n}\n"
-            return result, proof.to_dot(best, *formats) if best else empty
-        if best:
+        drawn = [best] if best else []
+        more, notes = (), list[str]()
+        if best and self.proofs:
+            more, notes = self._most_probable(dataset, found, result)
+        if more:
+            drawn, lines = more, notes
+        elif best:
             lines.insert(1, proof.to_text(best, *formats).rstrip("\n"))
-        elif not found.is_fact and found.answers.complete:
+            lines += notes
+        if self.dot:
+            graphs = [proof.to_dot(x, *formats) for x in drawn]
+            return result, "".join(graphs) or "digraph proof {\n}\n"
+        if not best and not found.is_fact and found.answers.complete:
             lines = _explain_refutation(result, n_matching, dataset)
         return result, "\n".join([_headline(result, n_matching), *lines])
+
+    def _most_probable(
+        self, dataset: Dataset, found: QueryResult, result: JsonObject
+    ) -> tuple[Sequence[Proof], list[str]]:
+        """Return the most probable proofs, and them as lines of text; they are added to the result."""
+        from funcppo.kg.logic import prove
+        from funcppo.kg.ranking import explain
+
+        tables = found.answers.tables
+        best = prove.best_proofs(
+            tables.clauses,
+            tables.query,
+            tables.limits,
+            self.proofs or 1,
+            prove.count_confidences(
+                tables.clauses, dataset.is_program, tables.limits
+            ),
+        )
+        result |= explain.best_proofs_json(dataset, best)
+        lines: list[str] = []
+        for i, (proof, p) in enumerate(zip(best.proofs, best.probabilities), 1):
+            text = explain.proof_text(dataset, proof).rstrip("\n")
+            lines += ["", f"proof {i}, probability {p:.4g}:", text]
+        if len(best.proofs) < (self.proofs or 1):
+            reason = "there are no other proofs"
+            if best.stop_reason:
+                reason = f"{best.stop_reason} ({RAISE_LIMITS})"
+            lines += ["", reason]
+        return best.proofs, lines
 
     # -- a query with variables
 

@@ -65,9 +65,12 @@ from funcppo.kg.logic import proof as proofs
 from funcppo.kg.logic.fixpoint import Verdict
 from funcppo.kg.logic.kb import HEAD, TAIL
 from funcppo.kg.logic.proof import Proof
+from funcppo.kg.logic.prove import BestProofs
 from funcppo.kg.mining import MiningConfig
 from funcppo.kg.ranking import ranking
 from funcppo.kg.ranking.explain import (
+    best_proofs,
+    best_proofs_json,
     proof_json,
     proof_text,
     prove_from_other_facts,
@@ -215,6 +218,8 @@ class ProofResult:
     """None unless it is proved."""
     dataset: Dataset
     """The names of the proof."""
+    best: BestProofs | None = None
+    """The most probable proofs, if more than one is asked for."""
 
     @property
     def tree(self) -> str:
@@ -230,6 +235,7 @@ class ProofResult:
             "verdict": self.verdict,
             "known": self.known,
             "proof": self.proof and proof_json(self.dataset, self.proof),
+            **(best_proofs_json(self.dataset, self.best) if self.best else {}),
         }
 
     def to_dot(self) -> str:
@@ -397,31 +403,40 @@ class Knowledge:
         )
 
     @checks_arguments
-    def prove(self, query: str) -> ProofResult:
+    def prove(self, query: str, proofs: int = 1) -> ProofResult:
         """Prove an atom from other facts, up to the height of the score.
 
             run.prove("locatedIn(france, europe)")
 
         Args:
           query: an atom without variables.
+          proofs: how many of the most probable proofs `best` is to hold, by the confidences of their rules; 1 for none.
 
         Returns:
           The verdict; if it is proved a proof, of a trained run the one that its policy finds most probable.
 
         Raises:
-          ValueError: a name is unknown, or there is a variable.
+          ValueError: a name is unknown, there is a variable, or `proofs` is below 1.
         """
+        if proofs < 1:
+            raise ValueError(
+                f"proofs: expected a number from 1 on, got {proofs}"
+            )
         atom = self._read_atom(query)
         found = prove_from_other_facts(self._subject.task, atom, MAX_PROOF_ROWS)
         proof = found.proof
         if proof is not None and self.trained:
             proof = self._answerer.explain(atom, TAIL).proof or proof
+        best = None
+        if proof is not None and proofs > 1:
+            best = best_proofs(self._subject.task, atom, MAX_PROOF_ROWS, proofs)
         return ProofResult(
             query=format_atom(self.dataset, atom.numpy()),
             verdict=Verdict(found.verdict).name.lower(),
             known=found.is_fact,
             proof=proof,
             dataset=self.dataset,
+            best=best,
         )
 
     @checks_arguments

@@ -344,9 +344,30 @@ def test_the_proof_in_the_json_holds_by_the_checker(world, capsys):
     assert set(result["proof"]["variables"].values()) == {"X", "Y", "Z"}
 
 
+def test_the_most_probable_proofs_are_shown_and_the_last_one_is_said(capsys):
+    """Of a data set by the confidences of its rules; all proofs of a query are those that it has."""
+    query = "locatedIn(france, europe)"
+    _, result = json_of(
+        capsys, prove, "countries_s3", query, "--height", "1", "--proofs", "99"
+    )
+    found = [row["probability"] for row in result["proofs"]]
+    roots = [row["proof"]["nodes"][0] for row in result["proofs"]]
+    assert found == sorted(found, reverse=True) and len({*found}) > 1
+    assert [root["probability"] for root in roots] == found
+    assert {root["goal_text"] for root in roots} == {query}
+    texts = {json.dumps(row) for row in result["proofs"]}
+    assert len(texts) == len(found) and result["proofs_stop_reason"] == ""
+
+    assert prove("countries_s3", query, "--height", "1", "--proofs", "99") == 0
+    text = capsys.readouterr().out
+    assert f"proof {len(found)}, probability {found[-1]:.4g}:" in text
+    assert text.endswith("\n\nthere are no other proofs\n")
+
+
 def test_the_formats_are_text_json_and_dot(world, capsys):
-    assert prove(world, "path(a, a)", "--dot") == 0
-    assert capsys.readouterr().out.startswith("digraph proof {\n")
+    for options, n in ((["--dot"], 1), (["--dot", "--proofs", "2"], 2)):
+        assert prove(world, "path(a, c)", *options) == 0
+        assert capsys.readouterr().out.count("digraph proof {\n") == n
     assert prove(world, "path(a, a)", "--json", "-") == 0
     assert capsys.readouterr().out.startswith("{\n")
 

@@ -102,6 +102,10 @@ def test_a_run_ranks_and_proves_as_the_command_line_does(
     assert proved.to_json()["proof"] == expected["proof"]
     assert (proved.verdict, proved.known) == ("proved", False)
     assert proved.tree.startswith(atom) and "digraph" in proved.to_dot()
+    best = run.prove(atom, proofs=2).to_json()
+    (first, *_) = best["proofs"]
+    assert best["proof"] == expected["proof"] and len(best["proofs"]) <= 2
+    assert first["probability"] == first["proof"]["nodes"][0]["probability"]
 
 
 def test_an_opened_run_is_the_run(run):

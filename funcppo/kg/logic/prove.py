@@ -70,6 +70,7 @@ from funcppo.kg.logic.kb import (
     contains,
     find_postings,
     is_binary,
+    rule_confidence,
 )
 from funcppo.kg.logic.proof import (
     Atom,
@@ -1496,6 +1497,39 @@ def best_proofs(
         ),
         stop_reason=reason,
     )
+
+
+def count_confidences(
+    clauses: Clauses, is_program: bool, limits: Limits
+) -> Callable[[Collection[int]], dict[int, float]]:
+    """Return a function that counts the confidences of rules in the facts, as `best_proofs` wants them.
+
+    Args:
+      clauses: the counts of their rules are made where they have none.
+      is_program: the rules are the clauses of a program: their confidence is 1.
+    """
+
+    def confidences(rules: Collection[int]) -> dict[int, float]:
+        kb, sizes = clauses.kb, clauses.sizes
+        if is_program:
+            return dict.fromkeys(rules, 1.0)
+        if not kb.body_pairs.any():
+            known = torch.zeros((sizes.n_rules, 3), dtype=torch.int64)
+            known[[*rules]] = -1
+            counts = fixpoint.count_rules(
+                kb,
+                sizes,
+                object_identity=limits.object_identity,
+                known=known,
+                budget=limits.budget,
+            )
+            kb = fixpoint.with_confidence(kb, counts)
+        support, body_pairs = kb.support.double(), kb.body_pairs.double()
+        counted = kb._replace(support=support, body_pairs=body_pairs)
+        values = rule_confidence(counted)
+        return {rule: float(values[rule]) for rule in rules}
+
+    return confidences
 
 
 def _rule_cost(confidence: float) -> int:

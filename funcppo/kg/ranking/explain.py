@@ -40,6 +40,7 @@ from funcppo.kg.logic.joins import RowBudget
 from funcppo.kg.logic.kb import HEAD, SIDE_NAMES, TAIL
 from funcppo.kg.logic.proof import Atom, Proof
 from funcppo.kg.logic.prove import (
+    BestProofs,
     Choice,
     Clauses,
     Limits,
@@ -126,14 +127,30 @@ def prove_from_other_facts(
       max_rows: rows that the joins may make; more end in the verdict unknown.
       clauses: of the task, for many atoms; None to read them for this one.
     """
-    limits = Limits(
+    clauses = clauses or Clauses(task.kb, task.sizes)
+    return prove.prove_ground(clauses, _to_tuple(atom), _limits(task, max_rows))
+
+
+def best_proofs(
+    task: ProverTask, atom: Tensor, max_rows: int, k: int
+) -> BestProofs:
+    """Return the k most probable proofs of a ground atom up to the task's height; arguments are those above."""
+    limits = _limits(task, max_rows)
+    clauses = Clauses(task.kb, task.sizes)
+    confidences = prove.count_confidences(
+        clauses, task.dataset.is_program, limits
+    )
+    return prove.best_proofs(clauses, _to_tuple(atom), limits, k, confidences)
+
+
+def _limits(task: ProverTask, max_rows: int) -> Limits:
+    """Return the limits of a proof in a task."""
+    return Limits(
         max_height=task.max_height,
         max_atoms=task.cfg.max_atoms,
         object_identity=task.least_model.object_identity,
         budget=RowBudget(max_rows),
     )
-    clauses = clauses or Clauses(task.kb, task.sizes)
-    return prove.prove_ground(clauses, _to_tuple(atom), limits)
 
 
 def proof_by_rule(
@@ -496,6 +513,18 @@ def other_facts_line(fields: Json) -> str:
 def proof_json(dataset: Dataset, found: Proof) -> Json:
     """Return a proof as JSON values, with the data set's names."""
     return json.loads(proof.to_json(found, *proof_names(dataset)))
+
+
+def best_proofs_json(dataset: Dataset, best: BestProofs) -> Json:
+    """Return the most probable proofs of an atom as JSON values, with the data set's names."""
+    pairs = zip(best.probabilities, best.proofs)
+    return {
+        "proofs": [
+            {"probability": p, "proof": proof_json(dataset, proof)}
+            for p, proof in pairs
+        ],
+        "proofs_stop_reason": best.stop_reason,
+    }
 
 
 def proof_text(dataset: Dataset, found: Proof) -> str:

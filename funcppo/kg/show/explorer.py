@@ -62,6 +62,7 @@ from funcppo.kg.logic import kb as kbase
 from funcppo.kg.logic.fixpoint import Verdict, iter_consequences
 from funcppo.kg.logic.joins import RowBudget, RowBudgetExceeded
 from funcppo.kg.logic.kb import HEAD, SIDE_NAMES, TAIL
+from funcppo.kg.ranking import explain
 from funcppo.kg.ranking.scoring import graph_fallback_notes
 from funcppo.kg.run.subject import describe_numbers
 from funcppo.kg.show import drawing, values
@@ -494,6 +495,14 @@ class Explorer:
             reasons = explain_failure(subject.task, atom)
         if reasons["verdict"] is Verdict.PROVED:
             reasons |= self.answerer.explain(atom, place).to_json()
+            if query.proofs > 1:
+                best = explain.best_proofs(
+                    subject.task,
+                    atom,
+                    explain.MAX_FACT_PROOF_ROWS,
+                    query.proofs,
+                )
+                reasons |= explain.best_proofs_json(self.dataset, best)
         fields = {
             "atom": self._fact(atom.tolist()),
             "side": SIDE_NAMES[place],

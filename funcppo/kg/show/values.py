@@ -83,6 +83,12 @@ class WhyQuery(AtomQuery):
     side: Literal["head", "tail"] = Field(
         "tail", description="The argument that the query asks for."
     )
+    proofs: int = Field(
+        1,
+        ge=1,
+        le=100,
+        description="How many of the most probable proofs to show, if more than one.",
+    )
 
 
 class RuleQuery(Query):
@@ -286,6 +292,13 @@ class Proof(BaseModel):
     variables: dict[str, str]
 
 
+class ProbableProof(BaseModel):
+    """A proof with the product of the confidences of its rules."""
+
+    probability: float
+    proof: Proof
+
+
 class RuleEvidence(BaseModel):
     """A rule that derives an answer, and its share of what all such rules add."""
 
@@ -352,6 +365,8 @@ class AtomExplanation(BaseModel):
     trained: bool
     verdict: str
     proof: Proof | None = None
+    proofs: list[ProbableProof] = []
+    proofs_stop_reason: str = ""
     evidence: Evidence | None = None
     other_facts: OtherFacts | None = None
     failed_rules: list[FailedRule] = []

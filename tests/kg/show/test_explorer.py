@@ -211,6 +211,10 @@ def test_relations_of_other_arities_are_shown_and_not_ranked(tmp_path):
     assert entities == {"b", "c"}
     why = explorer.why(WhyQuery(relation="path", head="a", tail="c"))
     assert why.verdict == "proved" and len(why.proof.nodes) == 4
+    assert why.proofs == []
+    query = WhyQuery(relation="path", head="a", tail="c", proofs=5)
+    (best,) = explorer.why(query).proofs
+    assert len(best.proof.nodes) == 4 and best.probability == 1
     assert explorer.entity(EntityQuery(entity="a")).n_facts == 3
     assert len(explorer.known.find(None, {4: 1})) == 0
     assert explorer.rule(RuleQuery(rule=2)).n_derived == 1
