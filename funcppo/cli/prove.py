@@ -276,25 +276,31 @@ class Prove(TargetOptions):
 
         formats = names.format_atom, names.format_rule
         drawn = [best] if best else []
-        more, notes = (), list[str]()
-        if best and self.proofs:
-            more, notes = self._most_probable(dataset, found, result)
-        if more:
-            drawn, lines = more, notes
-        elif best:
+        if best:
             lines.insert(1, proof.to_text(best, *formats).rstrip("\n"))
-            lines += notes
+            if self.proofs:
+                drawn, lines = self._most_probable(
+                    dataset, found, lines, result
+                )
         if self.dot:
-            graphs = [proof.to_dot(x, *formats) for x in drawn]
-            return result, "".join(graphs) or "digraph proof {\n}\n"
+            text = "".join(proof.to_dot(x, *formats) for x in drawn)
+            return result, text or "digraph proof {\n}\n"
         if not best and not found.is_fact and found.answers.complete:
             lines = _explain_refutation(result, n_matching, dataset)
         return result, "\n".join([_headline(result, n_matching), *lines])
 
     def _most_probable(
-        self, dataset: Dataset, found: QueryResult, result: JsonObject
+        self,
+        dataset: Dataset,
+        found: QueryResult,
+        others: list[str],
+        result: JsonObject,
     ) -> tuple[Sequence[Proof], list[str]]:
-        """Return the most probable proofs, and them as lines of text; they are added to the result."""
+        """Return the most probable proofs, and them as lines of text; they are added to the result.
+
+        Args:
+          others: lines to return instead if a limit comes before the first proof.
+        """
         from funcppo.kg.logic import prove
         from funcppo.kg.ranking import explain
 
@@ -309,7 +315,7 @@ class Prove(TargetOptions):
             ),
         )
         result |= explain.best_proofs_json(dataset, best)
-        lines: list[str] = []
+        lines = [] if best.proofs else others
         for i, (proof, p) in enumerate(zip(best.proofs, best.probabilities), 1):
             text = explain.proof_text(dataset, proof).rstrip("\n")
             lines += ["", f"proof {i}, probability {p:.4g}:", text]

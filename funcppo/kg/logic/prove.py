@@ -36,7 +36,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from functools import partial
 from heapq import heapify, heappop, heappush
-from itertools import chain, compress, islice, repeat
+from itertools import chain, compress, count, islice, repeat
 from operator import itemgetter
 from typing import Any, Literal, NamedTuple, cast
 
@@ -339,13 +339,17 @@ def _extension(
     free: Row, new: Row
 ) -> Callable[[Collection[Packed]], Collection[Row]]:
     """Return the projection of packed terms to rows of the new ones among them."""
-    if len(free) == 1:
-        return lambda packed: [*zip(packed)] if new else [()] if packed else []
     project = _projection(free, new)
-    return cast(
-        "Callable[[Collection[Packed]], Collection[Row]]",
-        project or (lambda rows: rows),
-    )
+
+    def extend(packed: Collection[Packed]) -> Collection[Row]:
+        if len(free) == 1 and new:
+            return [*zip(cast("Collection[int]", packed))]
+        rows = cast("Collection[Row]", packed)
+        if len(free) == 1:
+            return [()] if rows else []
+        return project(rows) if project else rows
+
+    return extend
 
 
 def _projection(
@@ -863,13 +867,13 @@ class _Body:
             self.sites.append(site)
 
         # Where the answers of the last goal are the body's answers, goals exchange them without rows.
-        self.copies_last = False
-        if self.plan.steps and self.sites[-1]:
-            last = self.plan.steps[-1]
-            new = last.terms[last.n_kept :]
-            self.copies_last = (
-                last.is_whole and last.finish is None and [*new] == free
-            )
+        last = self.plan.steps[-1] if any(self.sites[-1:]) else None
+        self.copies_last = (
+            last is not None
+            and last.is_whole
+            and last.finish is None
+            and [*last.terms[last.n_kept :]] == free
+        )
 
     def start(self, key: Row, n_constants: int) -> set[Row]:
         """Return the first row for a goal; none if the head does not match it."""
@@ -900,9 +904,8 @@ class _Tables:
         # a ground query is no fact while it is proved
         self.left_out = query if is_ground else None
         # goals of this depth and more are answered by facts alone
-        self.limit = math.inf
-        if limits.max_height is not None:
-            self.limit = limits.max_height
+        most = limits.max_height
+        self.limit = math.inf if most is None else most
         # whether goals are opened, whether they end with a proof, and whether the depth of a goal is to be the least
         self.opens_goals = True
         self.ends_with_proof = is_ground
@@ -911,7 +914,7 @@ class _Tables:
         self.fresh: list[_Goal] = []  # no rule is applied to them yet
         # goals with new answers by depth; all at 0 where no goals are opened
         self.changed: dict[int, list[_Goal]] = defaultdict(list)
-        self.depth = 0  # of the goals of this round, at most
+        self.round = self.depth = 0  # the last one, and of its goals
         self.n_atoms = self.n_goals = self.n_expanded = 0
         self.n_goals_at_turn = 0  # with which new answers come before new goals
         # the arguments of atoms that answer goals, by predicate, with the first round that gives each; an index of them
@@ -921,12 +924,12 @@ class _Tables:
         ] = {}
 
         arguments = _arguments(query)
-        places = range(len(arguments))
-        bound = tuple(i for i in places if arguments[i] <= self.n_constants)
+        bound = tuple(
+            i for i, term in enumerate(arguments) if term <= self.n_constants
+        )
         group = self.group(query[0], len(arguments), bound)
         key, _ = _splitter(len(arguments), bound)(arguments)
         self.root = self.open(group, key, 0)
-        self.round = 0  # that began last
         self.n_atoms_after_round = [self.n_atoms]
 
     def group(self, predicate: int, arity: int, bound: Row) -> _Group:
@@ -1022,12 +1025,31 @@ class _Tables:
 
     def _run_round(self, fresh: list[_Goal], changed: list[_Goal]) -> None:
         """Give out new answers of goals, apply rules to new goals, and solve the bodies that have rows."""
+        given = self._give_out(changed)
+        for site, pairs in given.items():
+            self._advance(site.body, site.position, pairs)
+        active = dict.fromkeys(site.body for site in given)
+
+        self.n_expanded += len(fresh)
+        for goal in fresh:
+            key = _unpack(goal.key)
+            for body in self.bodies(goal):
+                rows = body.start(key, self.n_constants)
+                if rows:
+                    body.rows[0] |= rows
+                    active[body] = None
+        for body in active:
+            self._solve(body)
+
+    def _give_out(self, changed: list[_Goal]) -> dict[_Site, list[Pair]]:
+        """Add the new answers of goals to those that copy them; return the rows that wait for them with their ends."""
         # Answers of this round are not given out in it.
         taken: list[tuple[_Goal, set[Packed]]] = []
         for goal in changed:
             taken.append((goal, goal.new))
             goal.given |= goal.new
             goal.new = _NONE
+
         given: dict[_Site, list[Pair]] = defaultdict(list)
         n_rows = 0
         for goal, answers in taken:
@@ -1045,20 +1067,7 @@ class _Tables:
                     received |= ends
                 given[site].append((rows, ends))
         self.limits.budget.spend(n_rows)
-        for site, pairs in given.items():
-            self._advance(site.body, site.position, pairs)
-        active = dict.fromkeys(site.body for site in given)
-
-        self.n_expanded += len(fresh)
-        for goal in fresh:
-            key = _unpack(goal.key)
-            for body in self.bodies(goal):
-                rows = body.start(key, self.n_constants)
-                if rows:
-                    body.rows[0] |= rows
-                    active[body] = None
-        for body in active:
-            self._solve(body)
+        return given
 
     def _solve(self, body: _Body) -> None:
         """Take the waiting rows of a body through its steps, and add the answers that come out."""
@@ -1422,7 +1431,7 @@ def find_ground_body(
     """
     (applied,) = rules_from_kb(clauses.kb, [rule])
 
-    def find(step: _Step, keys: Collection[Row]) -> Found:
+    def find(step: _Step, keys: Collection[Packed]) -> Found:
         return clauses.find(step.atom[0], step.arity, step.bound, keys, atom)
 
     return clauses.smallest_body(applied, atom, object_identity, find)
@@ -1430,8 +1439,8 @@ def find_ground_body(
 
 # -- the most probable proofs
 
-# cost of a derivation and of the least proofs of its body, rule, and body
-_Way = tuple[int, int, tuple[Atom, ...]]
+# cost and height of a derivation with the least proofs of its body, rule, and body
+_Way = tuple[int, int, int, tuple[Atom, ...]]
 # A cost is an integer, so that sums are exact: applications of a rule, above them -log(confidence) in units of 2^-40,
 # above it applications of rules of confidence 0.
 _COST_BITS = 32
@@ -1489,11 +1498,12 @@ def best_proofs(
     except RowBudgetExceeded as error:
         obstacle = str(error) or f"more than {limits.max_atoms:,} to hold"
         reason = f"stopped after {len(found)} proofs: {obstacle}"
+
     proofs = [_build_tree(tables, ways, confidence) for ways in found]
     return BestProofs(
         proofs=tuple(_check_proof(tables, proof) for proof in proofs),
         probabilities=tuple(
-            math.prod(confidence[rule] for _, rule, _ in ways) for ways in found
+            math.prod(confidence[way[2]] for way in ways) for ways in found
         ),
         stop_reason=reason,
     )
@@ -1584,6 +1594,7 @@ def _least_values(
             if not body:
                 heap.append((combine(rule, []), goal))
     heapify(heap)
+
     while heap:
         value, atom = heappop(heap)
         if atom in least:
@@ -1608,61 +1619,76 @@ def _iter_proofs(
     A partial proof costs what its ways and the least proofs of its open goals do. The cheapest one is taken, and its
     leftmost goal replaced: by the next way of the same goal, and below the chosen way.
     """
-    least = _least_values(bodies, lambda rule, below: cost[rule] + sum(below))
-    height = _least_values(bodies, lambda _, below: 1 + max(below, default=0))
-    most = tables.limits.max_height
-    ways = {
-        goal: sorted(
-            (cost[rule] + sum(map(least.__getitem__, body)), rule, body)
-            for rule, body in found
-        )
-        for goal, found in bodies.items()
-    }
-    heap: list[Any] = []
-    n_made = 0
+    ways = _rank_ways(bodies, cost)
+    heap: list[tuple[int, int, int, _Way, Any]] = []
+    number, most = count(), tables.limits.max_height
 
-    def push(
-        base: int, n_chosen: int, chosen: Any, goals: Any, first: int
-    ) -> None:
-        # Pass over ways that need a goal above them, or that are too high.
-        nonlocal n_made
-        (goal, above, depth), _ = goals
-        for i in range(first, len(ways[goal])):
-            value, _, body = ways[goal][i]
-            below = max(map(height.__getitem__, body), default=0)
-            is_low = most is None or depth + 1 + below <= most
-            line, is_new = above, goal not in body
-            while line and is_new:
-                is_new, line = line[0] not in body, line[1]
-            if is_low and is_new:
-                n_made += 1
-                state = base, n_chosen, chosen, goals, i
-                heappush(heap, (base + value, -n_chosen, n_made, state))
-                return
+    def push(base: int, n: int, chosen: Any, goals: Any, left: Any) -> None:
+        """Add the partial proof with the next way of its leftmost goal; of equal ones the longest is taken first."""
+        way = next(left, None)
+        if way:
+            state = base, n, chosen, goals, left
+            heappush(heap, (base + way[0], -n, next(number), way, state))
 
-    if bodies[tables.query]:
-        push(0, 0, None, ((tables.query, None, 0), None), 0)
+    root: Any = tables.query, None, 0
+    push(0, 0, None, (root, None), _possible_ways(ways, root, most))
     while heap:
         tables.limits.budget.spend(1)
         if len(heap) > tables.limits.max_atoms:
             raise fixpoint.MaxAtomsExceeded
-        total, _, _, (base, n_chosen, chosen, goals, i) = heappop(heap)
-        push(base, n_chosen, chosen, goals, i + 1)
-        (goal, above, depth), goals = goals
-        way = ways[goal][i]
-        chosen = way, chosen
-        for atom in reversed(way[2]):
-            if ways[atom]:
-                goals = (atom, (goal, above), depth + 1), goals
+        total, _, _, way, state = heappop(heap)
+        push(*state)
+
+        # The goals of the way's body take the place of its goal.
+        _, n, chosen, ((goal, above, depth), goals), _ = state
+        for atom in reversed([atom for atom in way[3] if ways[atom]]):
+            goals = (atom, (goal, above), depth + 1), goals
         if goals:
-            total -= least[goals[0][0]]
-            push(total, n_chosen + 1, chosen, goals, 0)
-            continue
-        proof: list[_Way] = []
-        while chosen:
-            proof.append(chosen[0])
-            chosen = chosen[1]
-        yield proof[::-1]
+            possible = _possible_ways(ways, goals[0], most)
+            total -= ways[goals[0][0]][0][0]  # the least cost of the next goal
+            push(total, n + 1, (way, chosen), goals, possible)
+        else:
+            yield [*_iter_links((way, chosen))][::-1]
+
+
+def _rank_ways(
+    bodies: Mapping[Atom, Sequence[tuple[int, tuple[Atom, ...]]]],
+    cost: Mapping[int, int],
+) -> dict[Atom, list[_Way]]:
+    """Return the ways to derive each atom, the cheapest first."""
+    least = _least_values(bodies, lambda rule, below: cost[rule] + sum(below))
+    height = _least_values(bodies, lambda _, below: 1 + max(below, default=0))
+    ways: dict[Atom, list[_Way]] = {}
+    for goal, found in bodies.items():
+        ways[goal] = sorted(
+            (
+                cost[rule] + sum(least[atom] for atom in body),
+                1 + max((height[atom] for atom in body), default=0),
+                rule,
+                body,
+            )
+            for rule, body in found
+        )
+    return ways
+
+
+def _possible_ways(
+    ways: Mapping[Atom, Sequence[_Way]], leaf: Any, max_height: int | None
+) -> Iterator[_Way]:
+    """Yield the ways of an open goal that need no goal above it and are low enough."""
+    goal, above, depth = leaf
+    line = {goal, *_iter_links(above)}
+    for way in ways[goal]:
+        is_low = max_height is None or depth + way[1] <= max_height
+        if is_low and line.isdisjoint(way[3]):
+            yield way
+
+
+def _iter_links(link: Any) -> Iterator[Any]:
+    """Yield the values of a linked list."""
+    while link:
+        value, link = link
+        yield value
 
 
 def _build_tree(
@@ -1673,7 +1699,8 @@ def _build_tree(
     nodes = [Node(tables.query, None, (), None, ())]
     facts: dict[Atom, int] = {}
     open_goals = [0]
-    for _, rule, body in ways:
+
+    for _, _, rule, body in ways:
         position = open_goals.pop()
         goal = nodes[position].goal
         children: list[int] = []
