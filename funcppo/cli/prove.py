@@ -301,18 +301,18 @@ class Prove(TargetOptions):
         Args:
           others: lines to return instead if a limit comes before the first proof.
         """
-        from funcppo.kg.logic import prove
+        from funcppo.kg.logic import kb, prove
         from funcppo.kg.ranking import explain
 
         tables = found.answers.tables
+        clauses, limits = tables.clauses, tables.limits
+        if self.guide is not None:  # which proves from some of the facts
+            clauses = prove.Clauses(*kb.from_dataset(dataset))
+        confidences = prove.count_confidences(
+            clauses, dataset.is_program, limits
+        )
         best = prove.best_proofs(
-            tables.clauses,
-            tables.query,
-            tables.limits,
-            self.proofs or 1,
-            prove.count_confidences(
-                tables.clauses, dataset.is_program, tables.limits
-            ),
+            clauses, tables.query, limits, self.proofs or 1, confidences
         )
         result |= explain.best_proofs_json(dataset, best)
         lines = [] if best.proofs else others
