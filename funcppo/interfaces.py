@@ -46,7 +46,7 @@ from numpy.polynomial.hermite_e import hermegauss
 from torch import Tensor
 from typing_extensions import TypeVar
 
-from funcppo.core import random
+from funcppo.core import random, tree
 from funcppo.core.settings import (
     FieldError,
     NonNegativeInt,
@@ -332,21 +332,25 @@ class Timestep(NamedTuple):
 class MaskedObservation(NamedTuple):
     """Observation with a mask of legal actions; `nets.mlp` reads it, and any other network may."""
 
-    features: F32[Tensor, "B F"]
+    features: F32[Tensor, "B F"]  # or a tree of tensors
     # The action is legal; some action of each row is. Of several actions at once: side by side, some of each.
     action_mask: Bool[Tensor, "B S"]
 
 
 def features(obs: Any) -> Tensor:
-    """Return the numbers of an observation without its action mask.
+    """Return the numbers of an observation without its action mask; those of several tensors [B, ...] side by side.
 
     Raises:
-      TypeError: it is neither a tensor nor a `MaskedObservation`.
+      TypeError: it is neither a tensor nor a tuple or a `MaskedObservation` of such.
     """
     x = obs.features if isinstance(obs, MaskedObservation) else obs
+    if isinstance(x, tuple):
+        leaves = tree.leaves(cast(object, x))
+        parts = [y.flatten(1).to(torch.float32) for y in leaves]
+        return torch.cat(parts, -1)
     if not isinstance(x, Tensor):
         raise TypeError(
-            f"observe: expected a tensor or a MaskedObservation, got {type(obs).__name__}"
+            f"observe: expected a tensor, a tuple of such or a MaskedObservation, got {type(obs).__name__}"
         )
     return x
 
@@ -449,12 +453,15 @@ class Environment(Generic[World, State, Obs, ResetSample]):
     """Sizes for networks that are built for the environment, such as `fp.nets.mlp`."""
 
 
+def do_nothing() -> None:
+    """Do nothing."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HostEnvironment:
     """Pure stand-in for an environment that steps on the host, used where its steps would have to be pure.
 
-    Such an environment goes on from the last state that it returned, and refuses any other. A rollout calls it step by
-    step; nothing compiles, captures or vectorises it.
+    A rollout calls it step by step; nothing compiles or captures it, and under `torch.vmap` it steps all rows at once.
     """
 
     # The same states and observations, with made-up transitions: what learns is compiled with it.
@@ -463,7 +470,11 @@ class HostEnvironment:
     evaluation: Environment[Any, Any, Any, Any]
     n_envs: int | None  # rows; None: as many as there are keys in a reset
     # Tries the host objects; a ValueError says what is wrong with them.
-    check: Callable[[], None]
+    check: Callable[[], None] = do_nothing
+    # Ends the processes of an evaluation; the next one starts others.
+    close: Callable[[], None] = do_nothing
+    # Its state is in tensors. If not, it goes on from the last state that it returned, and refuses any other.
+    is_pure: bool = False
 
 
 def _apply_without_memory(

@@ -36,6 +36,7 @@ from funcppo.core.settings import (
 # PyTorch takes seconds to import, and --help does not wait for it.
 if TYPE_CHECKING:
     from funcppo.core.types import F64, I64
+    from funcppo.interfaces import AnyEnvironment
     from funcppo.learner import Learner
 
     Statistic = Callable[[F64[np.ndarray, "... K"]], F64[np.ndarray, "..."]]
@@ -201,7 +202,7 @@ class RLConfig(RLSettings):
 
     env: str
     """Environment: CartPole-v1, Acrobot-v1, MountainCar-v0, MountainCarContinuous-v0, Pendulum-v1, funcppo/Reacher-v0,
-    or a game such as MinAtar/Breakout-v1. (required unless --resume)"""
+    a game such as MinAtar/Breakout-v1, or one of Gymnasium, as gymnasium:LunarLander-v3. (required unless --resume)"""
 
     seeds: Size = 1
     """Number of seeds, which are trained at once in one step."""
@@ -279,27 +280,38 @@ def evaluation_interval(config: RLConfig) -> int:
 # ---- The learner.
 
 
+def _wrap(
+    env: AnyEnvironment, settings: RLSettings, flattens: bool
+) -> AnyEnvironment:
+    """Return an environment in the wrappers that its settings name."""
+    from funcppo.envs import wrappers
+
+    if flattens:
+        env = wrappers.flatten_observation(env)
+    if settings.clip_action:
+        env = wrappers.clip_action(env)
+    if settings.normalize_observation:
+        env = wrappers.normalize_observation(env)
+    if settings.normalize_reward:
+        env = wrappers.normalize_reward(env, gamma=settings.ppo.gamma)
+    return env
+
+
 def make_learner(env: str, settings: RLSettings) -> Learner[Any, Any]:
-    """Build the learner of an environment by its name; images are flattened.
+    """Build the learner of an environment by its name; images are flattened, or read by `nature_cnn` if they are large.
 
     Raises:
       ValueError: there is no environment of that name, its actions are discrete and the exploration is gSDE, or a
         setting is for gSDE without gSDE.
     """
     from funcppo import envs, learner, nets
-    from funcppo.envs import wrappers
 
-    wrapped = envs.make(env)
-    spec: Any = wrapped.spec
-    if spec.observation_shape is not None:
-        wrapped = wrappers.flatten_observation(wrapped)
-    if settings.clip_action:
-        wrapped = wrappers.clip_action(wrapped)
-    if settings.normalize_observation:
-        wrapped = wrappers.normalize_observation(wrapped)
-    if settings.normalize_reward:
-        wrapped = wrappers.normalize_reward(wrapped, gamma=settings.ppo.gamma)
-
+    made = envs.make(env)
+    spec: Any = made.spec
+    shape = spec.observation_shape or ()
+    # as many pixels as `nature_cnn` needs
+    is_large = len(shape) == 3 and sorted(shape)[1] >= 36
+    wrapped = _wrap(made, settings, bool(shape) and not is_large)
     network, options = nets.mlp, dict[str, Any]()
     gsde = {name: getattr(settings, name) for name in GSDE_DEFAULTS}
     if settings.exploration == "gsde":
@@ -311,12 +323,12 @@ def make_learner(env: str, settings: RLSettings) -> Learner[Any, Any]:
         name = next(x for x, value in gsde.items() if value != GSDE_DEFAULTS[x])
         expected = f"{GSDE_DEFAULTS[name]} without exploration gsde"
         raise FieldError(name, expected, gsde[name])
-    built = learner.ppo(
-        env=wrapped,
-        network=network(
-            *settings.hidden, activation=settings.activation, **options
-        ),
+    reader = network(
+        *settings.hidden, activation=settings.activation, **options
     )
+    if is_large:
+        reader = nets.nature_cnn(then=reader)
+    built = learner.ppo(env=wrapped, network=reader)
     return replace(built, cfg=replace(built.cfg, ppo=settings.ppo))
 
 

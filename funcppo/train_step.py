@@ -62,7 +62,7 @@ class TrainState(NamedTuple, Generic[Params, State]):
 class RolloutMetrics(NamedTuple):
     """Episode sums and explained variance of one rollout."""
 
-    # Episodes that ended in it; often 0 if episodes are longer than a rollout.
+    # Episodes that ended in it, with finite returns; often 0 if episodes are longer than a rollout.
     n_episodes: F32[Tensor, ""]
     episode_return_sum: F32[Tensor, ""]  # sum of their undiscounted returns
     episode_length_sum: F32[Tensor, ""]  # sum of their lengths, steps
@@ -72,7 +72,7 @@ class RolloutMetrics(NamedTuple):
     n_nonfinite_rewards: F32[Tensor, ""]
     n_empty_masks: F32[Tensor, ""]  # rows without a legal action
     # Share of the variance of the value targets that the values explain, before the update; NaN if all targets are
-    # equal, or a value or a target of any row is not finite.
+    # equal. Rows whose value or target is not finite are left out.
     explained_variance: F32[Tensor, ""]
 
 
@@ -135,15 +135,14 @@ def init(
         does not fit the environment's `spec`.
     """
     random.check_key(key)
-    key, init_key = random.split(key).unbind()
-    key, reset_key = random.split(key).unbind()
-    key, loop_key = random.split(key).unbind()
+    next_key, init_key = random.split(key).unbind()
+    _, loop_key = random.split(random.split(next_key)[0]).unbind()
 
     params = cfg.agent.init(cfg.agent.cfg, init_key)
     tree.check_tree(params, "params of the network")
     tree.check_common_dtype(params, "params of the network")
     params = tree.contiguous_copy(params)
-    rollout_state = _init_rollout_state(cfg, world, reset_key)
+    rollout_state = init_rollout(cfg, world, key)
     rollout.check_spaces(cfg, world, params, rollout_state)
     scalars = [
         torch.full((), getattr(cfg.ppo, name), device=key.device)
@@ -163,16 +162,17 @@ def init(
     )
 
 
-def _init_rollout_state(
+def init_rollout(
     cfg: Config, world: object, key: I64[Tensor, "2"]
 ) -> RolloutState[Any]:
-    """Build the first rollout state of all rows, each shard from a key of its own.
+    """Build the first rollout state of all rows, for the key of `init`; each shard from a key of its own.
 
     Raises:
       TypeError: the environment's state is no tree of tensors.
       ValueError: a tensor of it has another number of rows than there are environments.
     """
     ppo = cfg.ppo
+    key = random.split(random.split(key)[0])[1]
     keys = [key] if ppo.n_shards == 1 else random.split(key, ppo.n_shards)
     own = [
         rollout.init_rollout_state(cfg, world, k, ppo.n_envs_per_shard)
@@ -254,17 +254,22 @@ def build_batch(
         return x.to(value.dtype).sum()
 
     stats = trajectory.episode_stats
+    ended = done & stats.total_reward.isfinite()
+    residual = (value_target - value).flatten()
+    is_known = residual.isfinite()
+    squares = [
+        minibatch.masked_moments(is_known, x).square_sum
+        for x in (residual, value_target.flatten())
+    ]
     metrics = RolloutMetrics(
-        n_episodes=total(done),
-        episode_return_sum=total(torch.where(done, stats.total_reward, 0.0)),
-        episode_length_sum=total(torch.where(done, stats.length, 0)),
-        n_truncated_episodes=total(trajectory.truncated),
+        n_episodes=total(ended),
+        episode_return_sum=total(torch.where(ended, stats.total_reward, 0.0)),
+        episode_length_sum=total(torch.where(ended, stats.length, 0)),
+        n_truncated_episodes=total(trajectory.truncated & ended),
         n_nonfinite_observations=total(~is_finite),
         n_nonfinite_rewards=total(~trajectory.reward.isfinite()),
         n_empty_masks=total(_has_empty_mask(cfg, trajectory)),
-        explained_variance=1
-        - (value_target - value).var(correction=0)
-        / value_target.var(correction=0),
+        explained_variance=1 - squares[0] / squares[1],
     )
     *rows, _, extras = tree.map(lambda x: x.flatten(0, 1), batch)
     is_recurrent = cfg.agent.initial_memory is not None
@@ -473,7 +478,7 @@ def _shard_moments(shard: RolloutResult) -> _ShardMoments:
     """Compute the rollout metrics and moments of one shard that all shards must share."""
     batch = shard.batch
     residual = batch.value_target - batch.value
-    is_row = torch.ones_like(residual, dtype=torch.bool)
+    is_row = residual.isfinite()
     advantage = batch.advantage[shard.minibatches.rows]
     return (
         shard.metrics,

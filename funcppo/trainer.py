@@ -38,15 +38,20 @@ import torch
 from torch import Tensor
 
 from funcppo import checkpoint as checkpoints
-from funcppo import logs
+from funcppo import logs, train_step
 from funcppo.checkpoint import text_of
 from funcppo.config import PPOConfig
 from funcppo.core import random, tree
 from funcppo.core.files import Json
-from funcppo.core.settings import METRICS_FILE, PositiveInt, check_value
+from funcppo.core.settings import (
+    METRICS_FILE,
+    FieldError,
+    PositiveInt,
+    check_value,
+)
 from funcppo.core.types import F32, I64, Bool
 from funcppo.envs import wrappers
-from funcppo.envs.wrappers import evaluation_env
+from funcppo.envs.wrappers import evaluation_env, stand_in_env
 from funcppo.interfaces import AnyEnvironment
 from funcppo.learner import (
     CHECKPOINT_SECONDS,
@@ -489,7 +494,7 @@ def _first_state(
         return new._replace(params=moved("params", params, new.params))
     if state is None:
         return new
-    if learner.cfg.env.host is not None:
+    if _is_state_on_host(learner):
         raise ValueError(
             "state: expected an environment that is pure, got one on the host; "
             "params=state.params starts with new environments"
@@ -584,7 +589,9 @@ def make_updates(loop: Loop, state: State) -> TrainResult[Any]:
 
     state = tree.map(torch.clone, state)  # a compiled step would overwrite it
     made = tuple(x for x in evaluations if x is not None)
-    return TrainResult(state, made, update, is_stopped, _describe_lost(lost))
+    return TrainResult(
+        state, made, update, is_stopped, _describe_lost(loop.learner, lost)
+    )
 
 
 def _closing_logs(callbacks: Sequence[Callback]) -> ExitStack:
@@ -614,7 +621,9 @@ def _count_lost(metrics: Metrics) -> Tensor:
     return torch.stack(counts)
 
 
-def _describe_lost(lost: Tensor | float) -> tuple[str, ...]:
+def _describe_lost(
+    learner: AnyLearner, lost: Tensor | float
+) -> tuple[str, ...]:
     """Format, and issue as warnings, one line for each kind of data that was not learnt from; empty if all was."""
     if not isinstance(lost, Tensor):  # no update was made
         return ()
@@ -622,7 +631,8 @@ def _describe_lost(lost: Tensor | float) -> tuple[str, ...]:
     n_applied, n_skipped, n_left_out, *causes = counts
     kinds = (
         "observations were not finite",
-        "rewards were not finite",
+        "rewards were not finite"
+        + " or of steps that only reset a row" * _is_state_on_host(learner),
         "observations had no legal action",
     )
     why = " and ".join(f"{n:.0f} {kind}" for n, kind in zip(causes, kinds) if n)
@@ -776,7 +786,7 @@ def restore_latest(
         return state, ()
     readable, notes = checkpoints.find_readable(path)
     state = _restore(readable, learner, state, settings)
-    if learner.cfg.env.host is not None:
+    if _is_state_on_host(learner):
         state = _restart_environments(learner, state)
         notes.append(
             f"{path}: the environments step on the host and are not in the checkpoint: new episodes begin, "
@@ -787,13 +797,23 @@ def restore_latest(
     return state, tuple(notes)
 
 
+def _is_state_on_host(learner: AnyLearner) -> bool:
+    """Return whether environments keep their state in host objects."""
+    host = learner.cfg.env.host
+    return host is not None and not host.is_pure
+
+
 def _restart_environments(learner: AnyLearner, state: State) -> State:
     """Begin a new episode in each row of a state; running moments, which outlive episodes, are kept."""
+    if state.key.ndim > 1:
+        return torch.vmap(partial(_restart_environments, learner))(state)
+    cfg, world = learner.cfg, learner.world
     # a child of the key that no update uses
-    new = learner.init_whole(random.fold_in(state.key, 2**31))
+    key = random.fold_in(state.key, 2**31)
+    new = init_rollout_state(cfg, world, key, cfg.ppo.n_envs)
     is_new = torch.ones_like(new.episode_stats.length, dtype=torch.bool)
     env_state = wrappers.restart(
-        learner.cfg.env, learner.world, state.env_state, is_new, new.env_state
+        cfg.env, world, state.env_state, is_new, new.env_state
     )
     return state._replace(
         env_state=env_state,
@@ -985,7 +1005,14 @@ class Evaluator:
             key = random.key(seeds, device)
         else:
             key = torch.stack([random.key(seed, device) for seed in seeds])
-        played = [self._play(state, key, greedy) for greedy in (True, False)]
+        try:
+            played = [
+                self._play(state, key, is_greedy) for is_greedy in (True, False)
+            ]
+        finally:
+            host = self.learner.cfg.env.host
+            if host is not None:
+                host.close()
 
         def compare(
             key: I64[Tensor, "2"], episodes: list[_Episodes]
@@ -1223,8 +1250,8 @@ def train_many(
       seeds: of the first states and of evaluations; a number N stands for 0 to N - 1.
       scalars: by name of a field of `losses.Scalars`, such as learning_rate, a number for each seed.
       device: of the first states.
-      strategy: how the step is run: eager; auto, which compiles it where the run is long enough to repay that; or
-        another of `runtime.compile.STRATEGIES`.
+      strategy: how the step is run: eager, as with environments on the host; auto, which compiles it where the run is
+        long enough to repay that; or another of `runtime.compile.STRATEGIES`.
       checkpoint: as that of `train`.
       callbacks: as those of `train`; what they receive has a first axis of seeds.
       log: as that of `train`, with a line for each seed.
@@ -1235,19 +1262,14 @@ def train_many(
       The states after the run, stacked, and its evaluations, each one of all seeds.
 
     Raises:
-      ValueError: a number is out of range, the environment steps on the host, PyTorch has no such device, the
-        checkpoint is damaged or of another learner, or a function of the environment or the network overwrites an
-        argument, differs when it is called again with the same key, or cannot be mapped by `torch.vmap`.
+      ValueError: a number is out of range, PyTorch has no such device, the checkpoint is damaged or of another
+        learner, or a function of the environment or the network overwrites an argument, differs when it is called again
+        with the same key, or cannot be mapped by `torch.vmap`.
       TypeError: seeds are no integers, a scalar is one number for all, or an option is unknown or of the wrong kind.
     """
     seeds = tuple(range(seeds)) if isinstance(seeds, int) else tuple(seeds)
     check_value("seeds", PositiveInt, len(seeds))
     learner = with_length(learner, total_steps)
-    if learner.cfg.env.host is not None:
-        raise ValueError(
-            "learner: expected an environment that can be vectorised, got one that steps on the host; "
-            "fp.train trains one seed after the other"
-        )
     learner = _on_device(learner, device)
     first = init_many(learner, seeds, device, scalars)
     return _run(
@@ -1277,8 +1299,15 @@ def init_many(
       ValueError: there is no such scalar, it has not one number for each seed, or one is out of range.
       TypeError: they have no names.
     """
-    states = [learner.init(random.key(seed, device)) for seed in seeds]
+    cfg = learner.cfg
+    pure = replace(learner, cfg=replace(cfg, env=stand_in_env(cfg.env)))
+    keys = [random.key(seed, device) for seed in seeds]
+    states = [pure.init(key) for key in keys]
     state = tree.map(lambda *leaves: torch.stack(leaves), *states)
+    if cfg.env.host is not None:
+        # The rows of all seeds are reset at once: a bridge knows its latest reset alone.
+        begin = torch.vmap(partial(train_step.init_rollout, cfg, learner.world))
+        state = state._replace(env_state=begin(torch.stack(keys)).env_state)
     if not isinstance(scalars, Mapping | None):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise TypeError(
             f"scalars: expected numbers by their names, got {scalars!r}"
@@ -1304,7 +1333,7 @@ def init_many(
 
 def prepare_many(
     learner: AnyLearner, state: State, strategy: str
-) -> tuple[StepFn, StrategyRecord]:
+) -> tuple[StepFn, StrategyRecord | None]:
     """Prepare the step of stacked states, compiled unless the run is finished; return it and its strategy record.
 
     Raises:
@@ -1312,6 +1341,13 @@ def prepare_many(
     """
     check_functions(learner, tree.item(state, 0))
     check_vectorised(learner, state)
+    if learner.cfg.env.host is not None:
+        if strategy not in ("eager", "auto"):
+            expected = "eager or auto where environments step on the host"
+            raise FieldError("strategy", expected, strategy)
+        parts = vmap_parts(EAGER_PARTS)
+        step = partial(train_step.train_step, learner.cfg, learner.world)
+        return partial(step, parts=parts), None
     captured, record = prepare_step(
         learner.cfg,
         learner.world,

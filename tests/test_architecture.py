@@ -43,7 +43,7 @@ MATHS = (
     *("train_step", "core.random", "core.tree", "core.types", "envs", "nets"),
     *("kg.logic", "kg.scores", "kg.search"),
 )
-NOT_MATHS = ("envs.gymnasium_bridge", "kg.search.task")
+NOT_MATHS = ("envs.gymnasium_bridge", "envs.jax_bridge", "kg.search.task")
 MACHINERY = (
     "torch.compile",
     "torch.cuda",

@@ -4,6 +4,7 @@ Names:
     make(name)    an environment by Gymnasium's id, e.g. "CartPole-v1"
     cartpole, pendulum, acrobot, mountain_car, mountain_car_continuous, reacher
     gymnasium("LunarLander-v3")    an environment of Gymnasium itself, which steps on the host
+    jax(env, params)               one of gymnax or Brax, which XLA steps
     asterix, breakout, freeway, seaquest, space_invaders (MinAtar)
     recall        repeat a cue after some steps: needs a memory
     wrappers      time limit, normalisation, frame stack, sticky actions, statistics
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
         recall,
     )
     from funcppo.envs.gymnasium_bridge import gymnasium
+    from funcppo.envs.jax_bridge import jax
     from funcppo.envs.minatar import (
         asterix,
         breakout,
@@ -47,6 +49,7 @@ __all__ = [
     "check",
     "freeway",
     "gymnasium",
+    "jax",
     "make",
     "mountain_car",
     "mountain_car_continuous",
@@ -70,6 +73,7 @@ _SOURCES = {
     "cartpole": "classic",
     "check": "checks",
     "gymnasium": "gymnasium_bridge",
+    "jax": "jax_bridge",
     "mountain_car": "classic",
     "mountain_car_continuous": "classic",
     "pendulum": "classic",
@@ -91,6 +95,7 @@ def __dir__() -> list[str]:
     return __all__
 
 
+GYMNASIUM = "gymnasium:"  # before an id of Gymnasium
 # The function of `funcppo.envs` that builds each environment.
 ENVIRONMENTS = {
     "CartPole-v1": "cartpole",
@@ -115,10 +120,10 @@ ENVIRONMENTS = {
 
 
 def make(name: str, **options: Any) -> AnyEnvironment:
-    """Build the environment with a name such as `CartPole-v1` or `MinAtar/Breakout-v1`.
+    """Build the environment with a name such as `CartPole-v1`, `MinAtar/Breakout-v1` or `gymnasium:LunarLander-v3`.
 
     Args:
-      name: Gymnasium's id of the environment, MinAtar's, or one of `ENVIRONMENTS`.
+      name: one of `ENVIRONMENTS`; or gymnasium: and an id, for `gymnasium`.
       options: keyword arguments of the function that builds it, e.g. `max_steps=200`.
 
     Raises:
@@ -129,6 +134,9 @@ def make(name: str, **options: Any) -> AnyEnvironment:
         raise TypeError(
             f"name: expected a string such as CartPole-v1, got {type(name).__name__}"
         )
+    if name.startswith(GYMNASIUM):
+        bridge = cast(Any, __getattr__("gymnasium"))
+        return bridge(name.removeprefix(GYMNASIUM), **options)
     if name not in ENVIRONMENTS:
         raise ValueError(
             f"{name}: expected an environment, got none of that name; {_nearest(name)}"
@@ -153,5 +161,5 @@ def _nearest(name: str) -> str:
         return f"the nearest is {by_lower_case[found[0]]}"
     return (
         f"there are {', '.join(ENVIRONMENTS)}; "
-        f"fp.envs.gymnasium makes those of Gymnasium"
+        f"{GYMNASIUM}ID is one of Gymnasium"
     )

@@ -5,10 +5,10 @@
 
 What such an environment is in lies in Python objects. Its state here is what was observed last, and a clock: only the
 latest state can be stepped. Rollouts call it step by step; what learns from them knows its stand-in, which is pure
-(`interfaces.HostEnvironment`).
+(`interfaces.HostEnvironment`). Under `torch.vmap` the rows of all learners are stepped together.
 
-Vector environments of Gymnasium run with autoreset disabled: the observation after a step is the last one of an episode
-that ends, and finished rows are reset at once, so that no step is lost.
+The observation after a step is the last one of an episode that ends. Vector environments made here have autoreset
+disabled, and finished rows are reset at once, so that no step is lost; others reset in their own way (`_Restart`).
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
@@ -17,19 +17,20 @@ that ends, and finished rows are reset at once, so that no step is lost.
 from __future__ import annotations
 
 import importlib
+import inspect
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from funcppo.core import random
-from funcppo.core.settings import Size, check_fields
+from funcppo.core import random, tree
+from funcppo.core.settings import Size, check_fields, check_value
 from funcppo.core.types import I64, Bool
 from funcppo.interfaces import (
     AnyEnvironment,
@@ -38,10 +39,37 @@ from funcppo.interfaces import (
     HostEnvironment,
     MaskedObservation,
     Timestep,
+    do_nothing,
 )
 from funcppo.runtime.memory import to_device, to_host
 
-VectorizationMode = Literal["sync", "async"]
+# Objects of Gymnasium, and what its environments observe, act by and tell.
+Space: TypeAlias = Any
+VectorEnv: TypeAlias = Any
+Values: TypeAlias = Any
+Infos: TypeAlias = dict[str, Any]
+
+VectorizationMode = Literal["sync", "async", "vector_entry_point"]
+
+# How a finished row of a vector environment begins its next episode. On demand: by `options={"reset_mask": ...}`, or by
+# the numbers of rows (envpool). By itself: in the step that ends the episode, or in a step of its own, which ignores
+# the action.
+_Restart = Literal["mask", "ids", "same-step", "next-step"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ObservationPart:
+    """Format of an observation, or of one of the tensors of a Dict or Tuple observation."""
+
+    shape: tuple[Size, ...]  # of one row of the state
+    dtype: torch.dtype
+    # of each of several discrete numbers, which become one-hot; None: others
+    n_values: tuple[Size, ...] | None = None
+
+    @property
+    def size(self) -> int:
+        """Return how many numbers of a row are observed."""
+        return sum(self.n_values or ()) or math.prod(self.shape)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,9 +80,7 @@ class GymnasiumConfig:
     make_options: str  # keyword arguments of `gymnasium.make`
     vectorization_mode: VectorizationMode
     n_envs: Size | None  # None: as many rows as a learner asks for
-    observation_shape: tuple[Size, ...]  # of one row of the state
-    observation_dtype: torch.dtype
-    n_values: Size | None  # of a discrete observation, which becomes one-hot
+    parts: tuple[ObservationPart, ...]
     scale_images: bool  # bytes of images become numbers of [0, 1]
     mask_size: (
         Size | None
@@ -66,7 +92,9 @@ class GymnasiumConfig:
 class EnvState(NamedTuple):
     """Last observation and flags of each row."""
 
-    obs: Tensor  # [B, ...], as Gymnasium returned it; float32 in place of other numbers than uint8 and int64
+    # [B, ...], as Gymnasium returned it; float32 in place of other numbers than uint8 and int64. A tuple of a Dict's or
+    # a Tuple's parts, in the order of the space.
+    obs: Tensor | tuple[Tensor, ...]
     action_mask: Bool[Tensor, "B S"]  # S is 0 where it is not observed
     terminated: Bool[Tensor, "B"]
     truncated: Bool[Tensor, "B"]
@@ -74,30 +102,42 @@ class EnvState(NamedTuple):
     clock: I64[Tensor, "B"]
 
 
-def observe(
-    cfg: GymnasiumConfig, world: object, state: EnvState
-) -> Tensor | MaskedObservation:
-    """Return the observation [B, ...], with the mask of legal actions if the bridge observes one."""
-    features = _features(cfg, state)
+def _state_of(leaves: Sequence[Tensor]) -> EnvState:
+    """Build a state of its tensors, those of the observation first."""
+    *obs, mask, terminated, truncated, clock = leaves
+    one_or_all = obs[0] if len(obs) == 1 else tuple(obs)
+    return EnvState(one_or_all, mask, terminated, truncated, clock)
+
+
+def observe(cfg: GymnasiumConfig, world: object, state: EnvState) -> Any:
+    """Return the observation [B, ...], a tuple of a Dict's or a Tuple's parts; with the mask of legal actions if the
+    bridge observes one.
+    """
+    obs = state.obs
+    if isinstance(obs, Tensor):
+        features = _features(cfg, cfg.parts[0], obs)
+    else:
+        features = tuple(_features(cfg, *x) for x in zip(cfg.parts, obs))
     if cfg.mask_size is None:
         return features
-    return MaskedObservation(features, state.action_mask)
+    return MaskedObservation(cast(Any, features), state.action_mask)
 
 
-def _features(cfg: GymnasiumConfig, state: EnvState) -> Tensor:
-    """Return the observation's numbers: one-hot if discrete; by default uint8 is scaled to [0, 1]."""
-    if cfg.n_values is not None:
-        values = torch.arange(cfg.n_values, device=state.obs.device)
-        return (state.obs.unsqueeze(-1) == values).to(torch.float32)
-    if cfg.observation_dtype == torch.uint8 and cfg.scale_images:
-        return state.obs.to(torch.float32) / 255  # the largest pixel
-    return state.obs
+def _features(cfg: GymnasiumConfig, part: ObservationPart, x: Tensor) -> Tensor:
+    """Return the observation's numbers: one-hot if discrete; by default images are scaled to [0, 1]."""
+    if part.n_values is not None:
+        values = [torch.arange(n, device=x.device) for n in part.n_values]
+        one_hot = [a.unsqueeze(-1) == b for a, b in zip(x.unbind(-1), values)]
+        return torch.cat(one_hot, -1).to(torch.float32)
+    if part.dtype == torch.uint8 and cfg.scale_images:
+        return x.to(torch.float32) / 255  # the largest pixel
+    return x
 
 
 # The stand-in
 
 
-def _sample_reset(
+def sample_reset(
     cfg: GymnasiumConfig, world: object, key: I64[Tensor, "B 2"]
 ) -> I64[Tensor, "B 2"]:
     """Return the keys, whose number of rows is all that is needed: the host samples resets when it resets a row."""
@@ -109,17 +149,16 @@ def _blank_state(
 ) -> EnvState:
     """Build a state of zeros with the right shapes."""
     n_rows, zero = len(key), torch.zeros_like(key[:, 0])
-    dtype = cfg.observation_dtype
-    return EnvState(
-        obs=zero.new_zeros(n_rows, *cfg.observation_shape, dtype=dtype),
-        action_mask=zero.new_ones(n_rows, cfg.mask_size or 0, dtype=torch.bool),
-        terminated=zero.to(torch.bool),
-        truncated=zero.to(torch.bool),
-        clock=zero,
-    )
+    obs = [
+        zero.new_zeros(n_rows, *part.shape, dtype=part.dtype)
+        for part in cfg.parts
+    ]
+    mask = zero.new_ones(n_rows, cfg.mask_size or 0, dtype=torch.bool)
+    never = zero.to(torch.bool)
+    return _state_of([*obs, mask, never, never, zero])
 
 
-def _make_up_step(
+def make_up_step(
     cfg: GymnasiumConfig,
     world: object,
     state: EnvState,
@@ -138,13 +177,48 @@ def _make_up_step(
 # The environments on the host
 
 
-class _Results(NamedTuple):
-    """Results that the host environments returned last, for each row."""
+class _OnHost(torch.autograd.Function):
+    """Call of a function of the host; `torch.vmap` calls it once, with the rows of all learners one after another."""
 
-    obs: np.ndarray
-    action_mask: np.ndarray
-    terminated: np.ndarray
-    truncated: np.ndarray
+    @staticmethod
+    def forward(call: Callable[..., Any], *tensors: Tensor) -> Any:
+        """Return the tensors that the function makes of the rows of others."""
+        return call(*tensors)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        """Keep nothing: there are no gradients."""
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> Any:
+        """Return the tensors that the function makes of the rows of all learners."""
+        n, call = info.batch_size, args[0]
+        rows = [
+            x.expand(n, *x.shape) if dim is None else x.movedim(dim, 0)
+            for x, dim in zip(args[1:], in_dims[1:])
+        ]
+        made = _OnHost.apply(call, *(x.flatten(0, 1) for x in rows))
+        each = tuple(x.unflatten(0, (n, -1)) for x in cast(Any, made))
+        return each, (0,) * len(each)
+
+
+def call_on_host(
+    call: Callable[..., Sequence[Tensor]], *tensors: Tensor
+) -> list[Tensor]:
+    """Call a function of the host, outside of compiled functions; under `torch.vmap` once, with all rows.
+
+    Raises:
+      ValueError: the call is part of a graph.
+    """
+    if torch.compiler.is_compiling():
+        raise ValueError(
+            "step: expected a call outside of compiled functions and CUDA graphs: the environment steps on the host"
+        )
+
+    def call_for_tuple(*tensors: Tensor) -> tuple[Tensor, ...]:
+        return tuple(call(*tensors))
+
+    return list(cast(Any, _OnHost.apply(call_for_tuple, *tensors)))
 
 
 class HostRows:
@@ -152,29 +226,33 @@ class HostRows:
 
     def __init__(
         self,
-        make_env: Callable[[], Any],
-        observations: _Observations,
-        actions: _Actions,
+        make_rows: Callable[[int], VectorEnv],
+        to_arrays: Callable[[Values], list[np.ndarray]],
+        to_action: Callable[[np.ndarray], Values],
         n_envs: int | None,
     ) -> None:
         """Store how to make environments; the first reset makes them.
 
         Args:
-          make_env: makes one environment of Gymnasium.
-          observations: how its observations are held.
-          actions: how its actions are made.
+          make_rows: makes a vector environment with a number of rows.
+          to_arrays: converts observations to those of a state, as new arrays.
+          to_action: converts actions to those of the environment.
           n_envs: rows that a reset must ask for; None for any number.
         """
-        self._make_env = make_env
-        self._to_observation = observations.convert
-        self._to_action = actions.convert
+        self._make_rows = make_rows
+        self._to_arrays = to_arrays
+        self._to_action = to_action
         self._n_envs = n_envs
-        self._vector_env: Any = None
+        self._vector_env: VectorEnv = None
+        self._restart: _Restart = "mask"
         self._clock = 0
-        # Of the states returned last; a finished row stays so until it restarts.
-        self._results: _Results
-        # Rows whose episode on the host is over; those cannot be stepped.
-        self._must_reset: np.ndarray
+        # Observation, action mask, and flags of the states returned last; a finished row stays so until it restarts.
+        self._results: list[np.ndarray] = []
+        # Rows whose episode on the host is over.
+        self._ended: np.ndarray = np.zeros(0, np.bool_)
+        # What the environments returned last.
+        self._observed: list[np.ndarray] = []
+        self._infos: Infos = {}
 
     def reset(
         self, cfg: GymnasiumConfig, world: object, key: I64[Tensor, "B 2"]
@@ -184,22 +262,12 @@ class HostRows:
         Raises:
           ValueError: not as many rows as the bridge was made for.
         """
-        n_rows = len(key)
-        if self._n_envs not in (None, n_rows):
+        if self._n_envs not in (None, len(key)):
             raise ValueError(
-                f"n_envs: expected {self._n_envs} as given to fp.envs.gymnasium, got {n_rows}"
-            )
-        if self._vector_env is None or self._vector_env.num_envs != n_rows:
-            self.close()
-            self._vector_env = _make_vector_env(
-                self._make_env, n_rows, cfg.vectorization_mode
+                f"n_envs: expected {self._n_envs}, for which the environment was made, got {len(key)}"
             )
 
-        seeds = random.bits(key, ()) >> 1  # 31 bits
-        obs, infos = self._vector_env.reset(seed=seeds.tolist())
-        never = np.zeros(n_rows, dtype=np.bool_)
-        self._must_reset = never
-        return self._take(cfg, key.device, ~never, obs, infos, never, never)
+        return _state_of(call_on_host(partial(self._reset, cfg), key))
 
     def step(
         self,
@@ -212,26 +280,14 @@ class HostRows:
         """Step all rows on the host; rows that had finished stay as they are.
 
         Raises:
-          ValueError: not the state that was returned last, or the call is part of a graph or under `torch.vmap`.
+          ValueError: not the state that was returned last, or the call is part of a graph.
         """
-        actions = self._read(state, action)
-        if self._must_reset.any():  # of rows that had finished
-            self._vector_env.reset(options={"reset_mask": self._must_reset})
-        obs, reward, terminated, truncated, infos = self._vector_env.step(
-            self._to_action(actions)
-        )
-        self._must_reset = terminated | truncated
 
-        device = state.obs.device
-        goes_on = ~(self._results.terminated | self._results.truncated)
-        reached = self._take(
-            cfg, device, goes_on, obs, infos, terminated, truncated
-        )
-        paid = np.where(goes_on, reward, 0).astype(np.float32)
-        return reached, Timestep(
-            to_device(torch.from_numpy(paid), device),
-            reached.terminated,
-            reached.truncated,
+        step = partial(self._step, cfg)
+        *reached, reward = call_on_host(step, action, state.clock)
+        next_state = _state_of(reached)
+        return next_state, Timestep(
+            reward, next_state.terminated, next_state.truncated
         )
 
     def restart(
@@ -243,68 +299,152 @@ class HostRows:
         reset_state: EnvState,
     ) -> EnvState:
         """Reset finished rows on the host; return the state."""
-        is_finished: np.ndarray = to_host(finished).numpy()
-        if not is_finished.any():
-            return state
-        obs, infos = self._vector_env.reset(
-            options={"reset_mask": is_finished.copy()}
-        )
-        self._must_reset = self._must_reset & ~is_finished
-        never = np.zeros_like(is_finished)
-        return self._take(
-            cfg, state.obs.device, is_finished, obs, infos, never, never
-        )
+
+        restart = partial(self._restart_rows, cfg)
+        return _state_of(call_on_host(restart, finished, *tree.leaves(state)))
 
     def close(self) -> None:
         """Close the vector environment, if it was made."""
         if self._vector_env is not None:
             self._vector_env.close()
+        self._vector_env = None
 
-    def _read(self, state: EnvState, action: Tensor) -> np.ndarray:
+    def _reset(self, cfg: GymnasiumConfig, key: Tensor) -> list[Tensor]:
+        """Reset all rows; return the tensors of a state."""
+        n_rows = len(key)
+        if len(self._ended) != n_rows or self._vector_env is None:
+            self.close()
+            self._vector_env = made = self._make_rows(n_rows)
+            self._restart = _restart_of(made)
+            _check_rows(made, n_rows)
+        seeds: list[int] = (random.bits(key, ()) >> 1).tolist()  # 31 bits
+        never = np.zeros(n_rows, dtype=np.bool_)
+        self._ended = never
+        self._keep(_reset_all(self._vector_env, seeds))
+        return self._take(cfg, key.device, ~never, never, never)
+
+    def _step(
+        self, cfg: GymnasiumConfig, action: Tensor, clock: Tensor
+    ) -> list[Tensor]:
+        """Step all rows; return the tensors of a state, and the rewards."""
+        actions = self._read(action, clock)
+        if self._restart in ("mask", "ids") and self._ended.any():
+            self._reset_rows(self._ended)
+        returned = self._vector_env.step(self._to_action(actions))
+        if self._restart == "ids":
+            returned = _by_row(returned, len(actions))
+        obs, reward, terminated, truncated, infos = returned
+        terminated = np.array(terminated, np.bool_)
+        truncated = np.array(truncated, np.bool_)
+        self._keep((obs, infos))
+
+        *_, was_terminated, was_truncated = self._results
+        goes_on = ~(was_terminated | was_truncated)
+        paid = np.where(goes_on, reward, 0).astype(np.float32)
+        over = terminated | truncated
+        if self._restart == "next-step":
+            # This step of a row has begun its episode, whatever the action: there is nothing to learn from it.
+            paid[self._ended & goes_on] = np.nan
+            terminated = terminated | self._ended
+        self._ended = over
+        last = self._last_observation() if over.any() else None
+        device = action.device
+        state = self._take(cfg, device, goes_on, terminated, truncated, last)
+        return [*state, to_device(torch.from_numpy(paid), device)]
+
+    def _restart_rows(
+        self, cfg: GymnasiumConfig, finished: Tensor, *leaves: Tensor
+    ) -> list[Tensor]:
+        """Begin new episodes in finished rows; return the tensors of a state, given those of the state before."""
+        rows: np.ndarray = to_host(finished).numpy()
+        if not rows.any():
+            return [x.clone() for x in leaves]
+        if self._restart in ("mask", "ids"):
+            self._reset_rows(rows)
+        never = np.zeros_like(rows)
+        return self._take(cfg, finished.device, rows, never, never)
+
+    def _read(self, action: Tensor, clock: Tensor) -> np.ndarray:
         """Copy the actions to the host, and check that the state is the one that was returned last."""
         try:
-            if torch.compiler.is_compiling():
-                raise RuntimeError("got a call in a compiled function")
-            actions, clock = to_host((action, state.clock))
-            latest = int(clock.max())
-            on_host: np.ndarray = actions.numpy()
+            actions, clock = to_host((action, clock))
         except RuntimeError as error:
             line = str(error).partition("\n")[0]
             raise ValueError(
-                "step: expected a call outside of compiled functions, torch.vmap and CUDA graphs: "
-                f"the environment steps on the host: {line}"
+                f"step: expected a call outside of CUDA graphs: the environment steps on the host: {line}"
             ) from None
-
-        if self._vector_env is None or latest != self._clock:
+        if self._vector_env is None or int(clock.max()) != self._clock:
             raise ValueError(
                 "state: expected the one that the environments on the host returned last, got another: they cannot "
                 "go back; take env_state, episode_stats and memory of a new `init`"
             )
-        return on_host
+        return actions.numpy()
+
+    def _reset_rows(self, rows: np.ndarray) -> None:
+        """Reset some rows of environments that reset on demand."""
+        if self._restart == "ids":
+            returned = self._vector_env.reset(np.flatnonzero(rows))
+            self._keep(_by_row(returned, len(rows)))
+        else:
+            options = {"reset_mask": rows.copy()}
+            self._keep(self._vector_env.reset(options=options))
+        self._ended = self._ended & ~rows
+
+    def _keep(self, returned: tuple[Values, Infos]) -> None:
+        """Keep the observation, and the infos, that the environments returned."""
+        obs, self._infos = returned
+        self._observed = self._to_arrays(obs)
+
+    def _last_observation(self) -> list[np.ndarray] | None:
+        """Return the observation with the last one of each episode that has ended, in place of the first of the next.
+
+        Raises:
+          ValueError: the environments do not tell it.
+        """
+        if self._restart != "same-step":
+            return None
+        final = self._infos.get(
+            "final_obs", self._infos.get("final_observation")
+        )
+        if final is None:
+            raise ValueError(
+                f"{type(self._vector_env).__name__}: expected final_obs in the infos of a step that begins the next "
+                f"episode, got {', '.join(self._infos) or 'no infos'}"
+            )
+        last = [x.copy() for x in self._observed]
+        for row in np.flatnonzero(self._ended):
+            one = tree.map(_as_row, final[row])
+            for whole, part in zip(last, self._to_arrays(one)):
+                whole[row] = part[0]
+        return last
 
     def _take(
         self,
         cfg: GymnasiumConfig,
         device: torch.device,
         rows: np.ndarray,
-        obs: Any,
-        infos: dict[str, Any],
         terminated: np.ndarray,
         truncated: np.ndarray,
-    ) -> EnvState:
-        """Store what the environments returned for some rows; return the results of all as a state on the device."""
-        mask = _read_mask(cfg, infos, rows & ~(terminated | truncated))
-        results = _Results(
-            self._to_observation(obs), mask, terminated, truncated
-        )
+        obs: list[np.ndarray] | None = None,
+    ) -> list[Tensor]:
+        """Store what the environments returned for some rows; return the results of all as tensors of a state.
+
+        Args:
+          obs: in place of the observation that they returned last.
+        """
+        mask = _read_mask(cfg, self._infos, rows & ~self._ended)
+        results = [*(obs or self._observed), mask, terminated, truncated]
         if not rows.all():
             pairs = zip(results, self._results)
-            results = _Results(*(_select(rows, a, b) for a, b in pairs))
+            results = [_select(rows, a, b) for a, b in pairs]
         self._results = results
         self._clock += 1
         clock = torch.full((len(rows),), self._clock)
-        tensors = map(torch.from_numpy, results)
-        return to_device(EnvState(*tensors, clock=clock), device)
+        return to_device([*map(torch.from_numpy, results), clock], device)
+
+
+def _as_row(x: Values) -> Values:
+    return np.asarray(x)[None]
 
 
 def _select(rows: np.ndarray, a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -312,8 +452,49 @@ def _select(rows: np.ndarray, a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return np.where(rows.reshape(-1, *[1] * (a.ndim - 1)), a, b)
 
 
+def _check_rows(vector_env: VectorEnv, n_rows: int) -> None:
+    """Raise ValueError unless a vector environment has as many rows."""
+    n_made = getattr(vector_env, "num_envs", n_rows)
+    if n_made != n_rows:
+        raise ValueError(
+            f"env: expected a function that makes as many rows as it is asked for, {n_rows}, got {n_made}"
+        )
+
+
+def _restart_of(vector_env: VectorEnv) -> _Restart:
+    """Return how finished rows of a vector environment begin their next episode."""
+    if hasattr(vector_env, "all_env_ids"):
+        return "ids"
+    metadata: Infos = getattr(vector_env, "metadata", None) or {}
+    mode = metadata.get("autoreset_mode")
+    kinds: dict[Any, _Restart] = {"Disabled": "mask", "SameStep": "same-step"}
+    return kinds.get(getattr(mode, "value", mode), "next-step")
+
+
+def _reset_all(vector_env: VectorEnv, seeds: list[int]) -> tuple[Values, Infos]:
+    """Reset a vector environment; only those of single environments have a seed for each row, and envpool has none."""
+    vector = importlib.import_module("gymnasium.vector")
+    if isinstance(vector_env, vector.SyncVectorEnv | vector.AsyncVectorEnv):
+        return vector_env.reset(seed=seeds)
+    if hasattr(vector_env, "all_env_ids"):
+        return _by_row(vector_env.reset(), len(seeds))
+    return vector_env.reset(seed=seeds[0])
+
+
+def _by_row(returned: Values, n_rows: int) -> Values:
+    """Return what envpool returned for some rows, by the number of the row, with zeros for all further rows."""
+    rows = returned[-1]["env_id"]
+
+    def place(x: Values) -> Values:
+        whole = np.zeros((n_rows, *x.shape[1:]), x.dtype)
+        whole[rows] = x
+        return whole
+
+    return tree.map(place, returned)
+
+
 def _read_mask(
-    cfg: GymnasiumConfig, infos: dict[str, Any], goes_on: np.ndarray
+    cfg: GymnasiumConfig, infos: Infos, goes_on: np.ndarray
 ) -> np.ndarray:
     """Return the mask of legal actions [B, S]; all true if no mask is observed.
 
@@ -327,17 +508,28 @@ def _read_mask(
     shape = len(goes_on), cfg.mask_size or 0
     if cfg.mask_size is None:
         return np.ones(shape, np.bool_)
-    has_mask = infos.get("_action_mask", np.zeros_like(goes_on))
+    given = infos.get("action_mask")
+    all_or_none = np.full_like(goes_on, given is not None)
+    has_mask = infos.get("_action_mask", all_or_none)
     _require(cfg, goes_on & ~has_mask, "a mask in its info")
-    if not has_mask.any():
+    if given is None:
         return np.ones(shape, np.bool_)
-
-    mask = np.asarray(infos["action_mask"]).reshape(len(goes_on), -1) != 0
-    if mask.shape != shape:
+    if isinstance(given, dict):
         raise ValueError(
-            f"{cfg.name}: action_mask: expected {shape[1]} numbers, got {mask.shape[1]}"
+            f"{cfg.name}: action_mask: expected numbers, or a tuple of such in the order of the actions, got a dict"
         )
-    is_empty = ~mask.any(1)
+
+    # A mask of several actions may be a tuple of masks.
+    rows: list[list[Any]] = [[] if x is None else tree.leaves(x) for x in given]
+    mask = np.zeros(shape, np.bool_)
+    for row, parts in enumerate(rows):
+        numbers = np.concatenate([np.zeros(0), *map(np.ravel, parts)])
+        if parts and len(numbers) != shape[1]:
+            raise ValueError(
+                f"{cfg.name}: action_mask: expected {shape[1]} numbers, got {len(numbers)}"
+            )
+        mask[row] = numbers != 0 if parts else False
+    is_empty = np.array([not row.any() for row in mask])
     _require(cfg, goes_on & is_empty, "a legal action")
     return mask | is_empty[:, None]
 
@@ -352,7 +544,7 @@ def _require(cfg: GymnasiumConfig, lacks: np.ndarray, what: str) -> None:
 
 
 def _make_vector_env(
-    make_env: Callable[[], Any], n_rows: int, mode: VectorizationMode
+    make_env: Callable[[], VectorEnv], mode: VectorizationMode, n_rows: int
 ) -> Any:
     vector = importlib.import_module("gymnasium.vector")
     classes = {"sync": vector.SyncVectorEnv, "async": vector.AsyncVectorEnv}
@@ -364,13 +556,9 @@ def _make_vector_env(
 # Spaces
 
 
-class _Observations(NamedTuple):
-    """Format of the observations of a space."""
-
-    shape: tuple[int, ...]  # of one row
-    dtype: torch.dtype
-    n_values: int | None  # of a discrete space
-    convert: Callable[[Any], np.ndarray]  # from Gymnasium
+def _space_of_row(env: VectorEnv, name: str) -> Space:
+    """Return a space of one row of a vector environment, or of an environment."""
+    return getattr(env, f"single_{name}", None) or getattr(env, name)
 
 
 class _Actions(NamedTuple):
@@ -379,102 +567,142 @@ class _Actions(NamedTuple):
     size: int
     sizes: tuple[int, ...] | None  # of each of several discrete actions
     is_continuous: bool
-    convert: Callable[[np.ndarray], np.ndarray]  # to Gymnasium
+    convert: Callable[[np.ndarray], Values]  # to Gymnasium
 
 
-def _read_observation_space(name: str, space: Any) -> _Observations:
-    """Describe the observations of a Box or Discrete space, and how to convert them.
+def _simple_spaces(
+    space: Space, value: Values
+) -> Iterator[tuple[Space, Values]]:
+    """Yield each space within Dict and Tuple spaces, with its part of a value, or of the space itself."""
+    spaces = importlib.import_module("gymnasium.spaces")
+    if isinstance(space, spaces.Dict):
+        for key, part in space.items():
+            yield from _simple_spaces(part, value[key])
+    elif isinstance(space, spaces.Tuple):
+        for part, x in zip(space.spaces, value):
+            yield from _simple_spaces(part, x)
+    else:
+        yield space, value
 
-    Raises:
-      ValueError: of any other space.
-    """
+
+def _to_arrays(
+    space: Space, parts: tuple[ObservationPart, ...], obs: Values
+) -> list[np.ndarray]:
+    """Return the tensors of a state's observation, as new arrays, given what a vector environment returned."""
+    arrays: list[np.ndarray] = []
+    for part, (simple, x) in zip(parts, _simple_spaces(space, obs)):
+        numbers = np.asarray(x) - getattr(simple, "start", 0)
+        dtype = torch.empty(0, dtype=part.dtype).numpy().dtype
+        numbers = numbers.astype(dtype, copy=False)
+        arrays.append(numbers.reshape(-1, *part.shape))
+    return arrays
+
+
+def _discrete_sizes(space: Space) -> tuple[int, ...] | None:
+    """Return how many values each number of a discrete space has; None for another space."""
     spaces = importlib.import_module("gymnasium.spaces")
     if isinstance(space, spaces.Discrete):
-        first = int(space.start)
+        return (int(space.n),)
+    if isinstance(space, spaces.MultiDiscrete):
+        return tuple(int(n) for n in space.nvec.flatten())
+    if isinstance(space, spaces.MultiBinary):
+        return (2,) * math.prod(space.shape)
+    return None
 
-        def count_from_0(obs: Any) -> np.ndarray:
-            return np.asarray(obs, np.int64) - first
 
-        return _Observations((), torch.int64, int(space.n), count_from_0)
-    if not isinstance(space, spaces.Box):
+def _read_part(name: str, space: Space) -> ObservationPart:
+    """Describe the observations of a simple space.
+
+    Raises:
+      ValueError: it has no numbers of a fixed shape.
+    """
+    spaces = importlib.import_module("gymnasium.spaces")
+    if isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
+        sizes = _discrete_sizes(space) or ()
+        return ObservationPart(
+            shape=(len(sizes),), dtype=torch.int64, n_values=sizes
+        )
+    if not isinstance(space, spaces.Box | spaces.MultiBinary):
         raise ValueError(
-            f"{name}: expected observations of a Box or a Discrete space, got {type(space).__name__}; "
+            f"{name}: expected observations of Box, Discrete, MultiDiscrete or MultiBinary spaces, "
+            f"also in a Dict or a Tuple, got {type(space).__name__}; "
             "hand in a function that makes the environment in gymnasium.wrappers.FlattenObservation"
         )
-
     # Other bytes, such as the cells of a board, are numbers.
     is_image = space.dtype == np.uint8 and bool(
         (space.low == 0).all() and (space.high == 255).all()
     )
-    dtype, tensor_dtype = np.float32, torch.float32
-    if is_image:
-        dtype, tensor_dtype = np.uint8, torch.uint8
-    shape = tuple(space.shape) or (1,)
-
-    def in_rows(obs: Any) -> np.ndarray:
-        return np.asarray(obs, dtype).reshape(-1, *shape)
-
-    return _Observations(shape, tensor_dtype, None, in_rows)
+    dtype = torch.uint8 if is_image else torch.float32
+    return ObservationPart(shape=tuple(space.shape) or (1,), dtype=dtype)
 
 
-def _read_action_space(name: str, space: Any) -> _Actions:
-    """Describe the actions of a discrete space, or of a Box of floats, to whose bounds actions are clipped.
+def _read_action_space(name: str, space: Space) -> _Actions:
+    """Describe the actions of a space: discrete ones, or floats, which are clipped to their bounds.
 
     Raises:
-      ValueError: of any other space.
+      ValueError: they are neither, or of both kinds.
     """
     spaces = importlib.import_module("gymnasium.spaces")
-    shape, dtype = space.shape or (), space.dtype
-    n_numbers = math.prod(shape)
-    if isinstance(space, spaces.Box) and dtype.kind == "f":
-        low, high = space.low, space.high
-
-        def within(x: np.ndarray) -> np.ndarray:
-            return np.clip(x.reshape(-1, *shape), low, high).astype(dtype)
-
-        return _Actions(n_numbers, None, True, within)
-
-    if isinstance(space, spaces.Discrete):
-        sizes = (int(space.n),)
-    elif isinstance(space, spaces.MultiDiscrete):
-        sizes = tuple(int(n) for n in space.nvec.flatten())
-    elif isinstance(space, spaces.MultiBinary):
-        sizes = (2,) * n_numbers
-    else:
-        raise ValueError(
-            f"{name}: expected actions of a Discrete, MultiDiscrete or MultiBinary space or floats, got {space}"
-        )
-    start = getattr(space, "start", 0)
-
-    def count_from_start(x: np.ndarray) -> np.ndarray:
-        return (x.reshape(-1, *shape) + start).astype(dtype)
-
-    is_one = isinstance(space, spaces.Discrete)
-    return _Actions(
-        sum(sizes), None if is_one else sizes, False, count_from_start
+    simple = [part for part, _ in _simple_spaces(space, space)]
+    sizes = [_discrete_sizes(part) for part in simple]
+    is_continuous = all(
+        isinstance(x, spaces.Box) and x.dtype.kind == "f" for x in simple
     )
+    if not is_continuous and None in sizes:
+        raise ValueError(
+            f"{name}: expected actions of a Discrete, MultiDiscrete or MultiBinary space or floats, "
+            f"or several of one kind, got {space}"
+        )
+    widths = [math.prod(part.shape) for part in simple]
+    ends = np.cumsum(widths)[:-1]
+
+    def convert(x: np.ndarray) -> Values:
+        return _assemble(space, iter(np.split(x.reshape(len(x), -1), ends, 1)))
+
+    if is_continuous:
+        return _Actions(sum(widths), None, True, convert)
+    each = tuple(n for x in sizes for n in x or ())
+    is_one = simple[0] is space and len(space.shape) == 0
+    return _Actions(sum(each), None if is_one else each, False, convert)
+
+
+def _assemble(space: Space, columns: Iterator[np.ndarray]) -> Values:
+    """Build actions of a vector environment of the columns of each simple space, floats clipped to their bounds."""
+    spaces = importlib.import_module("gymnasium.spaces")
+    if isinstance(space, spaces.Dict):
+        return {key: _assemble(part, columns) for key, part in space.items()}
+    if isinstance(space, spaces.Tuple):
+        return tuple(_assemble(part, columns) for part in space.spaces)
+    x = next(columns).reshape(-1, *space.shape)
+    if isinstance(space, spaces.Box):
+        return np.clip(x, space.low, space.high).astype(space.dtype)
+    return (x + getattr(space, "start", 0)).astype(space.dtype)
 
 
 def gymnasium(
-    env: str | Callable[[], Any],
+    env: str | Callable[..., Any],
     *,
     n_envs: int | None = None,
     vectorization_mode: VectorizationMode = "sync",
     scale_images: bool = True,
     action_mask: bool = False,
-    **make_options: Any,
+    **make_options: object,
 ) -> AnyEnvironment:
     """Build an environment of Gymnasium, stepped on the host by its vector environments.
 
     A bridge serves one learner at a time: each reset of all rows begins anew, and only the state that was returned last
-    can be stepped. Evaluation has environments of its own. Observations are those of a Box, as float32 or uint8, or of
-    a Discrete space, as one-hot vectors; actions those of a Discrete, MultiDiscrete or MultiBinary space, or of a Box,
-    to whose bounds they are clipped.
+    can be stepped. Evaluation has environments of its own. Observations are those of a Box, as float32 or uint8, of
+    discrete spaces, as one-hot vectors, or of a Dict or a Tuple of such, as a tuple; actions those of discrete spaces,
+    or of a Box, to whose bounds they are clipped, or of a Dict or a Tuple of either.
+
+    A step in which a vector environment only resets a row is not learnt from: its reward is NaN.
 
     Args:
-      env: Gymnasium's id, or a function without arguments that makes one environment, in whatever wrappers.
+      env: Gymnasium's id; a function without arguments that makes one environment, in whatever wrappers; or a function
+        of the number of rows that makes a vector environment, such as envpool's.
       n_envs: rows, which `fp.ppo` then takes by default; None: as many as the learner has.
-      vectorization_mode: "sync" steps rows in turn, "async" each in a process of its own.
+      vectorization_mode: "sync" steps rows in turn, "async" each in a process of its own; "vector_entry_point" is the
+        vector environment that belongs to the id.
       scale_images: observe uint8 numbers with bounds 0 and 255 as float32 of [0, 1]; else they stay uint8. Those with
         other bounds are float32 as they are.
       action_mask: observe `info["action_mask"]` too, as `fp.MaskedObservation`; illegal actions are then never made.
@@ -490,15 +718,19 @@ def gymnasium(
     Source: Towers et al. 2024, "Gymnasium: a standard interface for reinforcement learning environments",
     arXiv:2407.17032.
     """
-    make_env = _environment_maker(env, make_options)
+    make = _environment_maker(env, vectorization_mode, make_options)
     name = env if isinstance(env, str) else _function_name(env)
-    first = make_env()
+    first = make(1)
     if not hasattr(first, "observation_space"):
         raise TypeError(
             f"env: expected a function that makes an environment, got one that makes a {type(first).__name__}"
         )
-    observations = _read_observation_space(name, first.observation_space)
-    actions = _read_action_space(name, first.action_space)
+    is_vector = hasattr(first, "num_envs") or hasattr(first, "all_env_ids")
+    if is_vector and n_envs is None and getattr(first, "num_envs", 1) > 1:
+        n_envs = first.num_envs  # a function that makes no other number
+    space = _space_of_row(first, "observation_space")
+    parts = tuple(_read_part(name, x) for x, _ in _simple_spaces(space, space))
+    actions = _read_action_space(name, _space_of_row(first, "action_space"))
     first.close()
     if action_mask and actions.is_continuous:
         raise ValueError(
@@ -510,51 +742,65 @@ def gymnasium(
         make_options=", ".join(f"{k}={v!r}" for k, v in make_options.items()),
         vectorization_mode=vectorization_mode,
         n_envs=n_envs,
-        observation_shape=observations.shape,
-        observation_dtype=observations.dtype,
-        n_values=observations.n_values,
+        parts=parts,
         scale_images=scale_images,
         mask_size=actions.size if action_mask else None,
     )
-    make_rows = partial(HostRows, make_env, observations, actions)
-    evaluation = _environment(cfg, actions, make_rows(None))
+    make_one = partial(make, 1)
+    if is_vector:
+        make_rows, check = make, do_nothing
+    else:
+        make_rows = partial(_make_vector_env, make_one, vectorization_mode)
+        check = partial(check_environment, name, make_one, cfg.mask_size)
+
+    rows = partial(
+        HostRows, make_rows, partial(_to_arrays, space, parts), actions.convert
+    )
+    evaluation_rows = rows(None)
+    evaluation = _environment(cfg, actions, evaluation_rows)
     stand_in = replace(
         evaluation,
         reset=_blank_state,
-        step_functional=_make_up_step,
+        step_functional=make_up_step,
         restart=None,
     )
     return replace(
-        _environment(cfg, actions, make_rows(n_envs)),
+        _environment(cfg, actions, rows(n_envs)),
         host=HostEnvironment(
             stand_in=stand_in,
             evaluation=evaluation,
             n_envs=n_envs,
-            check=partial(check_environment, name, make_env, cfg.mask_size),
+            check=check,
+            close=evaluation_rows.close,
         ),
     )
 
 
 def _environment_maker(
-    env: str | Callable[[], Any], make_options: dict[str, Any]
-) -> Callable[[], Any]:
-    """Return a function that makes one environment from an id or a user's function."""
+    env: str | Callable[..., Any],
+    mode: VectorizationMode,
+    make_options: dict[str, object],
+) -> Callable[[int], VectorEnv]:
+    """Return a function of a number of rows that makes a vector environment, or one environment whatever the number."""
     try:
         gym = importlib.import_module("gymnasium")
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(
             f"fp.envs.gymnasium needs {error.name} (pip install 'funcppo[gymnasium]')"
         ) from None
+    check_value("vectorization_mode", VectorizationMode, mode)
     if callable(env) and not make_options:
-        return env
+        return env if _n_required(env) else lambda n_rows: env()
     if not isinstance(env, str):
         raise TypeError(
             "env: expected an id, or a function without options that makes one environment for each row, "
             f"got a {type(env).__name__}"
         )
 
-    def make() -> Any:
+    def make(n_rows: int) -> Any:
         try:
+            if mode == "vector_entry_point":
+                return gym.make_vec(env, n_rows, mode, **make_options)
             return gym.make(env, **make_options)
         except gym.error.Error as error:
             line = " ".join(str(error).split())
@@ -563,21 +809,29 @@ def _environment_maker(
     return make
 
 
-def _function_name(make_env: Callable[[], Any]) -> str:
+def _n_required(fn: Callable[..., Any]) -> int:
+    """Count the arguments that a function must be given."""
+    return sum(
+        x.default is x.empty and x.kind <= x.POSITIONAL_OR_KEYWORD
+        for x in inspect.signature(fn).parameters.values()
+    )
+
+
+def _function_name(make_env: Callable[..., Any]) -> str:
     return getattr(make_env, "__qualname__", type(make_env).__name__)
 
 
 def _environment(
     cfg: GymnasiumConfig, actions: _Actions, rows: HostRows
 ) -> AnyEnvironment:
-    shape = cfg.observation_shape
-    n_features = cfg.n_values or math.prod(shape)
+    shape = cfg.parts[0].shape
+    is_image = len(cfg.parts) == 1 and len(shape) > 1
     spec = EnvironmentSpec(
-        observation_size=n_features,
+        observation_size=sum(part.size for part in cfg.parts),
         action_size=actions.size,
         action_sizes=actions.sizes,
         continuous_actions=actions.is_continuous,
-        observation_shape=shape if len(shape) > 1 else None,
+        observation_shape=shape if is_image else None,
     )
     return Environment(
         cfg=cfg,
@@ -585,7 +839,7 @@ def _environment(
         step_functional=rows.step,
         observe=observe,
         restart=rows.restart,
-        sample_reset=_sample_reset,
+        sample_reset=sample_reset,
         reset_from_sample=_blank_state,
         spec=spec,
     )
@@ -595,7 +849,7 @@ def _environment(
 
 
 def check_environment(
-    name: str, make_env: Callable[[], Any], mask_size: int | None = None
+    name: str, make_env: Callable[[], VectorEnv], mask_size: int | None = None
 ) -> None:
     """Run Gymnasium's `check_env`; raise ValueError with its first complaint. Skipped with an action mask.
 

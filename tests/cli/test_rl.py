@@ -70,6 +70,20 @@ def test_a_run_leaves_its_config_metrics_checkpoint_and_results(trained):
         assert header[name] == results[name]
 
 
+def test_an_environment_of_gymnasium_is_trained_and_resumed(
+    programs, tmp_path
+):
+    words = ("rl", "gymnasium:FrozenLake-v1", *SMALL, "--out", tmp_path)
+    assert programs(*words) == 0
+    results = json.loads((tmp_path / "results.json").read_text())
+    assert len(results["returns"]["greedy"]["by_seed"]) == 2
+    assert results["strategy"] is None
+    again = programs.printed("rl", "--out", tmp_path, "--resume", "-v")
+    assert "new episodes begin" in " ".join(again.split())
+    error = programs.refused("rl", "gymnasium:Nowhere-v1")
+    assert "Environment `Nowhere` doesn't exist" in error
+
+
 def test_settings_and_returns_are_printed(programs):
     out = programs.printed(*WORDS)
     assert "settings: PureJaxRL, purejaxrl/ppo.py" in out

@@ -258,6 +258,11 @@ def test_options_reach_the_environment():
         fp.envs.make("CartPole-v1", max_steps=0)
 
 
+def test_an_id_of_gymnasium_is_a_name():
+    env = fp.envs.make("gymnasium:CartPole-v1", n_envs=3, max_episode_steps=9)
+    assert env.host.n_envs == 3 and env.spec.observation_size == 4
+
+
 def test_an_unknown_option_is_named():
     with pytest.raises(TypeError, match=r"^steps: expected .*max_steps"):
         fp.envs.make("CartPole-v1", steps=3)

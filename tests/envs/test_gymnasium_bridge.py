@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import multiprocessing
 from functools import partial
 
 import gymnasium as gym
@@ -54,6 +55,37 @@ class Shifted(Counter):
 
     def observe(self):
         return np.int64(self.count - 1)
+
+
+class Walk(gym.Env):
+    """Walks from 0 by random steps of its own until it is beyond 3, or for 8 steps."""
+
+    observation_space = gym.spaces.Box(-9, 9, (2,))
+    action_space = gym.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.place, self.steps = 0.0, 0
+        return self.observe(), {}
+
+    def step(self, action):
+        self.place += (2 * action - 1) * float(self.np_random.uniform(1, 2))
+        self.steps += 1
+        is_over = abs(self.place) > 3
+        is_late = self.steps >= 8 and not is_over
+        return self.observe(), self.place, is_over, is_late, {}
+
+    def observe(self):
+        return np.array([self.place, self.steps], np.float32)
+
+
+class Begun(Walk):
+    """A walk whose first episode is over."""
+
+    def reset(self, *, seed=None, options=None):
+        if seed is not None:
+            super().reset(seed=seed)
+        return super().reset()
 
 
 def with_space(base_class=Counter, **spaces):
@@ -222,15 +254,16 @@ def test_images_are_scaled_unless_the_network_does_it(scale_images):
     )
 
 
+BOX = gym.spaces.Box(0, 9, (2,))
 BAD_SPACES = {
-    "observations of a Box or a Discrete space, got Dict": {
-        "observation_space": gym.spaces.Dict(a=gym.spaces.Discrete(2))
+    "observations of Box, .*, got Text": {
+        "observation_space": gym.spaces.Dict(a=BOX, b=gym.spaces.Text(3))
     },
-    "observations of a Box or a Discrete space, got Tuple": {
-        "observation_space": gym.spaces.Tuple([gym.spaces.Discrete(2)])
+    "observations of Box, .*, got Sequence": {
+        "observation_space": gym.spaces.Sequence(BOX)
     },
-    "actions of a Discrete, MultiDiscrete or .*, got Tuple": {
-        "action_space": gym.spaces.Tuple([gym.spaces.Discrete(2)])
+    "actions of a Discrete, .*, or several of one kind, got Tuple": {
+        "action_space": gym.spaces.Tuple([gym.spaces.Discrete(2), BOX])
     },
     "actions of a Discrete, MultiDiscrete or MultiBinary .*, got Box.*int64": {
         "action_space": gym.spaces.Box(0, 5, (2,), np.int64)
@@ -289,6 +322,208 @@ def test_several_discrete_actions_are_taken_at_once(space, sizes, rewards):
     assert int(state.update) == 1
 
 
+class Parts(Counter):
+    """Observes, and acts on, spaces within spaces."""
+
+    observation_space = gym.spaces.Dict(
+        a=gym.spaces.Tuple([BOX, gym.spaces.Discrete(5, start=1)]),
+        b=gym.spaces.MultiDiscrete([4, 2]),
+        c=gym.spaces.Box(0, 255, (2, 1, 1), np.uint8),
+    )
+    action_space = gym.spaces.Dict(
+        jump=gym.spaces.Discrete(2, start=3),
+        move=gym.spaces.Tuple(
+            [gym.spaces.MultiDiscrete([3, 2]), gym.spaces.MultiBinary(2)]
+        ),
+    )
+
+    def observe(self):
+        t = self.count
+        place = np.array([t, 9], np.float32), np.int64(1 + t)
+        image = np.full((2, 1, 1), 51 * t, np.uint8)
+        return {"a": place, "b": np.array([t, t % 2]), "c": image}
+
+    def step(self, action):
+        assert action in self.action_space
+        legs, arms = action["move"]
+        self.action = [action["jump"] - 3, *legs, *arms]
+        self.count += 1
+        reward = float(np.dot(self.action, [1, 10, 100, 1000, 10000]))
+        return self.observe(), reward, self.count >= 3, False, {}
+
+
+def test_spaces_within_spaces_are_tuples_of_tensors_side_by_side():
+    env = fp.envs.gymnasium(Parts)
+    assert env.spec.action_sizes == (2, 3, 2, 2, 2)
+    assert env.spec.observation_size == 2 + 5 + 6 + 2
+    state = env.reset(env.cfg, None, keys(2))
+    action = torch.tensor([[1, 2, 0, 1, 0], [0, 0, 1, 0, 1]])
+    state, timestep = env.step_functional(env.cfg, None, state, action, keys(2))
+    assert timestep.reward.tolist() == [1021.0, 10100.0]
+    place, one_hot, several, image = env.observe(env.cfg, None, state)
+    assert place.tolist() == [[1.0, 9.0]] * 2
+    assert one_hot.argmax(-1).tolist() == [1, 1]
+    assert several[0].tolist() == [0, 1, 0, 0, 0, 1]
+    assert image.flatten(1).tolist() == [[pytest.approx(0.2)] * 2] * 2
+
+    fp.check(env, n_steps=8)
+    scaled = wrappers.normalize_observation(env)
+    for network in (NETWORK, fp.nets.gru(4)):
+        ppo = fp.ppo(env=scaled, network=network, n_envs=2, **SMALL)
+        state, metrics = ppo.step(ppo.init(fp.random.key(0)))
+        assert metrics.loss.loss.isfinite()
+
+
+def test_floats_within_spaces_are_clipped_each_to_its_bounds():
+    space = gym.spaces.Tuple([BOX, gym.spaces.Box(-1, 1, (1,), np.float64)])
+    made = []
+
+    class Pair(Arm):
+        action_space = space
+
+        def step(self, action):
+            made.append(action)
+            return np.float32(0), 0.0, action in space, False, {}
+
+    env = fp.envs.gymnasium(Pair)
+    state = env.reset(env.cfg, None, keys(1))
+    action = torch.tensor([[-1.0, 3.0, 2.0]])
+    _, timestep = env.step_functional(env.cfg, None, state, action, keys(1))
+    assert timestep.terminated.all()
+    assert [x.tolist() for x in made[0]] == [[0.0, 3.0], [1.0]]
+
+
+# Vector environments
+
+
+class Pool:
+    """A vector environment of counters as envpool makes them: rows have numbers, and come in any order."""
+
+    observation_space, action_space = BOX, gym.spaces.Discrete(2)
+
+    def __init__(self, n):
+        self.envs = [Walk() for _ in range(n)]
+        self.all_env_ids = np.arange(n)
+        self.is_over = np.zeros(n, bool)
+
+    def reset(self, env_id=None):
+        if env_id is None:
+            for env, seed in zip(self.envs, SEEDS):
+                env.reset(seed=seed)
+            env_id = self.all_env_ids
+        self.is_over[env_id] = False
+        rows = env_id[::-1]
+        obs = [self.envs[i].reset()[0] for i in rows]
+        return np.stack(obs), {"env_id": rows}
+
+    def step(self, actions):
+        assert not self.is_over.any()
+        made = [env.step(a) for env, a in zip(self.envs, actions)][::-1]
+        obs, reward, terminated, truncated, _ = map(np.array, zip(*made))
+        self.is_over = (terminated | truncated)[::-1]
+        rows = self.all_env_ids[::-1]
+        return obs, reward, terminated, truncated, {"env_id": rows}
+
+    def close(self):
+        pass
+
+
+SEEDS = (fp.random.bits(keys(3), ()) >> 1).tolist()
+
+
+def synchronous(mode):
+    mode = gym.vector.AutoresetMode[mode]
+    return lambda n: gym.vector.SyncVectorEnv([Begun] * n, autoreset_mode=mode)
+
+
+class OneArray(gym.vector.SyncVectorEnv):
+    """Tells all last observations in one array."""
+
+    def __init__(self, n):
+        mode = gym.vector.AutoresetMode.SAME_STEP
+        super().__init__([Begun] * n, autoreset_mode=mode)
+
+    def step(self, actions):
+        *made, infos = super().step(actions)
+        last = infos.pop("final_obs", None)
+        if last is not None:
+            blank = np.zeros(2, np.float32)
+            rows = [blank if x is None else x for x in last]
+            infos["final_observation"] = np.stack(rows)
+        return *made, infos
+
+
+VECTOR_ENVIRONMENTS = {
+    "disabled": synchronous("DISABLED"),
+    "same step": synchronous("SAME_STEP"),
+    "same step, one array": OneArray,
+    "next step": synchronous("NEXT_STEP"),
+    "envpool": Pool,
+}
+
+
+def episodes(make, n_steps=40, n_rows=3):
+    """Transitions of each row that a rollout would learn from, by actions that depend on observations alone."""
+    env = fp.envs.gymnasium(make)
+    state = env.reset(env.cfg, None, keys(n_rows))
+    rows = [[] for _ in range(n_rows)]
+    for _ in range(n_steps):
+        before = env.observe(env.cfg, None, state)
+        action = (before[:, 1].to(torch.int64) // 2) % 2
+        reached, timestep, state = wrappers.step_with_autoreset(
+            env, None, state, action, keys(n_rows), keys(n_rows)
+        )
+        after = env.observe(env.cfg, None, reached)
+        for i, row in enumerate(rows):
+            if not timestep.reward[i].isnan():
+                values = (before[i], *(x[i] for x in timestep), after[i])
+                row.append([x.tolist() for x in values])
+    return rows
+
+
+@pytest.mark.parametrize("kind", VECTOR_ENVIRONMENTS)
+def test_a_vector_environment_makes_the_transitions_of_its_rows(kind):
+    """However its rows begin again, each transition is of one episode, with its last observation."""
+    made = episodes(VECTOR_ENVIRONMENTS[kind])
+    for row, want in zip(made, episodes(Begun)):
+        n = min(len(row), len(want))
+        assert n > 28 and row[:n] == want[:n]
+        assert sum(x[2] or x[3] for x in want[:n]) > 3
+
+
+def test_steps_that_only_reset_a_row_are_counted_and_not_learnt_from():
+    env = fp.envs.gymnasium(VECTOR_ENVIRONMENTS["next step"], n_envs=2)
+    for network in (NETWORK, fp.nets.gru(4)):
+        ppo = fp.ppo(env=env, network=network, **SMALL | {"n_steps": 32})
+        with pytest.warns(UserWarning, match="that only reset a row"):
+            result = fp.train(ppo, 128, evaluate_every=2, n_episodes=3)
+        assert "left out" in result.notes[0] and len(result.notes) == 1
+        assert result.evaluations[0].greedy.mean_length <= 8
+    _, metrics = ppo.step(ppo.init(fp.random.key(1)))
+    rollout = metrics.rollout
+    # a step for each episode, of those that ended before the last
+    assert 0 <= rollout.n_episodes - rollout.n_nonfinite_rewards <= 2
+    assert rollout.episode_return_sum.isfinite()
+    assert rollout.explained_variance.isfinite()
+
+
+def test_an_id_has_its_own_vector_environment():
+    env = fp.envs.gymnasium(
+        "CartPole-v1", n_envs=4, vectorization_mode="vector_entry_point"
+    )
+    ppo = fp.ppo(env=env, network=NETWORK, **SMALL)
+    assert int(ppo.step(ppo.init(fp.random.key(0)))[0].update) == 1
+    with pytest.raises(ValueError, match=r"^FrozenLake-v1: .*vector"):
+        fp.envs.gymnasium(
+            "FrozenLake-v1", vectorization_mode="vector_entry_point"
+        )
+    made = lambda: gym.make_vec("CartPole-v1", num_envs=4)
+    ppo = fp.ppo(env=fp.envs.gymnasium(made), network=NETWORK, **SMALL)
+    state, _ = ppo.step(ppo.init(fp.random.key(0)))
+    with pytest.raises(ValueError, match=r"^env: .* as it is asked for, 3"):
+        fp.evaluate_policy(ppo, state, n_episodes=3)
+
+
 # What the bridge refuses
 
 
@@ -328,19 +563,45 @@ def test_masked_actions_are_observed_and_no_illegal_one_is_made():
     assert fp.evaluate_policy(ppo, result.state, n_episodes=3).greedy.mean > 0
 
 
+def test_a_mask_of_several_actions_may_be_a_tuple():
+    class Keys(Alternating):
+        action_space = gym.spaces.MultiDiscrete([3, 2])
+
+        def step(self, action):
+            first, second = self.info()["action_mask"]
+            assert first[action[0]] and second[action[1]]
+            self.count += 1
+            return self.observe(), 1.0, self.count >= 3, False, self.info()
+
+        def info(self):
+            mask = super().info()["action_mask"]
+            return {"action_mask": (mask, np.array([0, 1], np.int8))}
+
+    env = fp.envs.gymnasium(Keys, n_envs=2, action_mask=True)
+    ppo = fp.ppo(env=env, network=NETWORK, **SMALL)
+    assert int(ppo.step(ppo.init(fp.random.key(0)))[0].update) == 1
+
+
 @pytest.mark.parametrize(
     ("info", "problem"),
     [
         ({}, "expected a mask in its info, row 0 has none"),
         ({"action_mask": [1, 0]}, "expected 3 numbers, got 2"),
         ({"action_mask": [0, 0, 0]}, "expected a legal action, row 0 has none"),
+        (
+            {"action_mask": {"a": [1, 0, 1]}},
+            "expected numbers, or a tuple of .*, got a dict",
+        ),
     ],
 )
 def test_a_mask_that_is_missing_or_wrong_is_named(monkeypatch, info, problem):
     monkeypatch.setattr(
         Alternating,
         "info",
-        lambda self: {name: np.array(x) for name, x in info.items()},
+        lambda self: {
+            name: x if isinstance(x, dict) else np.array(x)
+            for name, x in info.items()
+        },
     )
     env = fp.envs.gymnasium(Alternating, action_mask=True)
     with pytest.raises(
@@ -383,15 +644,38 @@ def test_a_state_that_is_not_the_latest_is_refused():
     assert int(ppo.step(again)[0].update) == 3
 
 
-def test_several_seeds_at_once_are_refused_before_any_step():
-    Counter.n_calls = 0
-    ppo = fp.ppo(
-        env=fp.envs.gymnasium(Counter, n_envs=2), network=NETWORK, **SMALL
-    )
-    n_calls = Counter.n_calls
-    with pytest.raises(ValueError, match=r"^learner: .* steps on the host"):
-        fp.train_many(ppo, 32, seeds=2)
-    assert Counter.n_calls == n_calls
+def test_several_seeds_at_once_are_those_of_single_runs(tmp_path):
+    env = wrappers.normalize_observation(fp.envs.gymnasium(Walk, n_envs=2))
+    ppo = fp.ppo(env=env, network=NETWORK, **SMALL)
+    options = {"evaluate_every": 2, "n_episodes": 3}
+    several = fp.train_many(ppo, 64, seeds=(4, 5), **options)
+    for i, seed in enumerate((4, 5)):
+        one = fp.train(ppo, 64, seed=seed, **options)
+        assert_trees_equal(
+            fp.tree.item(several.state.params, i), one.state.params, rtol=1e-5, atol=1e-6
+        )  # fmt: skip
+        assert [x[i] for x in several.evaluations] == list(one.evaluations)
+    with pytest.raises(ValueError, match=r"^strategy: .* on the host, got"):
+        fp.train_many(ppo, 64, seeds=2, strategy="one-graph")
+
+    path = tmp_path / "run.npz"
+    stop = lambda progress: progress.update == 2
+    fp.train_many(ppo, 64, seeds=2, checkpoint=path, callbacks=[stop])
+    with pytest.warns(UserWarning, match="new episodes begin"):
+        result = fp.train_many(ppo, 64, seeds=2, checkpoint=path)
+    assert result.update == 4
+
+
+def test_the_processes_of_an_evaluation_end_with_it():
+    env = fp.envs.gymnasium(Walk, n_envs=2, vectorization_mode="async")
+    ppo = fp.ppo(env=env, network=NETWORK, **SMALL)
+    n_processes = []
+
+    def count(progress):
+        n_processes.append(len(multiprocessing.active_children()))
+
+    fp.train(ppo, 32, evaluate_every=1, n_episodes=3, callbacks=[count])
+    assert n_processes == [2, 2]
 
 
 # Learning
@@ -447,28 +731,6 @@ def test_a_continued_run_begins_new_episodes_and_says_so(tmp_path):
 
 
 COUNTER = itertools.count()
-
-
-class Walk(gym.Env):
-    """Walks from 0 by random steps of its own until it is beyond 3, or for 8 steps."""
-
-    observation_space = gym.spaces.Box(-9, 9, (2,))
-    action_space = gym.spaces.Discrete(2)
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.place, self.steps = 0.0, 0
-        return self.observe(), {}
-
-    def step(self, action):
-        self.place += (2 * action - 1) * float(self.np_random.uniform(1, 2))
-        self.steps += 1
-        is_over = abs(self.place) > 3
-        is_late = self.steps >= 8 and not is_over
-        return self.observe(), self.place, is_over, is_late, {}
-
-    def observe(self):
-        return np.array([self.place, self.steps], np.float32)
 
 
 class GlobalGenerator(Walk):
