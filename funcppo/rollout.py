@@ -432,8 +432,9 @@ def check_output_dtypes(
       TypeError: names the first part of the output of another dtype.
     """
     expected = tree.leaves(params)[0].dtype
-    for path, x in zip(tree.paths(output), tree.leaves(output)):
+    for i, x in enumerate(tree.leaves(output)):
         if x.is_floating_point() and x.dtype not in (dtype, expected):
+            path = tree.paths(output)[i]
             check_tensor(x, x.shape, expected, f"{path} of the network")
 
 

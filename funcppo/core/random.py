@@ -16,6 +16,7 @@ import math
 from collections.abc import Callable
 from typing import Protocol, Self, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -83,6 +84,10 @@ def _rotate_left(word: Tensor, n_bits: int) -> Tensor:
     return shifted | shifted >> 32
 
 
+def _rotate_uint32(word: np.ndarray, n_bits: int) -> np.ndarray:
+    return word << n_bits | word >> (32 - n_bits)
+
+
 def _int_constant(value: int) -> int:
     return value
 
@@ -100,7 +105,15 @@ _LIBRARY.define(
 def _threefry2x32_eager(
     k0: Tensor, k1: Tensor, x0: Tensor, x1: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Compute the operator eagerly, in int64, because torch has no portable uint32 arithmetic."""
+    """Compute the operator eagerly: on a CPU in NumPy's uint32; else in int64, as torch has no portable uint32."""
+    if k0.device.type == "cpu":
+        words = [x.numpy().astype(np.uint32) for x in (k0, k1, x0, x1)]
+        with np.errstate(over="ignore"):
+            made = threefry_rounds(
+                *words, constant=np.uint32, rotate_left=_rotate_uint32
+            )
+        high, low = (torch.from_numpy(np.asarray(x, np.int64)) for x in made)
+        return high, low
     return threefry_rounds(
         k0, k1, x0, x1, constant=_int_constant, rotate_left=_rotate_left
     )
