@@ -24,6 +24,22 @@ def simple_loss(cfg, world, params, batch, scalars):
     return fp.losses.total_loss(cfg, rows, policy_loss, scalars)
 
 
+def actor_critic_loss(cfg, world, params, batch, scalars):
+    """Follow the policy gradient of one pass (A2C: Mnih et al. 2016, arXiv:1602.01783)."""
+    rows = fp.losses.evaluate_batch(cfg, world, params, batch)
+    log_prob = rows.log_ratio + rows.batch.log_prob
+    policy_loss = -rows.mean(log_prob * rows.batch.advantage)
+    return fp.losses.total_loss(cfg, rows, policy_loss, scalars)
+
+
+ONE_PASS = {
+    "n_epochs": 1,
+    "n_minibatches": 1,
+    "advantage_ddof": None,
+    "value_loss": "plain",
+}
+
+
 def discovered_loss(cfg, world, params, batch, scalars):
     """Use the drift that was found by meta-learning (Lu et al. 2022, arXiv:2210.05639)."""
     rows = fp.losses.evaluate_batch(cfg, world, params, batch)
@@ -165,6 +181,7 @@ def novelty_loss(cfg, world, params, batch, scalars):
 NETWORK = fp.nets.mlp(32, shared_trunk=True)
 VARIANTS = {
     "simple": {"loss": simple_loss},
+    "a2c": {"loss": actor_critic_loss, "gae_lambda": 1.0, **ONE_PASS},
     "discovered": {"loss": discovered_loss},
     "v-trace": {"advantages": v_trace},
     "reference": {

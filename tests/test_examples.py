@@ -72,6 +72,19 @@ def test_phases_alternate_on_one_state():
     assert int(state.opt_state.step) == 2 * 16
 
 
+def test_a2c_takes_the_step_of_ppo_with_one_pass():
+    options = {"n_steps": 5, "gae_lambda": 1.0, **variants.ONE_PASS}
+    by_ppo = fp.ppo(
+        env=fp.envs.cartpole(), network=variants.NETWORK, n_envs=8,
+        learning_rate=3e-3, **options,
+    )  # fmt: skip
+    states = [
+        x.step(x.init(random.key(0)))[0].params
+        for x in (variants.make("a2c", n_steps=5), by_ppo)
+    ]
+    assert_trees_equal(*states, rtol=0, atol=1e-6)
+
+
 def test_v_trace_on_the_policy_of_the_rollout_has_the_targets_of_gae():
     learner = variants.make("v-trace", n_envs=4, n_steps=16)
     state = learner.init(random.key(0))
