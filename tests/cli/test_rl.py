@@ -70,9 +70,7 @@ def test_a_run_leaves_its_config_metrics_checkpoint_and_results(trained):
         assert header[name] == results[name]
 
 
-def test_an_environment_of_gymnasium_is_trained_and_resumed(
-    programs, tmp_path
-):
+def test_an_environment_of_gymnasium_is_trained_and_resumed(programs, tmp_path):
     words = ("rl", "gymnasium:FrozenLake-v1", *SMALL, "--out", tmp_path)
     assert programs(*words) == 0
     results = json.loads((tmp_path / "results.json").read_text())
