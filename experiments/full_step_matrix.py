@@ -36,7 +36,6 @@ from experiments.matrix import (  # noqa: F401
     approaches,
     fused_kernel,
     ingredients,
-    loops,
     measure,
     polyfills,
     pool,
