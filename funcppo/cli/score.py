@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 import time
 from collections import Counter
@@ -23,7 +24,7 @@ from funcppo.cli.common import (
     write_json,
 )
 from funcppo.cli.options import HIDDEN, Opt, OptionalFile, ScoreOptions
-from funcppo.core.files import shorten
+from funcppo.core.files import shorten, write_atomically
 from funcppo.core.settings import DeviceName, Size
 from funcppo.kg.graph.triples import (
     DEFAULT_CONFIG,
@@ -199,7 +200,7 @@ def _header_columns(row: Row) -> list[int]:
 
 @contextmanager
 def _writer(out: str, columns: Sequence[str]) -> Iterator[WriteFn]:
-    """Yield what writes records: CSV or lines of JSON as they come, Parquet at the end."""
+    """Yield what writes records: to standard output as they come, to a file when all are there."""
     from funcppo.kg.answers import JSON_ENDINGS, records_text, to_parquet
 
     as_json = Path(out).suffix in JSON_ENDINGS
@@ -213,13 +214,12 @@ def _writer(out: str, columns: Sequence[str]) -> Iterator[WriteFn]:
     if out == "-":
         yield partial(write, sys.stdout)
         return
-    part = Path(f"{out}.part")
-    with part.open("w", encoding="utf-8", newline="") as file:
-        yield partial(write, file)
-    if out.endswith(".parquet"):
-        text = part.read_text(encoding="utf-8")
-        part.write_bytes(to_parquet(text, columns))
-    part.replace(out)
+    file = io.StringIO(newline="")
+    yield partial(write, file)
+    text = file.getvalue()
+    is_parquet = out.endswith(".parquet")
+    content = to_parquet(text, columns) if is_parquet else text.encode()
+    write_atomically(Path(out), lambda file: file.write(content))
 
 
 def _summary_notes(summary: JsonObject) -> list[str]:

@@ -3,7 +3,9 @@
 import csv
 import io
 import json
+import os
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -96,6 +98,21 @@ def test_all_kinds_of_files_have_the_same_rows(
     again = programs.rows("score", run, "-")
     for row, other in zip(again, rows, strict=True):
         assert row["probability"] == other["probability"]
+
+
+def test_a_device_and_a_link_are_written_to_and_not_replaced(
+    graph, programs, tmp_path
+):
+    device, link = tmp_path / "device", tmp_path / "link"
+    device.symlink_to(os.devnull)
+    link.symlink_to("scores.csv")
+    for out in (device, link):
+        words = [graph, graph / "test.txt", "--out", out, *RULES]
+        assert programs("score", *words) == 0
+        assert out.is_symlink()
+    assert Path(os.devnull).is_char_device()
+    assert len((tmp_path / "scores.csv").read_text().splitlines()) == 21
+    assert not list(tmp_path.glob("*.part"))
 
 
 def test_a_known_fact_is_scored_without_itself(graph, runs, programs, tmp_path):
