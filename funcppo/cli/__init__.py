@@ -6,6 +6,7 @@ imports neither PyTorch nor the programs: `funcppo --help` answers at once.
 
 from __future__ import annotations
 
+import _thread
 import argparse
 import atexit
 import gc
@@ -18,6 +19,7 @@ import shutil
 import signal
 import sys
 import textwrap
+import threading
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -49,7 +51,8 @@ PROGRAMS = {
 SHARED_PROGRAMS = ("train", "evaluate")
 
 # Exit statuses beside 0; those of signals are 128 and their number, as shells report them.
-EXIT_BAD_INPUT, EXIT_INTERRUPTED, EXIT_TERMINATED = 2, 130, 143
+EXIT_BAD_INPUT, EXIT_UNFINISHED = 2, 3
+EXIT_INTERRUPTED, EXIT_TERMINATED = 130, 143
 STANDARD_OUTPUT = "standard output"  # its name in errors
 
 
@@ -93,18 +96,40 @@ def main() -> NoReturn:
         sys.exit(status)
 
 
+def interrupt_main(signal_number: int) -> None:
+    """Send a signal to the main thread, which ends what it waits for."""
+    if hasattr(signal, "pthread_kill"):
+        signal.pthread_kill(threading.main_thread().ident or 0, signal_number)
+    else:
+        _thread.interrupt_main(signal.Signals(signal_number))
+
+
 @contextmanager
 def raise_terminated() -> Iterator[None]:
-    """Raise `Terminated` at SIGTERM within the context, so that half-written files are removed."""
+    """Raise `Terminated` at SIGTERM within the context, so that half-written files are removed, and not in an import.
+
+    PyTorch aborts the process where an exception ends its import, that of Ctrl-C too.
+    """
 
     def handle_signal(signal_number: int, frame: FrameType | None) -> None:
-        raise Terminated
+        specification = getattr(sys.modules.get("torch"), "__spec__", None)
+        if getattr(specification, "_initializing", False):
+            threading.Timer(0.05, interrupt_main, [signal_number]).start()
+            return
+        raise (
+            Terminated if signal_number == signal.SIGTERM else KeyboardInterrupt
+        )
 
-    previous_handler = signal.signal(signal.SIGTERM, handle_signal)
+    handlers = {
+        number: signal.signal(number, handle_signal)
+        for number in (signal.SIGINT, signal.SIGTERM)
+        if signal.getsignal(number) is not signal.SIG_IGN
+    }
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, previous_handler)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
 
 
 def exit_with_error(message: str, status: int = EXIT_BAD_INPUT) -> NoReturn:

@@ -9,8 +9,11 @@ import shlex
 import signal
 import subprocess
 import sys
+import threading
+import time
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
@@ -261,6 +264,27 @@ def test_the_json_is_written_before_anything_is_printed(
     monkeypatch.setattr(sys, "stdout", BrokenOutput())
     assert programs(*arguments, output) == 2
     assert json.loads(output.read_text())["format"] == 2
+
+
+@pytest.mark.parametrize(
+    ("number", "error"),
+    [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, cli.Terminated)],
+)
+def test_a_signal_waits_for_the_import_of_pytorch(number, error, monkeypatch):
+    """An exception in the midst of it would abort the process."""
+    specification = SimpleNamespace(_initializing=True)
+    module = SimpleNamespace(__spec__=specification)
+    old_sigint = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(error), cli.raise_terminated():
+            with monkeypatch.context() as patch:
+                patch.setitem(sys.modules, "torch", module)
+                os.kill(os.getpid(), number)
+                time.sleep(0.2)
+            threading.Event().wait(60)
+            pytest.fail("the signal is lost")
+    finally:
+        signal.signal(signal.SIGINT, old_sigint)
 
 
 @pytest.mark.parametrize(
