@@ -258,6 +258,8 @@ def _cache(dataset: Dataset, cfg: MiningConfig, mined: MinedDataset) -> str:
         return (
             f"not kept for `funcppo train`: {error.filename}: {error.strerror}"
         )
+    except ValueError as error:
+        return f"not kept for `funcppo train`: {error}"
     return f"kept for `funcppo train` on these data: {path}"
 
 

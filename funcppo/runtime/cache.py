@@ -104,7 +104,7 @@ def use_folder(folder: Path | None = None) -> Path | None:
         caches = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
         folder = folder or Path(caches) / PACKAGE_FOLDER.name
         path = (folder / "compiled").resolve()
-    if _make_private(path):
+    if _keeps_code(path):
         os.environ[FOLDER_VARIABLE] = str(path)
         return path
     os.environ[FOLDER_VARIABLE] = _temporary_folder()
@@ -127,27 +127,37 @@ def functions_folder() -> Path | None:
     """
     folder = use_folder()
     path = folder and folder / PACKAGE_FOLDER.name
-    return path if path and _make_private(path) else None
+    return path if path and _keeps_code(path) else None
 
 
-def _make_private(path: Path) -> bool:
-    """Create a folder that only this user may write; return whether it exists.
+def _keeps_code(path: Path) -> bool:
+    """Create a folder of compiled code that only this user may write; return whether it exists.
 
     Raises:
-      ValueError: others own it or a file in it, or may write it, or may replace a folder on the way to it.
+      ValueError: see `make_private`.
     """
     try:
-        missing = [x for x in (path, *path.parents) if not x.exists()]
-        for folder in reversed(missing):
-            folder.mkdir(mode=0o700, exist_ok=True)
-        entries = [Path(entry.path) for entry in os.scandir(path)]
+        make_private(path)
     except OSError as error:
         message = f"{path}: compiled code is not kept: {error.strerror}"
         warnings.warn(message, stacklevel=2)
         return False
+    return True
+
+
+def make_private(path: Path) -> None:
+    """Create a folder that only this user may write, unless it exists.
+
+    Raises:
+      OSError: it cannot be made, or not be read.
+      ValueError: others own it or a file in it, or may write it, or may replace a folder on the way to it.
+    """
+    missing = [x for x in (path, *path.parents) if not x.exists()]
+    for folder in reversed(missing):
+        folder.mkdir(mode=0o700, exist_ok=True)
+    entries = [Path(entry.path) for entry in os.scandir(path)]
     if sys.platform != "win32":
         _check_owners(path, entries)
-    return True
 
 
 def _check_owners(path: Path, entries: list[Path]) -> None:
@@ -169,7 +179,7 @@ def _check_owners(path: Path, entries: list[Path]) -> None:
         if found.st_uid not in owners or (writers and not place.is_symlink()):
             raise ValueError(
                 f"{path}: expected a folder that you own and nobody else may write or replace, got {place} with owner "
-                f"{found.st_uid} and mode {mode:o}: choose another folder for compiled code, or mend or remove this one"
+                f"{found.st_uid} and mode {mode:o}: choose another cache folder, or mend or remove this one"
             )
         # a folder that they may not enter; all may be what the group is not
         if not mode & 0o011:

@@ -303,6 +303,9 @@ def test_a_broken_file_is_reported_and_written_again(folder, suffix):
     assert json.loads(next(folder.glob("*.json")).read_text())
 
 
+SECOND_USER = 12345
+
+
 def plant(cache_folder, what):
     """Make a folder of compiled code one that others could have written; return the place that is named."""
     compiled = cache_folder / "compiled"
@@ -350,6 +353,45 @@ def test_a_folder_that_others_could_have_written_is_refused(
     with pytest.raises(ValueError, match="nobody else may write") as caught:
         CompiledFunction(clip_by_global_norm)(torch.ones(4), LIMIT)
     assert f"got {place} with owner" in str(caught.value)
+
+
+def as_second_user(call):
+    """What a call returns in a fork of this process that belongs to another user."""
+    read, write = os.pipe()
+    if not (child := os.fork()):
+        os.setgroups([])
+        os.setgid(SECOND_USER)
+        os.setuid(SECOND_USER)
+        os.write(write, call().encode())
+        os._exit(0)
+    os.waitpid(child, 0)
+    os.close(write)
+    with open(read) as file:
+        return file.read()
+
+
+@pytest.mark.skipif(os.name != "posix", reason="Windows has no such owners")
+def test_two_users_of_one_machine_share_no_cache():
+    if os.getuid() != 0:
+        pytest.skip("only root acts as another user")
+
+    def problem_of(path):
+        try:
+            cache.make_private(path)
+            (path / "code.pt").write_text("planted")
+        except (ValueError, OSError) as error:
+            return str(error)
+        return ""
+
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        folder.chmod(0o1777)
+        theirs, mine = folder / "theirs", folder / "mine"
+        assert as_second_user(lambda: problem_of(theirs / "funcppo")) == ""
+        assert f"with owner {SECOND_USER}" in problem_of(theirs / "funcppo")
+        assert f"with owner {SECOND_USER}" in problem_of(theirs / "new")
+        assert problem_of(mine) == ""
+        assert "Permission denied" in as_second_user(lambda: problem_of(mine))
 
 
 @pytest.mark.parametrize("kept", [True, False])

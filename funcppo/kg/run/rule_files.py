@@ -46,7 +46,7 @@ from funcppo.kg.mining.counts import (
     ignore_progress,
 )
 from funcppo.kg.mining.miner import MiningResult
-from funcppo.runtime import memory
+from funcppo.runtime import cache, memory
 
 # Part of the cache key; increase it when the miner finds other rules.
 MINER_VERSION = 9
@@ -208,18 +208,18 @@ def get_or_mine_rules(
       notes: what was sampled or left out, a line each.
 
     Raises:
-      ValueError: the data support no rule.
+      ValueError: the data support no rule, or others may write the cache directory.
       OSError: the cache directory cannot be written.
       KeyboardInterrupt: mining was interrupted; the rules found by then are in a file whose path `announce` receives.
     """
     dataset = training_part(dataset)
     path = _cache_path(dataset, cfg, cache_dir)
+    # Made first: an error is cheaper before mining than after.
+    cache.make_private(path.parent)
     if path.exists():
         message = f"no rules given: using those mined before, {path}"
         return RuleFile(path, message, _read_notes(path))
 
-    # Make the directory first: an error is cheaper before mining than after.
-    path.parent.mkdir(parents=True, exist_ok=True)
     mined = mine_dataset(dataset, cfg, device, progress)
     n_rules = len(mined.dataset.rules)
     if mined.result.interrupt is not None:
@@ -258,9 +258,10 @@ def cache_rules(
 
     Raises:
       OSError: the cache directory cannot be written.
+      ValueError: others may write it.
     """
     path = _cache_path(dataset, cfg, None)
-    path.parent.mkdir(parents=True, exist_ok=True)
+    cache.make_private(path.parent)
     _write_with_notes(path, mined)
     return path
 

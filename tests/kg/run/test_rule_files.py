@@ -52,6 +52,9 @@ def test_notes_on_mining_are_repeated_with_cached_rules(tmp_path):
     first.path.with_suffix(".notes.json").unlink()
     (note,) = get_or_mine_rules(dataset, cfg, tmp_path).notes
     assert str(first.path) in note and "is not known" in note
+    tmp_path.chmod(0o777)
+    with pytest.raises(ValueError, match="nobody else may write"):
+        get_or_mine_rules(dataset, cfg, tmp_path)
 
 
 def test_rules_are_mined_from_train_and_not_from_further_facts(tmp_path):
