@@ -64,6 +64,18 @@ def named_errors(path: Path) -> Generator[None, None, None]:
         raise
 
 
+def read_file(path: Path) -> bytes:
+    """Read a file, a pipe or a terminal to its end.
+
+    Raises:
+      OSError: it cannot be read, or is a device that has no end.
+    """
+    endless = ("/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
+    if str(path.resolve()) in endless:
+        raise OSError(errno.EINVAL, "a device without an end", str(path))
+    return path.read_bytes()
+
+
 def remove_stale_parts(folder: Path, names: Collection[str]) -> list[str]:
     """Remove the half-written files of killed processes in a folder; return their names.
 

@@ -412,7 +412,7 @@ def read_mapping(path: Path) -> Json:
       ValueError: the file is missing, no mapping, or of a newer format.
     """
     try:
-        text = path.read_bytes()
+        text = files.read_file(path)
     except OSError as error:
         raise ValueError(f"--config {path}: {error.strerror}") from None
     is_json = path.suffix == ".json"

@@ -817,12 +817,25 @@ def parquet_rows(path: Path) -> Iterator[list[str]]:
             table = database.sql(source)
             rows = [table.columns, *table.fetchall()]
     except duckdb.Error as error:
-        first_line = str(error).splitlines()[0]
-        raise ValueError(
-            f"{path}: expected Parquet, got {first_line}"
-        ) from None
+        raise _refusal_of_duckdb(path, error) from None
     for row in rows:
         yield ["" if x is None else str(x) for x in row]
+
+
+def _refusal_of_duckdb(path: Path, error: Exception) -> ValueError:
+    """Return the error for a file that DuckDB cannot read."""
+    if isinstance(error, UnicodeDecodeError):
+        byte = error.object[error.start]
+        return ValueError(f"{path}: expected UTF-8, got byte 0x{byte:02x}")
+    text = " ".join(str(error).split())
+    found = re.search(r"Line: (\d+) .* Columns: (\d+) Found: (\d+)", text)
+    if found:
+        line, expected, n = found.groups()
+        return ValueError(
+            f"{path}:{line}: expected {expected} columns, got {n}"
+        )
+    kind = "Parquet" if path.suffix == ".parquet" else "columns"
+    return ValueError(f"{path}: expected {kind}, got by DuckDB: {text}")
 
 
 def _read_by_duckdb(
@@ -847,9 +860,8 @@ def _read_by_duckdb(
             for split, path in paths.items():
                 try:
                     has_header[split] = _copy(database, split, path, columns)
-                except duckdb.Error as error:
-                    line = " ".join(str(error).split())
-                    raise ValueError(f"{path}: DuckDB: {line}") from None
+                except (duckdb.Error, UnicodeDecodeError) as error:
+                    raise _refusal_of_duckdb(path, error) from None
 
             every_name = " UNION ALL ".join(
                 f"SELECT {name} AS name FROM {split}"

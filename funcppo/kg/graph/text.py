@@ -30,7 +30,7 @@ from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from funcppo.core.files import shorten
+from funcppo.core.files import read_file, shorten
 
 
 class Token(NamedTuple):
@@ -773,7 +773,7 @@ def read_content(path: Path) -> bytes:
     """
     with _named_file_errors(path):
         is_stream = str(path) == "-"
-        content = sys.stdin.buffer.read() if is_stream else path.read_bytes()
+        content = sys.stdin.buffer.read() if is_stream else read_file(path)
         if path.suffix == ".gz":
             content = gzip.decompress(content)
     content = content.removeprefix(_BYTE_ORDER_MARK)

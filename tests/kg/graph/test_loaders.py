@@ -631,7 +631,9 @@ def test_parquet_is_read_by_the_names_of_its_columns(tmp_path):
 @pytest.mark.parametrize(
     ("name", "text", "problem"),
     [
-        ("g.tsv", "a\tr\tb\na\tr\n", "g.tsv: DuckDB: "),
+        ("g.tsv", "a\tr\tb\na\tr\n", "g.tsv:2: expected 3 columns, got 2"),
+        ("g.tsv", "a\tr\t\udcff\n", "g.tsv: expected UTF-8, got byte 0xff"),
+        ("g.parquet", "abc", "g.parquet: expected Parquet, got by DuckDB: "),
         ("g.tsv", "a\tr\tb\na\t\tb\n", "g.tsv: row 2: expected three names"),
         ("g.csv", "a,r, b\n", "g.csv: row 1: expected three names on one line without spaces"),
         ("g.nt", "<a> <b> <c> .\n", "g.nt: expected columns of tabs or commas or Parquet for DuckDB, got .nt"),
@@ -641,7 +643,7 @@ def test_parquet_is_read_by_the_names_of_its_columns(tmp_path):
 )  # fmt: skip
 def test_duckdb_names_a_bad_file_in_one_line(tmp_path, name, text, problem):
     pytest.importorskip("duckdb")
-    (tmp_path / name).write_text(text)
+    (tmp_path / name).write_bytes(text.encode(errors="surrogateescape"))
     assert problem in message(load, tmp_path / name, cfg=BY_DUCKDB)
 
 
