@@ -4,11 +4,11 @@
     python experiments/checks/kill_campaign.py --processes 1 2 4 --kills 50 --stops 4
     python experiments/checks/kill_campaign.py --processes 2 --device cuda --kills 1 --stops 1
 
-`fp.train` of a learner, `train` of questions and of proofs, `evaluate --details`, `predict --queries` and `mine` are
-each run once undisturbed. Then each is started, killed (SIGKILL) after a random time, resumed and killed again until it
-ends by itself, and its files are compared: tensors and texts by their bytes, lines of metrics and results without times
-and without the notes on what was resumed. `mine` starts again, since it has nothing to resume. SIGTERM is sent
-likewise, and the time until the process has ended is recorded.
+`fp.train` of a learner, `train` of questions and of proofs, `evaluate --details`, `predict --queries`, `score`, `mine`
+and `data --index` are each run once undisturbed. Then each is started, killed (SIGKILL) after a random time, resumed
+and killed again until it ends by itself, and its files are compared: tensors and texts by their bytes, lines of metrics
+and results without times and without the notes on what was resumed. `score`, `mine` and `data` start again, since they
+have nothing to resume. SIGTERM is sent likewise, and the time until the process has ended is recorded.
 
 With several --processes torchrun starts the work, each time in another number of them. One of them, drawn at random, is
 killed or stopped (SIGSTOP), so that the others wait for it until their deadline; torchrun starts all again, or ends and
@@ -368,10 +368,10 @@ def without_times(text: str) -> bytes:
 
 
 def read_outputs(out: Path) -> Files:
-    """Return the output and all files in its folder."""
+    """Return the output, with the files in it, and all files in its folder."""
     return {
-        path.name: path.read_bytes()
-        for path in out.parent.iterdir()
+        path.relative_to(out.parent).as_posix(): path.read_bytes()
+        for path in (*out.parent.iterdir(), *out.rglob("*"))
         if path.is_file()
     }
 
@@ -409,14 +409,19 @@ def make_works(device: str, is_shared: bool) -> list[Work]:
                 read=read_outputs,
             )
         )
-        works.append(
-            Work(
-                name="mine",
-                words=(*program, *mine),
-                resume=(),
-                read=read_outputs,
+        index = ("data", "{data}", "--index", "{out}")
+        settings = ("score=noisy-or", "height=2", "smoothing=5")
+        score = ("score", "{data}", "{data}/test.txt", "--out", "{out}")
+        score += tuple(x for one in settings for x in ("--set", one))
+        for words in (mine, index, score):
+            works.append(
+                Work(
+                    name=words[0],
+                    words=(*program, *words),
+                    resume=(),
+                    read=read_outputs,
+                )
             )
-        )
     train = ("train", "family_tree:20:1", "--out", "{out}", "--steps", "1024")
     train += (
         "--set",

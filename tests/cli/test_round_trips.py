@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import csv
+import io
+import shutil
+from pathlib import Path
+
 import pytest
 
+import funcppo as fp
 from funcppo.kg.graph import loaders
 from tests.cli.runner import json_of, prove, read_records, settings, write_graph
 
@@ -103,6 +109,36 @@ def test_mined_rules_are_the_same_in_every_format_to_every_reader(
     assert prove(str(odd), query, "--rules", str(other)) == 0
 
 
+@pytest.mark.parametrize("learner", ["questions", "proofs"])
+def test_a_run_and_its_moved_copy_are_the_same_to_every_reader(
+    runs, graph, tmp_path, monkeypatch, programs, learner
+):
+    moved = tmp_path / "a b" / "\u65e5*[x]"
+    shutil.copytree(runs / learner, moved)
+    outputs = []
+    for place, run in enumerate((runs / learner, moved)):
+        folder = tmp_path / str(place)
+        folder.mkdir()
+        monkeypatch.chdir(folder)
+        for words in (
+            ["evaluate", run, "--details", "e.jsonl"],
+            ["predict", run, "p(e0, ?x)", "--csv", "p.csv", "--known"],
+            ["score", run, graph / "test.txt", "--out", "s.csv"],
+            ["check", run, "--max-queries", "2", "--details", "e.jsonl"],
+            ["report", run, "--out", "r.html"],
+        ):
+            assert programs(*words) == 0, words[0]
+        answers = programs.printed("prove", run, "p(e0, ?x)", "--all")
+        predictions = fp.open(run).predict("p(e0, ?x)", known=True)
+        found = [str(x.score) for x in predictions.answers]
+        names = ("e.jsonl", "p.csv", "s.csv")
+        outputs.append((answers, found, [Path(x).read_text() for x in names]))
+    assert outputs[0] == outputs[1]
+    _, found, (_, table, _) = outputs[0]
+    listed = [row["score"] for row in csv.DictReader(io.StringIO(table))]
+    assert listed == found and len(found) > 3
+
+
 @pytest.mark.parametrize(
     ("content", "problem"),
     [
@@ -142,6 +178,8 @@ def test_queries_that_are_no_utf_8_and_a_loop_of_links_are_one_line(
     for words, problem in (
         (["predict", odd, "--queries", "q.txt", "--csv", "o.csv"], "q.txt:2: expected UTF-8"),
         (["data", odd, "--rules", "loop"], "Symlink loop"),
+        (["data", odd, "--rules", "/dev/zero"], "zero: expected a file that can be read: a device without an end"),
+        (["data", odd, "--config", "/dev/full"], "full: a device without an end"),
         (["prove", odd, "r(7,X)", "--json", "loop"], "Symlink loop"),
     ):  # fmt: skip
         error = programs.refused(*words)
