@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from funcppo.cli.common import (
     WorkDisplay,
+    bounded,
     check_outputs,
+    cut_when,
     make_console,
     open_dataset,
     print_notes,
@@ -71,9 +73,8 @@ class Check(TargetOptions):
     """Number of queries, a random sample, of --details of those in FILE; each is ranked on both sides."""
     n_rules: Annotated[Size, HIDDEN] = 1000
     """Number of rules to count, a random sample."""
-    seconds: PositiveFloat = 60.0
-    """Time limit of the recount, in seconds. Reading the data, choosing the settings and ranking the sample come on
-    top; the seconds that they took are printed."""
+    seconds: PositiveFloat = 300.0
+    """Time limit of the whole program, in seconds. Those for reading the data and choosing the settings are printed."""
     seed: Seed = 0
     """Random seed of the samples."""
 
@@ -85,12 +86,13 @@ class Check(TargetOptions):
         """
         inputs = [Path(self.details)] if self.details else []
         check_outputs([("--json", self.json)], [*self.inputs(), *inputs])
-        is_file = self.target.endswith(".json")
-        return self._check_proofs() if is_file else self._recount()
-
-    def _recount(self) -> int:
-        """Recount the sample and print how much agrees; return the exit status."""
         set_target_threads(self.target, self.threads)
+        is_file = self.target.endswith(".json")
+        with bounded(self.seconds) as is_over:
+            return self._check_proofs() if is_file else self._recount(is_over)
+
+    def _recount(self, is_over: Callable[[], bool]) -> int:
+        """Recount the sample and print how much agrees; return the exit status."""
         console = make_console(self.json == "-")
         most_notes = None if self.verbose else 1
         comparisons: list[Comparison] = []
@@ -101,15 +103,20 @@ class Check(TargetOptions):
             setup = prepare_evaluation(options, status.update, with_proofs=True)
             task = setup.evaluator.task
             seconds = time.perf_counter() - start
-            prepared = f"data read and settings chosen in {seconds:.1f} s, not counted in --seconds"
+            prepared = f"data read and settings chosen in {seconds:.1f} s"
             print_notes(
                 [*setup.notes, *task.notes, prepared], console, most_notes
             )
-            for comparison in self._compare(setup, options, details, status):
-                _print_comparison(console, comparison)
-                comparisons.append(comparison)
+            parts = self._compare(
+                setup, options, details, status, self.seconds - seconds
+            )
+            with cut_when(is_over):
+                for comparison in parts:
+                    _print_comparison(console, comparison)
+                    comparisons.append(comparison)
         notes = [note for part in comparisons for note in part.notes]
-        print_notes(notes, console, most_notes)
+        late = f"--seconds {self.seconds:g}: no more is compared"
+        print_notes([late] * is_over() + notes, console, most_notes)
 
         result = {
             "dataset": task.dataset.name,
@@ -179,6 +186,7 @@ class Check(TargetOptions):
         options: Evaluate,
         details: Details | None,
         status: WorkDisplay,
+        seconds_left: float,
     ) -> Iterator[Comparison]:
         """Yield the comparisons of supports, candidates, ranks, proofs and evidence one after another."""
         from funcppo.kg.answers import explain_answer
@@ -198,25 +206,21 @@ class Check(TargetOptions):
         rules, rows = self._draw_sample(
             len(check.logic.rules), len(split), details
         )
-        seconds = [share * self.seconds for share in TIME_SHARES]
-
         status.update(f"counting {len(rules):,} rules")
-        yield check.compare_supports(rules, seconds[0])
+        yield check.compare_supports(rules, TIME_SHARES[0] * seconds_left)
         if not rows:
-            print_notes(
-                [
-                    f"the {options.split} split is empty: nothing else is compared"
-                ],
-                make_console(self.json == "-"),
+            note = (
+                f"the {options.split} split is empty: nothing else is compared"
             )
+            print_notes([note], make_console(self.json == "-"))
             return
         status.update(f"ranking {len(rows):,} queries")
         ranked = check.rank(split, rows)
-        yield from check.compare_ranks(ranked, seconds[1])
+        yield from check.compare_ranks(ranked, TIME_SHARES[1] * seconds_left)
         if details is not None:
             yield from check.compare_details(details, split, rows)
         status.update("checking proofs")
-        yield check.compare_proofs(ranked, seconds[2])
+        yield check.compare_proofs(ranked, TIME_SHARES[2] * seconds_left)
         run = setup.policy_run
         if run is not None and run.questions is not None:
             status.update("recounting evidence")
@@ -224,7 +228,7 @@ class Check(TargetOptions):
                 partial(explain_answer, run),
                 left_out_of(run.run_config.questions),
                 ranked,
-                seconds[3],
+                TIME_SHARES[3] * seconds_left,
             )
 
     def _draw_sample(

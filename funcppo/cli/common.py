@@ -6,7 +6,6 @@ an emoji.
 
 from __future__ import annotations
 
-import _thread
 import json
 import os
 import re
@@ -14,7 +13,7 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
@@ -34,7 +33,13 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
-from funcppo.cli import STANDARD_OUTPUT, Terminated, package_version
+from funcppo.cli import (
+    STANDARD_OUTPUT,
+    Terminated,
+    interrupt_main,
+    package_version,
+    raise_terminated,
+)
 from funcppo.core import files
 from funcppo.core.files import remove_stale_parts, shorten
 from funcppo.core.host import NO_DEADLINE, Deadline
@@ -1002,7 +1007,7 @@ def defer_interrupt() -> Iterator[Interrupt]:
         if not interrupt.requested:
             interrupt.signal_number = signal_number
             repeat = threading.Timer(
-                GRACE_SECONDS, _thread.interrupt_main, [signal_number]
+                GRACE_SECONDS, interrupt_main, [signal_number]
             )
             repeat.daemon = True
             repeat.start()
@@ -1024,6 +1029,62 @@ def defer_interrupt() -> Iterator[Interrupt]:
             repeat.cancel()
         for number, handler in handlers.items():
             signal.signal(number, handler)
+
+
+@contextmanager
+def bounded(
+    seconds: float | None, device: str = "cpu"
+) -> Iterator[Callable[[], bool]]:
+    """Bound the time of the work within the context, and on a CPU its memory, by three quarters of what is free.
+
+    When the time is over, a SIGTERM ends the work as one from outside does.
+
+    Args:
+      seconds: None for no bound.
+
+    Returns:
+      A context that yields a function, which returns whether the time is over.
+
+    Raises:
+      ValueError: the time was over, and the work did not end by itself.
+    """
+    from funcppo.runtime import memory
+
+    is_over, is_waiting = threading.Event(), threading.Lock()
+
+    def end() -> None:
+        if is_waiting.acquire(blocking=False):
+            is_over.set()
+            interrupt_main(signal.SIGTERM)
+
+    timer = threading.Timer(min(seconds or 0.0, threading.TIMEOUT_MAX), end)
+    timer.daemon = True
+    limit = memory_limit(None, device) if device == "cpu" else None
+    try:
+        with raise_terminated(), memory.limit_memory(limit, device):
+            if seconds is not None:
+                timer.start()
+            yield is_over.is_set
+            # From now on nothing ends the work, not even a signal on its way.
+            is_waiting.acquire(blocking=False)
+    except Terminated:
+        if not is_over.is_set():
+            raise
+        raise ValueError(
+            f"--seconds {seconds:g}: expected more time, it was over before there was a result"
+        ) from None
+    finally:
+        timer.cancel()
+
+
+@contextmanager
+def cut_when(is_over: Callable[[], bool]) -> Iterator[None]:
+    """Go on after the context where the time that `bounded` tells of is over in it."""
+    try:
+        yield
+    except Terminated:
+        if not is_over():
+            raise
 
 
 # -- locks

@@ -16,6 +16,7 @@ from funcppo.cli.common import (
     JsonObject,
     OutputFolder,
     WorkDisplay,
+    bounded,
     check_outputs,
     data_files,
     fixpoint_progress,
@@ -200,7 +201,7 @@ class Data:
         height = default_height if self.height is None else self.height
         max_height = None if height == "fixpoint" else height
         deadline = Deadline(at=time.monotonic() + self.seconds)
-        with fixpoint_progress() as progress:
+        with fixpoint_progress() as progress, bounded(None):
             knowledge_base, sizes = kb.from_dataset(dataset)
             model = fixpoint.least_model(
                 knowledge_base,

@@ -18,11 +18,13 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, cast
 
+from funcppo.cli import Terminated
 from funcppo.cli.common import (
     Interrupt,
     JsonObject,
     Screen,
     WorkDisplay,
+    bounded,
     check_outputs,
     debug_files,
     debug_mode,
@@ -165,13 +167,14 @@ class Evaluate(ScoreOptions):
             _monitored(exporter),
             ExitStack() as limits,
         ):
+            is_over = limits.enter_context(bounded(self.seconds, self.device))
             console = make_console(self.json == "-")
             screen = Screen(console, self.verbose)
             start = time.perf_counter()
             setup = self._prepare(console, exporter)
             limits.enter_context(setup.memory_limited(self.device))
             if is_main:
-                status = self._run(setup, screen, start)
+                status = self._run(setup, screen, start, limits, is_over)
             else:
                 assert processes is not None, "this is not rank 0"
                 done = set(processes.share("done"))
@@ -209,8 +212,44 @@ class Evaluate(ScoreOptions):
             exporter.refresh(at_once=True)
         return setup
 
-    def _run(self, setup: EvaluationSetup, screen: Screen, start: float) -> int:
-        """Rank, with a --details FILE that no other process writes, and print the metrics; return the exit status."""
+    def _run(
+        self,
+        setup: EvaluationSetup,
+        screen: Screen,
+        start: float,
+        limits: ExitStack,
+        is_over: Callable[[], bool],
+    ) -> int:
+        """Rank, with a --details FILE that no other process writes, and print the metrics; return the exit status.
+
+        Args:
+          limits: closed when the queries are ranked.
+          is_over: whether --seconds is.
+        """
+        records, n_left, interrupt = self._rank_left(setup, screen)
+        n_done = len(records) // len(setup.evaluator.protocol.sides)
+        n_left -= n_done
+        if is_over() and not n_done:
+            raise Terminated
+        limits.close()
+        if n_left and is_over():
+            text = f"{n_left} of {n_done + n_left} queries, drawn at random, for --seconds {self.seconds:g}"
+            setup.notes.append(Note("cut", text))
+        elif n_left:
+            screen.print(
+                f"interrupted after {n_done} of {n_done + n_left} queries; --resume needs --details FILE"
+            )
+            return interrupt.exit_status
+        result = self._summarise(setup, records)
+        result["total_seconds"] = time.perf_counter() - start
+        write_json(self.json, result)
+        self._show_result(setup, screen, result)
+        return 0
+
+    def _rank_left(
+        self, setup: EvaluationSetup, screen: Screen
+    ) -> tuple[list[Record], int, Interrupt]:
+        """Rank the queries that the --details FILE lacks; return all records, the number of queries, and any signal."""
         from funcppo.kg.ranking.ranking import estimate_candidates
         from funcppo.runtime import memory
 
@@ -232,19 +271,7 @@ class Evaluate(ScoreOptions):
         screen.print(*(log.notes if log else []))
         with defer_interrupt() as interrupt:
             self._rank(setup, records, log, screen.console, interrupt)
-
-        n_done = len(records) // len(protocol.sides)
-        if n_done < len(rows):
-            hint = "--resume continues with" if log else "--resume needs"
-            screen.print(
-                f"interrupted after {n_done} of {len(rows)} queries; {hint} --details {self.details or 'FILE'}"
-            )
-            return interrupt.exit_status
-        result = self._summarise(setup, records)
-        result["total_seconds"] = time.perf_counter() - start
-        write_json(self.json, result)
-        self._show_result(setup, screen, result)
-        return 0
+        return records, len(rows), interrupt
 
     def _show_result(
         self, setup: EvaluationSetup, screen: Screen, result: JsonObject
@@ -317,6 +344,8 @@ class Evaluate(ScoreOptions):
             raise ValueError(
                 "--resume, --overwrite: expected --details FILE, the file to continue or to replace"
             )
+        if self.seconds is not None and distributed.launched_size() > 1:
+            raise ValueError("--seconds: expected one process, got several")
 
     def _query_rows(self, dataset: Dataset) -> np.ndarray:
         """Return the rows of the split that are ranked, int64 [Q]."""
@@ -329,9 +358,11 @@ class Evaluate(ScoreOptions):
             raise ValueError(
                 f"{dataset.name}: its {self.split} split is empty: expected triples, or --split-ratios to hold some out"
             )
-        if self.max_queries is None:
+        if self.max_queries is None and self.seconds is None:
             return np.arange(len(split))
-        return np.sort(random_rows(len(split), self.max_queries))
+        rows = random_rows(len(split), self.max_queries or len(split))
+        # What there is time for is a sample too.
+        return np.sort(rows) if self.seconds is None else rows
 
     def _open_log(self, setup: EvaluationSetup) -> RecordLog | None:
         """Open the result log at --details, with the records that it holds; None without --details."""

@@ -13,6 +13,7 @@ import dataclasses
 import functools
 import inspect
 import itertools
+import math
 import shutil
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -222,6 +223,8 @@ class ScoreOptions(TargetOptions):
     split."""
     device: DeviceName = "cpu"
     """Device to score on: cpu, cuda, or cuda:N for GPU number N."""
+    seconds: PositiveFloat | None = None
+    """Time limit of the whole program, in seconds; what is left out for it is counted. Default: no limit."""
     smoothing: Annotated[NonNegativeFloat | Literal["auto"] | None, HIDDEN] = (
         "auto"
     )
@@ -275,7 +278,7 @@ class ScoreOptions(TargetOptions):
             self.score,
             self.device,
             tell_others(on_phase),
-            self.choice_seconds,
+            min(self.choice_seconds, (self.seconds or math.inf) / 4),
             distributed.current_processes(),
         )
 

@@ -13,11 +13,13 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar, TypeAlias
 
+from funcppo.cli import EXIT_UNFINISHED
 from funcppo.cli.common import (
     JSON_FORMAT,
     Interrupt,
     JsonObject,
     WorkDisplay,
+    bounded,
     check_outputs,
     defer_interrupt,
     lock_output,
@@ -84,7 +86,7 @@ class Predict(ScoreOptions):
 
     In a query, ?x, _ and a single capital such as X are variables; a name in single quotes is always an entity.
 
-    Exit status: 0 answered, 2 bad input, 130 interrupted by Ctrl-C, 143 by SIGTERM.
+    Exit status: 0 answered, 2 bad input, 3 not all within --seconds, 130 interrupted by Ctrl-C, 143 by SIGTERM.
     """
 
     EXAMPLES: ClassVar[tuple[str, ...]] = (
@@ -135,7 +137,10 @@ class Predict(ScoreOptions):
           The exit status.
         """
         self._check_options()
-        with lock_output(self._log_target()):
+        with (
+            lock_output(self._log_target()),
+            bounded(self.seconds, self.device) as is_over,
+        ):
             set_target_threads(self.target, self.threads)
             answerer, notes = self.open_answerer()
             from funcppo.kg.answers import read_pair
@@ -149,6 +154,9 @@ class Predict(ScoreOptions):
                 queries, query_notes = self._read_queries(answerer)
                 status = self._answer_queries(answerer, queries, notes)
                 notes = [*query_notes, *notes]
+            if status and is_over():
+                status = EXIT_UNFINISHED
+                notes = [f"--seconds {self.seconds:g} is over", *notes]
             # Answers come first; an error stands alone.
             print_notes(notes, most=None if self.verbose else 5)
         return status
@@ -298,9 +306,9 @@ class Predict(ScoreOptions):
             close_log(log)
 
         is_whole = len(answered) == len(queries)
-        if not is_whole and (log or self.new):
+        if not is_whole and (log or self.new or not answered):
             count = f"{len(answered):,} of {len(queries):,} queries"
-            hint = f"continues {log.path}" if log else "needs --out FILE"
+            hint = f"continues {log.path}" if log else "needs a FILE"
             print_notes([f"interrupted after {count}; --resume {hint}"])
             return interrupt.exit_status
         if self.new:

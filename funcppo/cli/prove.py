@@ -16,6 +16,7 @@ import numpy as np
 from funcppo.cli.common import (
     JsonObject,
     WorkDisplay,
+    bounded,
     check_outputs,
     fixpoint_progress,
     open_dataset,
@@ -130,8 +131,11 @@ class Prove(TargetOptions):
 
         options = self._with_settings_of_run()
         deadline = Deadline(at=time.monotonic() + self.seconds)
-        facts, guided = options._find_facts(query, deadline.share(GUIDE_SHARE))
-        found = options._evaluate(query, facts, deadline)
+        with bounded(None):
+            facts, guided = options._find_facts(
+                query, deadline.share(GUIDE_SHARE)
+            )
+            found = options._evaluate(query, facts, deadline)
         if isinstance(found, Answers):
             result, text = options._list_answers(query, found)
         else:

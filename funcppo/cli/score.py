@@ -13,10 +13,13 @@ from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Annotated, ClassVar
 
+from funcppo.cli import EXIT_UNFINISHED, Terminated
 from funcppo.cli.common import (
     JsonObject,
     WorkDisplay,
+    bounded,
     check_outputs,
+    cut_when,
     lock_output,
     print_notes,
     select_device,
@@ -55,7 +58,7 @@ class Score(ScoreOptions):
     proof, or what name is unknown. With labels, the area under the ROC curve is printed, and how many labels the
     probability tells at the threshold that valid sets.
 
-    Exit status: 0 scored, 2 bad input.
+    Exit status: 0 scored, 2 bad input, 3 not all within --seconds.
     """
 
     EXAMPLES: ClassVar[tuple[str, ...]] = (
@@ -96,14 +99,17 @@ class Score(ScoreOptions):
         outputs = [("--out", self.out), ("--json", self.json)]
         check_outputs(outputs, self.inputs() + inputs, can_be_parquet=True)
         rows, has_labels = self._read()
-        with lock_output(self.out):
+        with (
+            lock_output(self.out),
+            bounded(self.seconds, self.device) as is_over,
+        ):
             set_target_threads(self.target, self.threads)
             answerer, notes = self.open_answerer()
             scorer = TripleScorer(answerer, self.explain)
-            summary = self._score(answerer, scorer, rows, has_labels)
+            summary = self._score(answerer, scorer, rows, has_labels, is_over)
         write_json(self.json, summary)
         print_notes([*notes, *_summary_notes(summary)])
-        return 0
+        return EXIT_UNFINISHED if summary["n_left_out"] else 0
 
     def _read(self) -> tuple[list[Row], bool]:
         """Read the rows of the file, and whether they have labels.
@@ -141,13 +147,10 @@ class Score(ScoreOptions):
         scorer: TripleScorer,
         rows: Sequence[Row],
         has_labels: bool,
+        is_over: Callable[[], bool],
     ) -> JsonObject:
-        """Score the rows chunk by chunk, and write them; return the summary."""
-        from funcppo.kg.answers import (
-            CHUNK_TRIPLES,
-            SCORE_COLUMNS,
-            summarise_labels,
-        )
+        """Score the rows chunk by chunk, and write them, until --seconds are over; return the summary."""
+        from funcppo.kg.answers import SCORE_COLUMNS, summarise_labels
 
         start, probabilities = time.perf_counter(), []
         labels = [LABELS[row[3].lower()] for row in rows if has_labels]
@@ -155,27 +158,46 @@ class Score(ScoreOptions):
         columns = SCORE_COLUMNS if self.explain else SCORE_COLUMNS[:-1]
         columns = (*columns, *["label"] * has_labels)
         with _writer(self.out, columns) as write, WorkDisplay("scoring") as bar:
-            for first in range(0, len(rows), CHUNK_TRIPLES):
-                chunk = rows[first : first + CHUNK_TRIPLES]
-                found = scorer.score([(x[0], x[1], x[2]) for x in chunk])
+            for found in _iter_scored(scorer, rows, is_over):
+                first = len(probabilities)
                 for record, label in zip(found, labels[first:]):
                     record["label"] = label
                 counts.update(record["verdict"] for record in found)
                 probabilities += [record["probability"] for record in found]
                 write(found, first == 0)
-                bar.update("scoring", first + len(chunk), len(rows))
+                bar.update("scoring", len(probabilities), len(rows))
         fitted = scorer.calibration
         summary: JsonObject = {
             "dataset": answerer.dataset.name,
             "score": answerer.subject.score.name,
-            "n_triples": len(rows),
+            "n_triples": len(probabilities),
+            "n_left_out": len(rows) - len(probabilities),
             "verdicts": counts,
             "calibration": fitted and fitted.to_json(),
             "seconds": time.perf_counter() - start,
         }
         if has_labels and fitted is not None:
-            summary |= summarise_labels(probabilities, labels, fitted.threshold)
+            known = labels[: len(probabilities)]
+            summary |= summarise_labels(probabilities, known, fitted.threshold)
         return summary
+
+
+def _iter_scored(
+    scorer: TripleScorer, rows: Sequence[Row], is_over: Callable[[], bool]
+) -> Iterator[list[JsonObject]]:
+    """Yield the records of one chunk of triples after another until the time is over."""
+    from funcppo.kg.answers import CHUNK_TRIPLES
+
+    for first in range(0, len(rows), CHUNK_TRIPLES):
+        chunk = rows[first : first + CHUNK_TRIPLES]
+        found = None
+        with cut_when(is_over):
+            found = scorer.score([(x[0], x[1], x[2]) for x in chunk])
+        if found is None and first:
+            return
+        if found is None:
+            raise Terminated
+        yield found
 
 
 def _iter_file(name: str, place: str) -> Iterator[Row]:
@@ -229,6 +251,10 @@ def _summary_notes(summary: JsonObject) -> list[str]:
     notes = [
         f"{n:,} triples ({verdicts}) in {seconds:.1f} s, score {summary['score']}"
     ]
+    if summary["n_left_out"]:
+        notes.append(
+            f"{summary['n_left_out']:,} triples are left out: --seconds"
+        )
     fitted = summary["calibration"]
     if fitted is None:
         notes.append("no probability: there is no valid split to fit it on")

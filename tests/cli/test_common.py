@@ -8,6 +8,8 @@ import mmap
 import os
 import signal
 import sys
+import threading
+import time
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -332,6 +334,20 @@ def test_a_first_signal_is_deferred_and_a_second_raises(first, second, error):
         assert interrupt.exit_status == 128 + first
         os.kill(os.getpid(), second)
     assert type(raised.value) is error
+    assert [signal.getsignal(number) for number in SIGNALS] == before
+
+
+def test_work_that_waits_ends_when_its_time_is_over():
+    before = [signal.getsignal(number) for number in SIGNALS]
+    late = "--seconds 0.01: expected more time, it was over before there was"
+    with pytest.raises(ValueError, match=late), common.bounded(0.01):
+        threading.Event().wait(60)
+    with pytest.raises(cli.Terminated), common.bounded(1e300):
+        os.kill(os.getpid(), signal.SIGTERM)
+    with common.bounded(0.5) as is_over, common.defer_interrupt() as found:
+        while not is_over():
+            time.sleep(0.01)
+        assert found.exit_status == 128 + signal.SIGTERM
     assert [signal.getsignal(number) for number in SIGNALS] == before
 
 

@@ -794,6 +794,7 @@ def count_rules(
     known: I64[Tensor, "R 3"] | None = None,
     budget: RowBudget | None = None,
     sampled_rules: set[int] | None = None,
+    deadline: Deadline = NO_DEADLINE,
     progress: CountCallback = ignore_progress,
 ) -> RuleCounts:
     """Count, per rule, the atoms it derives, those that are facts, and those that it derives only from themselves.
@@ -804,6 +805,7 @@ def count_rules(
       budget: bounds the rows that the joins make; None for no bound.
       sampled_rules: receives the rules whose joins make too many rows: they are counted from a sample. None: they are
         an error.
+      deadline: of the samples; a rule for which there is no time counts as without derivations.
       progress: is called after each rule that is counted.
 
     Raises:
@@ -825,7 +827,8 @@ def count_rules(
             if sampled_rules is None:
                 raise
             sampled_rules.add(rule.id)
-            counts = _sample_counts(*arguments)
+            part = deadline.share(1 / (len(rules) - len(counted)))
+            counts = _sample_counts(*arguments, part)
         counted.append(counts)
         progress(sizes.n_rules - len(rules) + len(counted), sizes.n_rules)
     table = table.index_copy(
@@ -865,15 +868,16 @@ def _sample_counts(
     relations: Relations,
     rule: Rule,
     object_identity: bool,
+    deadline: Deadline,
 ) -> tuple[int, int, int]:
     """Estimate the counts of a rule from the heads with a random sample of constants as their first variable.
 
-    The sample has as many constants as fit `MAX_SAMPLE_ROWS`, and the counts are scaled by their share. They are 0 if
-    one constant does not fit.
+    The sample has as many constants as fit `MAX_SAMPLE_ROWS` and half of the time left, and the counts are scaled by
+    their share. They are 0 if one constant does not fit.
     """
     variables = atom_variables(rule.head, sizes.n_constants)
     if not variables or any(a[0] not in relations for a in rule.body):
-        budget = RowBudget(MAX_SAMPLE_ROWS)
+        budget = RowBudget(MAX_SAMPLE_ROWS, deadline=deadline)
         return _count_rule(kb, sizes, relations, rule, object_identity, budget)
 
     # Constants that an atom of the body has in the place of the variable.
@@ -888,7 +892,8 @@ def _sample_counts(
     while n_drawn:
         drawn = constants[order[:n_drawn].sort().values]
         among = make_literal(Relation((drawn,)), (variable,), sizes.n_constants)
-        budget = RowBudget(MAX_SAMPLE_ROWS)
+        # A smaller sample has what a larger one leaves.
+        budget = RowBudget(MAX_SAMPLE_ROWS, deadline=deadline.share(0.5))
         try:
             counts = _count_rule(
                 kb, sizes, relations, rule, object_identity, budget, among

@@ -548,7 +548,9 @@ class _Grid:
         # by whether it is with object identity; counts that miss are added
         self.counts_of: dict[bool, RuleCounts] = {}
         if cfg.object_identity is not True:
-            dataset, notes = with_rule_counts(dataset, run_time.on_phase)
+            dataset, notes = with_rule_counts(
+                dataset, run_time.on_phase, run_time.part(SETTINGS_SHARE)
+            )
             counts = as_counts(dataset.rule_counts)
             assert counts is not None, "they are counted"
             self.counts_of[False] = RuleCounts(*counts.unbind(1))

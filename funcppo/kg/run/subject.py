@@ -140,7 +140,7 @@ def dataset_subject(
       device: where it is scored.
       on_phase: receives what is being done.
       choice_seconds: time limit of the choice, with T_P up to a height above 1 that is chosen; notes say what is left
-        out for it. Counting the rules, which every score needs, is not cut.
+        out for it. Counting the rules, which every score needs, has as much before, and is estimated beyond.
       processes: those that share the work, each of which calls this: rank 0 chooses within the time, and a height is
         taken if every process has computed its T_P within the time; None for one process.
 
@@ -153,7 +153,8 @@ def dataset_subject(
     is_open = value is None or "rules" not in value.needs
     count_notes: list[str] = []
     if cfg.object_identity is not True:
-        dataset, count_notes = with_rule_counts(dataset, on_phase)
+        counting = Deadline(at=time.monotonic() + choice_seconds)
+        dataset, count_notes = with_rule_counts(dataset, on_phase, counting)
     deadline = Deadline(at=time.monotonic() + choice_seconds)
     run_time = RunTime(on_phase=on_phase)
 

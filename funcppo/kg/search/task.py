@@ -276,7 +276,9 @@ def build_task(
 
 
 def with_rule_counts(
-    dataset: Dataset, on_phase: PhaseCallback = ignore_phase
+    dataset: Dataset,
+    on_phase: PhaseCallback = ignore_phase,
+    deadline: Deadline = NO_DEADLINE,
 ) -> tuple[Dataset, list[str]]:
     """Return the data set with the counts of all its rules without object identity, and notes on estimates."""
     known = dataset.rule_counts
@@ -284,7 +286,7 @@ def with_rule_counts(
         return dataset, []
     on_phase(COUNTING)
     kb, sizes = kbase.from_dataset(dataset)
-    counts, notes = _count_rules(dataset, False, kb, sizes, on_phase)
+    counts, notes = _count_rules(dataset, False, kb, sizes, on_phase, deadline)
     return replace(
         dataset, rule_counts=torch.stack(counts, dim=1).numpy()
     ), notes
@@ -296,24 +298,33 @@ def _count_rules(
     kb: KnowledgeBase,
     sizes: KBSizes,
     on_phase: PhaseCallback,
+    deadline: Deadline = NO_DEADLINE,
 ) -> tuple[RuleCounts, list[str]]:
-    """Return the counts of all rules, and a note if some of them are estimates."""
+    """Return the counts of all rules, and a note if some of them are estimates.
+
+    Args:
+      deadline: of the estimates; what is not counted in half of the time is estimated.
+    """
     sampled: set[int] = set()
+    budget = RowBudget(
+        MAX_EXACT_ROWS, max_held=MAX_EXACT_HEADS, deadline=deadline.share(0.5)
+    )
     counts = count_rules(
         kb,
         sizes,
         object_identity=object_identity,
         known=as_counts(dataset.rule_counts),
-        budget=RowBudget(MAX_EXACT_ROWS, max_held=MAX_EXACT_HEADS),
+        budget=budget,
         sampled_rules=sampled,
-        progress=lambda done, total: on_phase(COUNTING, done, total),
+        deadline=deadline,
+        progress=lambda done, total: on_phase(COUNTING, done, total, deadline),
     )
     if not sampled:
         return counts, []
     return counts, [
         f"counts of {len(sampled):,} of {sizes.n_rules:,} rules, and their confidences, are estimates from a "
         f"sample: counting them exactly makes more than {MAX_EXACT_ROWS:,} rows of joins, or {MAX_EXACT_HEADS:,} heads "
-        "of a rule"
+        "of a rule, or takes more time than was left"
     ]
 
 
