@@ -172,6 +172,7 @@ class Evaluate(ScoreOptions):
             screen = Screen(console, self.verbose)
             start = time.perf_counter()
             setup = self._prepare(console, exporter)
+
             limits.enter_context(setup.memory_limited(self.device))
             if is_main:
                 status = self._run(setup, screen, start, limits, is_over)
@@ -197,6 +198,7 @@ class Evaluate(ScoreOptions):
                 with_proofs=self.details is not None and self.proofs,
             )
         setup.exporter = exporter
+
         processes = distributed.current_processes()
         if processes is not None:
             gpu = distributed.gpu_facts(self.device)

@@ -255,6 +255,7 @@ def _summary_notes(summary: JsonObject) -> list[str]:
         notes.append(
             f"{summary['n_left_out']:,} triples are left out: --seconds"
         )
+
     fitted = summary["calibration"]
     if fitted is None:
         notes.append("no probability: there is no valid split to fit it on")

@@ -321,6 +321,7 @@ def _count_rules(
     )
     if not sampled:
         return counts, []
+
     return counts, [
         f"counts of {len(sampled):,} of {sizes.n_rules:,} rules, and their confidences, are estimates from a "
         f"sample: counting them exactly makes more than {MAX_EXACT_ROWS:,} rows of joins, or {MAX_EXACT_HEADS:,} heads "
