@@ -105,6 +105,9 @@ class Evaluate(ScoreOptions):
     split: Annotated[str, Opt("test|valid|NAME")] = "test"
     """Split whose queries are ranked: test, valid, or another file of triples, by its name in the folder of the data
     (test_hard) or its path. Those of test are then known to be true."""
+    holes: Literal["entity", "relation"] = "entity"
+    """What is asked of each triple: head and tail among entities, or the relation of the pair among all relations, by
+    the probabilities of `funcppo score`."""
     negatives: Annotated[str, Opt("all|N")] = "all"
     """Candidates of each query and side: all entities, or N sampled corruptions."""
     score: str = "auto"
@@ -153,6 +156,8 @@ class Evaluate(ScoreOptions):
           The exit status.
         """
         set_caches(self.cache_dir)
+        if self.holes == "relation":
+            return self._rank_relations()
         processes = distributed.current_processes()
         is_main = processes is None or processes.is_main
         if is_main:
@@ -185,6 +190,52 @@ class Evaluate(ScoreOptions):
             if exporter and status == 0:
                 exporter.telemetry.finish()
             return status
+
+    def _rank_relations(self) -> int:
+        """Rank the relation of each triple and print the metrics; return the exit status.
+
+        Raises:
+          ValueError: an option of ranking entities is given.
+        """
+        for name in ("details", "negatives", "resume", "overwrite"):
+            if getattr(self, name) != getattr(Evaluate, name):
+                raise ValueError(
+                    f"--{name}: expected --holes entity, got relation"
+                )
+        check_outputs([("--json", self.json)], self.inputs())
+        start = time.perf_counter()
+        set_target_threads(self.target, self.threads)
+        answerer, notes = self.open_answerer()
+        from funcppo.kg.answers import TripleScorer
+        from funcppo.kg.ranking import ranking
+        from funcppo.logs import package_versions
+
+        dataset, subject = answerer.dataset, answerer.subject
+        split = getattr(dataset, self.table)[self._query_rows(dataset)]
+        with WorkDisplay("ranking relations") as bar:
+            ranked = TripleScorer(answerer).rank_relations(
+                split, partial(bar.update, "ranking relations")
+            )
+        result: JsonObject = {
+            **ranking.summarise_rows([ranked], list(dataset.predicates)),
+            "holes": self.holes,
+            "score": subject.score.name,
+            "split": self.split,
+            "height": subject.task.max_height,
+            "dataset": dataset.name,
+            "notes": notes,
+            "versions": package_versions(),
+            "device": self.device,
+            "total_seconds": time.perf_counter() - start,
+        }
+        result["accuracy"] = result["hits@1"]
+        write_json(self.json, result)
+        screen = Screen(make_console(self.json == "-"), self.verbose)
+        screen.add(notes, "answers")
+        title = f"{dataset.name}, {self.split}, relations of pairs (hits@1 is the accuracy)"
+        table = metrics_table(title, {result["score"]: result})
+        print_table(screen.console, table)
+        return 0
 
     def _prepare(
         self, console: Console, exporter: Exporter | None

@@ -65,6 +65,7 @@ from funcppo.kg.run.subject import Subject
 from funcppo.kg.scores import learned
 from funcppo.kg.scores.learned import LearnedScore, Weights
 from funcppo.kg.search import guide
+from funcppo.kg.search.beam import ProgressCallback
 from funcppo.kg.search.task import (
     inference_world,
     is_unproved_fact,
@@ -899,17 +900,58 @@ class TripleScorer:
           with_known: those of known triples too.
         """
         found = self.score([(head, name, tail) for name in self._relations])
-
-        def order(record: Json) -> tuple[bool, float, float]:
-            chance, is_open = record["probability"], False
-            if chance is None:
-                chance = max(record["score_head"], record["score_tail"])
-                is_open = record["verdict"] == NO_PROOF
-            rank = min(record["rank_head"], record["rank_tail"])
-            return is_open, -chance, rank
-
         kept = [x for x in found if with_known or not x["known"]]
-        return sorted(kept, key=order)
+        return sorted(kept, key=_relation_order)
+
+    def rank_relations(
+        self, split: I32[np.ndarray, "n W"], on_progress: ProgressCallback
+    ) -> ranking.RankedRows:
+        """Rank the relation of each triple among all relations of its pair, without those of other known triples.
+
+        Args:
+          on_progress: called with the number of ranked triples, and of all.
+        """
+        dataset = self._answerer.dataset
+        n, places = len(self._relations), list(self._relations.values())
+        size = max(1, CHUNK_TRIPLES // n)
+        counts: list[tuple[int, int, int]] = []
+        is_derived: list[bool] = []
+        for start in range(0, len(split), size):
+            rows = split[start : start + size].tolist()
+            found = self.score(
+                [
+                    (
+                        dataset.entities[head - 1],
+                        name,
+                        dataset.entities[tail - 1],
+                    )
+                    for _, head, tail, *_ in rows
+                    for name in self._relations
+                ]
+            )
+            for i, row in enumerate(rows):
+                records = found[i * n : (i + 1) * n]
+                own = records[places.index(row[0])]
+                order = _relation_order(own)
+                others = [
+                    _relation_order(x)
+                    for x in records
+                    if x is not own and not x["known"]
+                ]
+                n_better = sum(x < order for x in others)
+                n_equal = others.count(order)
+                counts.append((n_better, n_equal, len(others) + 1))
+                is_derived.append(own["verdict"] != NO_PROOF)
+            on_progress(start + len(rows), len(split))
+        relation = torch.from_numpy(split[:, 0].astype(np.int64))
+        columns = torch.tensor(counts).unbind(1)
+        return ranking.RankedRows(
+            rank_metrics.RankCounts(*columns),
+            torch.full_like(relation, TAIL),
+            relation,
+            torch.tensor(is_derived),
+            n * len(split),
+        )
 
     def _describe(self, atoms: I32[np.ndarray, "n W"]) -> Iterator[Json]:
         """Yield the numbers and the verdict of each triple, with its rule and proof if asked for."""
@@ -930,6 +972,18 @@ class TripleScorer:
                 record["rule"] = why.rule_text
                 record["proof"] = why.to_json()["proof"]
             yield record
+
+
+def _relation_order(record: Json) -> tuple[bool, float, float]:
+    """Return by what relations of a pair are ordered, the best one first; see `TripleScorer.relations`."""
+    chance, is_open = record["probability"], False
+    rank = min(record["rank_head"], record["rank_tail"])
+    if chance is None:
+        chance = max(record["score_head"], record["score_tail"])
+        is_open = record["verdict"] == NO_PROOF
+        # Of relations without a proof nothing is known.
+        rank *= not is_open
+    return is_open, -chance, rank
 
 
 _SCORE_VALUES = (

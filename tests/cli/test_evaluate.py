@@ -12,7 +12,9 @@ import numpy as np
 import pytest
 import torch
 
+import funcppo as fp
 from funcppo.cli import common
+from funcppo.kg.graph.loaders import load
 from funcppo.kg.ranking import evaluate as evaluation
 from funcppo.kg.ranking import ranking
 from tests.cli.runner import (
@@ -119,6 +121,10 @@ def test_every_score_ranks(trained, programs, score):
             "countries_s1 --device cpu --cuda-graphs manual",
             "--cuda-graphs manual: expected --device cuda, got cpu",
         ),
+        (
+            "countries_s1 --holes relation --negatives 5",
+            "--negatives: expected --holes entity, got relation",
+        ),
         ("countries_s1 --resume", "--resume, --overwrite: expected --details"),
         ("{tmp}", "train.txt"),
         (
@@ -188,6 +194,55 @@ def test_lines_that_were_dropped_are_named(verbose, programs, tmp_path):
     else:
         assert f"data: {dropped} (and " in printed
         assert repeated not in printed
+
+
+def test_relations_of_pairs_are_ranked_as_predict_lists_them(
+    graph, runs, monkeypatch, capsys
+):
+    run = runs / "questions"
+    result = evaluated(monkeypatch, capsys, run, "--holes", "relation")
+    knowledge = fp.open(run)
+    triples = load(graph).test
+    reciprocals, hits = [], []
+    for r, h, t in triples.tolist():
+        head, tail = (knowledge.dataset.entities[i - 1] for i in (h, t))
+        own = knowledge.dataset.predicates[r - 1]
+        found = knowledge._scorer.relations(head, tail, with_known=True)
+        values = {
+            x["relation"]: (-x["probability"], x["rank_head"], x["rank_tail"])
+            for x in found
+            if x["relation"] == own or not x["known"]
+        }
+        first = sum(x < values[own] for x in values.values())
+        equal = list(values.values()).count(values[own])
+        places = range(first + 1, first + equal + 1)
+        reciprocals.append(np.mean([1 / place for place in places]))
+        hits.append((first == 0) / equal)
+    assert result["n_queries"] == len(hits)
+    assert result["accuracy"] == pytest.approx(np.mean(hits))
+    assert result["mrr"] == pytest.approx(np.mean(reciprocals))
+
+
+def test_the_relation_of_a_story_follows_by_a_proof_of_several_rules(
+    monkeypatch, capsys, tmp_path
+):
+    """Two rules contradict each other; the one that more linked pairs contradict loses, however many pairs are not."""
+    rows = ["story\tfacts\tasked pair\trelation"]
+    rows += [f"{i}\t0,p,1 1,q,2\t0,2\t{'r' if i else 's'}" for i in range(4)]
+    rows += [f"{i}\t0,r,1 1,q,2 2,p,3\t0,2\tr" for i in range(4, 7)]
+    (tmp_path / "train.tsv").write_text("\n".join(rows) + "\n")
+    story = "1\t0,p,1 1,q,2 2,q,3 3,q,4\t0,4\tr"
+    (tmp_path / "test_4.tsv").write_text(f"{rows[0]}\n{story}\n")
+    (tmp_path / "rules.txt").write_text(
+        "1\tr(X,Y) :- p(X,Z), q(Z,Y)\n1\ts(X,Y) :- p(X,Z), q(Z,Y)\n"
+        "1\tr(X,Y) :- r(X,Z), q(Z,Y)\n1\ts(X,Y) :- s(X,Z), q(Z,Y)\n"
+    )
+    words = (tmp_path, "--split", "test_4", "--holes", "relation")
+    for height, accuracy in ((2, 0.25), (3, 1.0)):
+        score = ("--score", f"linked-proof-product@{height}")
+        result = evaluated(monkeypatch, capsys, *words, *score)
+        assert result["accuracy"] == accuracy
+        assert result["ceiling"] == float(height == 3)
 
 
 def test_a_split_by_name_known_triples_and_candidates(

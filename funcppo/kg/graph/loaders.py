@@ -68,6 +68,7 @@ from funcppo.kg.graph.triples import (
     TripleFile,
     choose_by_name,
     choose_columns,
+    drop_duplicates,
     drop_header,
     format_rdf,
     is_json_lines,
@@ -298,21 +299,30 @@ def with_test(
     Args:
       dataset: without rules, whose ids new entities would shift.
 
+    What the file's stories tell is known, and test are the triples that they ask.
+
     Raises:
       ValueError: the file is wrong or empty, or has a relation that the data set does not have.
     """
     table, ids, file, names = _read_atoms(dataset, path, cfg, extend=True)
     if not len(table):
         raise ValueError(f"{path}: empty: expected triples")
+    is_asked = file.is_asked
     is_unknown = table[:, 0] == 0
     if is_unknown.any():
         row = int(is_unknown.argmax())
         relation = names[file.triples[row, 1]]
         problem = unknown_name_message("relation", relation, dataset.predicates)
-        raise ValueError(f"{path}:{file.first_line + row}: {problem}")
+        line = f":{file.first_line + row}" if is_asked is None else ""
+        raise ValueError(f"{path}{line}: {problem}")
+    facts = dataset.facts
+    if is_asked is not None:
+        facts = np.concatenate([facts, table[~is_asked]])
+        facts, table = drop_duplicates(facts), table[is_asked]
     return replace(
         _with_known_table(dataset, dataset.test),
         entities=tuple(ids),
+        facts=facts,
         test=table,
         stored=None,
     )
@@ -540,6 +550,13 @@ def _load_splits(
     _check_spelling(paths, files, names, cfg)
     splits = dict.fromkeys(SPLITS, np.zeros((0, 3), np.int32))
     splits |= {split: file.triples for split, file in files.items()}
+    for split, file in files.items():
+        if split in SPLITS[1:] and file.is_asked is not None:
+            # What the stories of held-out triples tell is known.
+            told = [splits["facts"]] if "facts" in splits else []
+            told.append(file.triples[~file.is_asked])
+            splits["facts"] = np.concatenate(told)
+            splits[split] = file.triples[file.is_asked]
     notes = [note for file in files.values() for note in file.notes]
     if cfg.split_ratios is None:
         return _with_notes(from_tables(name, names, splits), notes)

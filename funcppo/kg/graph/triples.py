@@ -72,6 +72,8 @@ class TripleFile(NamedTuple):
     )  # int32 [n, 3], head, relation, tail as numbers of names
     first_line: int  # number of the line of the first triple, from 1
     notes: list[str]
+    # of a file of stories, which triples are asked, bool [n]; None for another file
+    is_asked: np.ndarray | None = None
 
 
 class NameNumbers(defaultdict[str, int]):
@@ -136,6 +138,8 @@ def read_triples(
 
     rows = iter_rows(content, path)
     first = next(rows)
+    if columns is None and first[0] == "story" and len(first) == 4:
+        return _read_stories(rows, path, numbers)
     is_json = is_json_lines(path)
     chosen = choose_columns(first, columns, path, is_named=is_json)
     first_line = 2 if chosen.has_header and not is_json else 1
@@ -247,6 +251,37 @@ def choose_columns(
             )
     indices = [*map(header.index, names)]
     return Columns(indices, len(first), has_header=is_named or not by_number)
+
+
+def _read_stories(
+    rows: Iterable[list[str]], path: str, numbers: NameNumbers
+) -> TripleFile:
+    """Read the triples of stories, each a graph of its own on a line: its number, facts, an asked pair, its relation.
+
+    An entity is named FILE-STORY:NAME, so that no two stories share one.
+
+    Raises:
+      ValueError: a line is of another form; names it.
+    """
+    names: list[str] = []
+    is_asked: list[bool] = []
+    stem = Path(path).name.partition(".")[0]
+    for line, row in enumerate(rows, 2):
+        story, facts, pair, relation = row if len(row) == 4 else ("",) * 4
+        triples = [fact.split(",") for fact in facts.split(" ")]
+        triples.append([*pair.split(",")[:1], relation, *pair.split(",")[1:]])
+        if not all(len(x) == 3 and all(x) for x in triples):
+            raise ValueError(
+                f"{path}:{line}: expected a story: its number, facts head,relation,tail with spaces between them, "
+                f"the asked head,tail and its relation, got {shorten(repr(row))}"
+            )
+        for head, name, tail in triples:
+            graph = f"{stem}-{story}"
+            names += [f"{graph}:{head}", name, f"{graph}:{tail}"]
+        is_asked += [False] * (len(triples) - 1) + [True]
+    note = f"{path}: {sum(is_asked)} stories, each a graph of its own"
+    table = numbers.number(names)
+    return TripleFile(table, 2, [note], np.array(is_asked, bool))
 
 
 def find_columns(names: Sequence[str]) -> list[int] | None:

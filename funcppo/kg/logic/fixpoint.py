@@ -38,7 +38,7 @@ import torch
 from torch import Tensor
 
 from funcppo.core.host import NO_DEADLINE, Deadline
-from funcppo.core.types import I32, I64
+from funcppo.core.types import F64, I32, I64
 from funcppo.kg.graph.dataset import OPERATORS
 from funcppo.kg.logic import joins, row_index
 from funcppo.kg.logic.joins import (
@@ -378,12 +378,12 @@ def _iter_step_atoms(
       steps: the atoms before the last step, those that it added, and all of them.
       negated: all atoms of the predicates that the rules negate.
     """
-    previous, delta, known = steps
+    previous, *_ = steps
     # In the first step every rule applies, without a body too.
     active = [
         rule
         for rule in rules
-        if not previous or any(atom[0] in delta for atom in rule.body)
+        if not previous or any(atom[0] in steps[1] for atom in rule.body)
     ]
     report(0, len(active))
     for n_done, rule in enumerate(active, 1):
@@ -391,12 +391,7 @@ def _iter_step_atoms(
             rule, sizes.n_constants, object_identity
         )
         conditions = make_conditions(rule, negated, kb, sizes.n_constants)
-        n_body = len(rule.body)
-        for i in range(max(n_body, 1)):
-            sources = [*[previous] * i, delta, *[known] * n_body]
-            relations = [
-                source.get(atom[0]) for atom, source in zip(rule.body, sources)
-            ]
+        for relations in _iter_bodies(rule, steps):
             heads = derive_heads(
                 rule,
                 relations,
@@ -409,6 +404,17 @@ def _iter_step_atoms(
             if heads is not None:
                 yield _atoms_of(rule.head[0], heads)
         report(n_done, len(active))
+
+
+def _iter_bodies(
+    rule: Rule, steps: tuple[Relations, Relations, Relations]
+) -> Iterator[list[Relation | None]]:
+    """Yield relations for the body's atoms, so that each body with an atom of the last step is found once."""
+    previous, delta, known = steps
+    n_body = len(rule.body)
+    for i in range(max(n_body, 1)):
+        sources = [*[previous] * i, delta, *[known] * n_body]
+        yield [source.get(atom[0]) for atom, source in zip(rule.body, sources)]
 
 
 def derive_heads(
@@ -559,6 +565,95 @@ def atom_height(
         return row
     height = model.height[row.clamp_min(0)]
     return torch.where(row >= 0, height.to(torch.int64), -1)
+
+
+def best_products(
+    kb: KnowledgeBase,
+    sizes: KBSizes,
+    model: LeastModel,
+    weight: F64[Tensor, "R"],
+    max_height: int,
+) -> F64[Tensor, "n"]:
+    """Return the largest product of the weights of the rules in a proof of each atom of a model; 0 without a proof.
+
+        v_0 = 1 for a fact, else 0,    v_h(head) = max of w_r prod v_{h - 1}(atom of the body) over rules r and bodies
+
+    A rule counts as often as a proof applies it. The proof of a fact is from other facts: its last body does not
+    contain it.
+
+    Args:
+      weight: of each rule, from 0 to 1.
+      max_height: of a proof.
+
+    Source: Goodman 1999, "Semiring parsing" (the Viterbi semiring).
+    """
+    rules, is_fact = rules_from_kb(kb), model.height == 0
+    best = torch.zeros_like(model.height, dtype=torch.float64)
+    value, is_new = is_fact.double(), is_fact
+    for _ in range(max_height):
+        parts = (value > 0) & ~is_new, is_new, value > 0
+        first, second, third = (
+            relations_by_predicate(model.atoms[part]) for part in parts
+        )
+        for rule in rules:
+            for relations in _iter_bodies(rule, (first, second, third)):
+                for row, product in _iter_products(
+                    rule, relations, sizes, model, value
+                ):
+                    product = product * weight[rule.id]
+                    best = best.scatter_reduce(0, row, product, "amax")
+        after = torch.where(is_fact, 1.0, best)
+        value, is_new = after, after > value
+        if not is_new.any():
+            break
+    return best
+
+
+def _iter_products(
+    rule: Rule,
+    relations: Sequence[Relation | None],
+    sizes: KBSizes,
+    model: LeastModel,
+    value: F64[Tensor, "n"],
+) -> Iterator[tuple[I64[Tensor, "b"], F64[Tensor, "b"]]]:
+    """Yield the rows of the heads that a rule derives with the product of the values of their bodies."""
+    literals = [
+        make_literal(relation, atom[1:], sizes.n_constants)
+        for relation, atom in zip(relations, rule.body)
+        if relation is not None
+    ]
+    if len(literals) < len(rule.body):
+        return
+    terms = (0, *rule.head[1:], *(x for atom in rule.body for x in atom[1:]))
+    query = ConjunctiveQuery(
+        tuple(literals),
+        atom_variables(terms, sizes.n_constants),
+        tuple(
+            object_identity_constraints(
+                rule, sizes.n_constants, model.object_identity
+            )
+        ),
+        sizes.n_constants,
+        None,
+    )
+
+    def rows_of(atom: tuple[int, ...], table: joins.Table) -> Tensor:
+        """Return the row of an atom in the model for each row of a table."""
+        columns = dict(zip(table.variables, table.columns))
+        terms = model.atoms.new_zeros((table.size, model.atoms.shape[1]))
+        terms[:, 0] = atom[0]
+        for place, term in enumerate(atom[1:], 1):
+            terms[:, place] = columns.get(term, term)
+        return find_atoms(model.atom_index, sizes, terms.long())
+
+    for table in joins.iter_answers(query):
+        head = rows_of(rule.head, table)
+        is_kept, product = head >= 0, torch.ones_like(head, dtype=value.dtype)
+        for atom in rule.body:
+            row = rows_of(atom, table)
+            product = product * value[row]
+            is_kept = is_kept & (row != head)
+        yield head[is_kept], product[is_kept]
 
 
 def build_filter_index(

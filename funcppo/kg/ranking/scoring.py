@@ -35,7 +35,7 @@ from funcppo.kg.logic.derive import (
     open_questions,
     select_questions,
 )
-from funcppo.kg.logic.fixpoint import Derivations
+from funcppo.kg.logic.fixpoint import Derivations, LeastModel
 from funcppo.kg.logic.kb import HEAD, TAIL, KBSizes
 from funcppo.kg.logic.row_index import sort_keys, unique_rows_with_inverse
 from funcppo.kg.scores import evidence
@@ -116,10 +116,13 @@ class TaskCandidates(Candidates):
 
     def derived_within(self, height: int) -> Bool[Tensor, "L"]:
         """Return whether T_P derives each candidate within a height; a known fact is derived from other facts."""
-        task = with_answers(self._task, self.atoms, (TAIL,))
-        is_derived = is_derived_within(task.least_model, height, self.atoms)
-        is_unproved = is_unproved_fact(task, self.atoms)
+        is_derived = is_derived_within(self.least_model(), height, self.atoms)
+        is_unproved = is_unproved_fact(self._task, self.atoms)
         return is_derived & ~is_unproved.to(is_derived.device)
+
+    def least_model(self) -> LeastModel:
+        """Return what T_P derives; of a task that holds no answers, those of the candidates' queries."""
+        return with_answers(self._task, self.atoms, (TAIL,)).least_model
 
     def labels(self) -> I64[Tensor, "L"]:
         """Return each candidate's label: its relation and the side that it answers."""

@@ -410,6 +410,10 @@ class Candidates:
         """Return whether T_P derives each candidate within a height; a known fact is derived from other facts."""
         raise NotImplementedError
 
+    def least_model(self) -> LeastModel:
+        """Return what T_P derives, the candidates among it."""
+        raise NotImplementedError
+
     def labels(self) -> I64[Tensor, "L"]:
         """Return each candidate's label (relation and side that it answers), see `make_label`."""
         raise NotImplementedError
@@ -596,6 +600,57 @@ class Exists(Score):
         return torch.where(is_derived, infinity, -infinity)
 
 
+class ProofProduct(Score):
+    """Largest product of rule confidences along a proof of a candidate within a height.
+
+    For the relation of a pair, confidences count the derived heads whose pair some fact links: an asked pair is linked.
+    """
+
+    needs: frozenset[Need] = frozenset({"heights"})
+    takes_other_facts = False
+
+    def __init__(self, name: str, height: int, *, linked: bool) -> None:
+        """Set the maximum height of a proof, and whether only heads with a linked pair count."""
+        super().__init__(name)
+        self.min_height = height
+        self._linked = linked
+        self._held: tuple[LeastModel, F64[Tensor, "n"]] | None = None
+
+    def log_odds(self, found: Candidates) -> F64[Tensor, "L"]:
+        """Compute the log-odds of the product; -inf for candidates without a proof."""
+        model = found.least_model()
+        if self._held is None or self._held[0] is not model:
+            kb, height = found.kb, self.min_height
+            if self._linked:
+                kb = _among_linked(kb, model)
+            products = fixpoint.best_products(
+                kb, model.sizes, model, rule_confidences(kb), height
+            )
+            self._held = model, products
+        atoms = found.atoms.long().to(model.atoms.device)
+        row = kbase.find_atoms(model.atom_index, model.sizes, atoms)
+        product = torch.nn.functional.pad(self._held[1], (0, 1))[row]
+        return torch.logit(product).to(found.atoms.device)
+
+
+def _among_linked(kb: KnowledgeBase, model: LeastModel) -> KnowledgeBase:
+    """Return the knowledge base whose body pairs leave out heads of two entities that no fact links."""
+    base = model.sizes.n_constants + 1
+    facts = kbase.binary_atoms(kb.facts).long()
+    linked = row_index.unique_values(facts[:, HEAD] * base + facts[:, TAIL])
+    n_pairs = kb.body_pairs.double()
+    for part in iter_consequences(
+        kb, model.sizes, object_identity=model.object_identity
+    ):
+        atoms = part.atoms.long()
+        is_pair = kbase.is_binary(atoms)
+        atoms, rule = atoms[is_pair], part.rule[is_pair]
+        code = atoms[:, HEAD] * base + atoms[:, TAIL]
+        rule = rule[~row_index.binary_search(linked, code).found]
+        n_pairs = n_pairs.index_add(0, rule, -torch.ones_like(rule).double())
+    return kb._replace(body_pairs=n_pairs)
+
+
 class OtherFacts(Score):
     """Log-likelihood ratio of a candidate with, or without, other facts of the asked relation."""
 
@@ -705,8 +760,8 @@ def describe_names(trained: Iterable[str] = ()) -> str:
     forms = ", ".join([*trained, *known])
     without = "" if trained else "; a trained run has others"
     return (
-        f"{forms}; H, N and P from 1, P to 99; at its end {OTHER_FACTS} or not (all but exists@H and those of a "
-        f"trained run){without}"
+        f"{forms}; H, N and P from 1, P to 99; at its end {OTHER_FACTS} or not (not with @H, nor of a trained run)"
+        f"{without}"
     )
 
 
@@ -738,4 +793,12 @@ register(
     _make_noisy_or,
     "of the N best rules, confidences to the power P",
     tried=("noisy-or", "noisy-or@2", "noisy-or@3"),
+)
+register(
+    "proof-product@H, linked-proof-product@H",
+    r"(linked-)?proof-product@([1-9][0-9]{0,8})",
+    lambda match: ProofProduct(
+        match.string, int(match[2]), linked=bool(match[1])
+    ),
+    "of a best proof; linked-: for relations",
 )

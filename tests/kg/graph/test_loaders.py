@@ -159,6 +159,45 @@ def test_a_file_is_split_at_random(tmp_path):
     assert not len(known.valid) and not len(known.test)
 
 
+STORIES = """story\tfacts\tasked pair\trelation
+7\t0,father,1 1,sister,2\t0,2\taunt
+8\t0,aunt,1\t1,0\tniece
+"""
+
+
+def test_each_story_is_a_graph_of_its_own(tmp_path):
+    """What stories tell is known, what those of test ask is held out; a named split takes the place of test."""
+    for name in ("train", "test", "test_2"):
+        (tmp_path / f"{name}.tsv").write_text(STORIES)
+    dataset = load(tmp_path)
+    for split in ("test", "test_2"):
+        if split == "test_2":
+            path = loaders.find_split(tmp_path, split)
+            dataset = loaders.with_test(dataset, path)
+        names = dataset.entities
+        told, asked = (
+            {
+                (names[h - 1], dataset.predicates[r - 1], names[t - 1])
+                for r, h, t in table.tolist()
+            }
+            for table in (dataset.facts[len(dataset.train) :], dataset.test)
+        )
+        assert len(dataset.train) == 5
+        of_split = {x for x in told if x[0].startswith(f"{split}-")}
+        assert of_split == {
+            (f"{split}-7:0", "father", f"{split}-7:1"),
+            (f"{split}-7:1", "sister", f"{split}-7:2"),
+            (f"{split}-8:0", "aunt", f"{split}-8:1"),
+        }
+        assert asked == {
+            (f"{split}-7:0", "aunt", f"{split}-7:2"),
+            (f"{split}-8:1", "niece", f"{split}-8:0"),
+        }
+    for line in ("1\t0,father 1,sister,2\t0,2\taunt", "1\t0,r,1\t0\ts", "1"):
+        (tmp_path / "train.tsv").write_text(STORIES + line + "\n")
+        assert "train.tsv:4: expected a story" in message(load, tmp_path)
+
+
 def test_the_triples_of_a_folder_are_split_if_it_holds_no_valid_and_test(
     folder,
 ):

@@ -254,13 +254,16 @@ ONE_STEP = ProverTaskConfig(max_height=1)
         "noisy-or@3",
         "noisy-or@1.5-other-facts",
         "noisy-or-top-5@2",
+        "linked-proof-product@2",
     ],
 )
 def test_a_name_is_that_of_its_score(name):
     score = parse(name)
     assert score.name == str(score) == name
     assert ("other-facts" in score.needs) == name.endswith("-other-facts")
-    assert score.min_height == (2 if name == "exists@2" else 1)
+    assert score.min_height == (
+        2 if name in ("exists@2", "linked-proof-product@2") else 1
+    )
 
 
 @pytest.mark.parametrize(
@@ -269,13 +272,14 @@ def test_a_name_is_that_of_its_score(name):
         *("", "evidence", "max-confidence@2"),
         *(f"exists@{h}" for h in ("", "0", "²", "9" * 20)),
         *(f"noisy-or@{p}" for p in ("", "0", "100", "nan")),
-        *(f"noisy-or-{end}" for end in ("top-", "top-0", "linked-last", "other-facts-other-facts")),
+        "linked-proof-product@0",
+        *(f"noisy-or-{end}" for end in ("top-", "top-0", "other-facts-other-facts")),
     ],
 )  # fmt: skip
 def test_another_name_is_one_error(name):
     with pytest.raises(ValueError, match=r"^score .*: expected exists@H ") as e:
         parse(name)
-    assert str(e.value).count("\n") == 0 and len(str(e.value)) < 400
+    assert str(e.value).count("\n") == 0 and len(str(e.value)) < 420
 
 
 def test_a_run_adds_its_scores_to_the_names():
@@ -365,7 +369,7 @@ def test_a_new_score_is_one_object_that_evaluate_ranks_by(monkeypatch):
         scores = {record["quantised_score"] for record in records} - {None}
         is_count = {score % 10_000 == 0 for score in scores}
         assert is_count == ({True} if name == "rule-count" else {True, False})
-    known = r"P\), rule-count \(of a candidate\); H"
+    known = r"relations\), rule-count \(of a candidate\); H"
     with pytest.raises(ValueError, match=known):
         parse("rule-counts")
 
