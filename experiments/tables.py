@@ -299,6 +299,18 @@ def fifty_graphs() -> str:
     return table(head, rows) + counts + origin_of_runs("fifty_graphs")
 
 
+def stories() -> str:
+    """Return a row a length of stories."""
+    rows = [
+        [str(run["length"]), str(run["n_queries"])]
+        + [metric_text(run[x]) for x in ("accuracy", "mrr", "ceiling")]
+        + [f"{run['seconds']:.0f}"]
+        for run in load_record("stories")["runs"]
+    ]
+    head = ["facts", "stories", "accuracy", "MRR", "ceiling", "seconds"]
+    return table(head, rows) + origin_of_runs("stories")
+
+
 def fifty_graphs_cells(runs: Sequence[Row]) -> list[str]:
     """Return how many graphs, the largest costs, and means over the graphs with results."""
     untrained, trained = [], []
@@ -598,6 +610,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
         levels,
         given_rules,
         fifty_graphs,
+        stories,
         learning_curves,
         performance_cartpole,
         performance_time_of_update,

@@ -51,7 +51,7 @@ def main() -> None:
 
 def run_program(words: list[object]) -> None:
     """Run funcppo in a process of its own; its errors are shown."""
-    command = [sys.executable, "-m", "funcppo.cli", *map(str, words)]
+    command = [sys.executable, "-m", "funcppo", *map(str, words)]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
 
 

@@ -69,7 +69,7 @@ LINE_SECONDS = 10.0  # between lines on work in progress, without a terminal
 METRIC_COLUMNS = ("mrr", "hits@1", "hits@3", "hits@10", "auc_pr", "proved")
 # Files of a data set in a folder, in any format.
 _SPLIT_FILE = re.compile(r"(train|valid|test|facts)\.")
-_DATA_FILE = re.compile(r"(train|valid|test|facts|rules)\.")
+_DATA_FILE = re.compile(r"(train|valid|test|facts|rules|labels)\.")
 
 JsonObject: TypeAlias = dict[str, Any]
 

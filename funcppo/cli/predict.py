@@ -43,7 +43,12 @@ from funcppo.kg.graph.text import (
 # PyTorch takes seconds to import, and --help is not to wait for it
 if TYPE_CHECKING:
     from funcppo.core.files import RecordLog
-    from funcppo.kg.answers import Answerer, OpenQuery, Predictions
+    from funcppo.kg.answers import (
+        Answerer,
+        OpenQuery,
+        Predictions,
+        TripleScorer,
+    )
 
     # A query, and how it was written.
     WrittenQuery: TypeAlias = tuple[OpenQuery, str]
@@ -78,7 +83,8 @@ class Predict(ScoreOptions):
     scores by rule confidences: what is best on its valid split, as chosen by `funcppo evaluate`.
 
     With --relation R --new, all facts R(h, t) that the rules derive and no split holds are listed, best first: the
-    answers of R(h, X) for each entity h, by whose score they are ordered.
+    answers of R(h, X) for each entity h, by whose score they are ordered; without --relation those of all relations, by
+    the probability of `funcppo score`.
 
     With --queries FILE and --csv OUT (or --json OUT, without --csv), and with --new and --out OUT, answers are a line
     of JSON in OUT.part as soon as they are found, and OUT is written when all are; after an interruption the option
@@ -116,9 +122,9 @@ class Predict(ScoreOptions):
     queries: OptionalFile = None
     """Answer the queries in FILE, one a line. Default: QUERY."""
     relation: str | None = None
-    """Relation whose new facts --new lists. Default: none."""
+    """Relation whose new facts --new lists. Default: all."""
     new: bool = False
-    """List all new facts of --relation. Default: off."""
+    """List all new facts, of --relation or of all relations. Default: off."""
     out: OptionalFile = None
     """Write the new facts to FILE: lines of JSON (.jsonl) or Parquet (.parquet) by its ending, else CSV. Default: print
     the first --k."""
@@ -177,7 +183,7 @@ class Predict(ScoreOptions):
         for place, record in enumerate(found, 1):
             chance = record["probability"]
             shown = "" if chance is None else score_text(chance)
-            name = format_name(record["relation"])
+            name = _shown_name(answerer, record["relation"])
             print_text(
                 f"  {place:>4}  {shown:<6}  {_known_text(record['known'])}  {record['verdict']:<8}  {name}"
             )
@@ -187,25 +193,20 @@ class Predict(ScoreOptions):
         asked = [self.query is not None, self.queries is not None, self.new]
         if sum(asked) != 1:
             raise ValueError(
-                f"expected QUERY, --queries FILE, or --relation R --new, got {sum(asked) or 'none'} of them"
+                f"expected QUERY, --queries FILE, or --new, got {sum(asked) or 'none'} of them"
             )
-        if self.new != (self.relation is not None):
-            raise ValueError("--relation, --new: expected both or neither")
-        if self.out and not self.new:
-            raise ValueError(
-                "--out: expected --relation R --new --out FILE beside it"
-            )
+        for name in ("relation", "out"):
+            if getattr(self, name) and not self.new:
+                raise ValueError(f"--{name}: expected --new beside it")
         for name in ("resume", "overwrite"):
             if getattr(self, name) and self._log_target() is None:
                 raise ValueError(
-                    f"--{name}: expected --relation R --new --out FILE, or --queries FILE with --csv FILE or "
+                    f"--{name}: expected --new --out FILE, or --queries FILE with --csv FILE or "
                     "--json FILE, beside it"
                 )
         for name in ("explain", "known", "unproved", "csv"):
             if getattr(self, name) and self.new:
-                raise ValueError(
-                    f"--{name}: expected a query, got --relation with --new"
-                )
+                raise ValueError(f"--{name}: expected a query, got --new")
         if self.unproved and self.min_score:
             raise ValueError(
                 "--unproved, --set min_score: expected one of them: answers without a proof may score 0"
@@ -264,7 +265,7 @@ class Predict(ScoreOptions):
         from funcppo.kg.answers import read_open_query
 
         if self.new:
-            return _relation_queries(answerer, str(self.relation)), ()
+            return _relation_queries(answerer, self.relation), ()
         if self.query is not None:
             query, read = read_open_query(answerer.dataset, self.query)
             return [(query, self.query)], read.notes
@@ -330,9 +331,13 @@ class Predict(ScoreOptions):
     ) -> None:
         """Add the answers of the queries without answers, batch by batch, until an interrupt."""
         from funcppo.core import files
+        from funcppo.kg.answers import TripleScorer
         from funcppo.kg.run.subject import describe_numbers
 
         legend = describe_numbers(answerer.subject) if self.explain else ""
+        scorer = None
+        if self.new and self.relation is None:
+            scorer = TripleScorer(answerer)
         size = FIRST_BATCH_QUERIES
         with WorkDisplay("answering") as bar:
             while len(answered) < len(queries) and not interrupt.requested:
@@ -352,6 +357,8 @@ class Predict(ScoreOptions):
                     replace(answers, query=text).to_record()
                     for answers, (_, text) in zip(found, batch)
                 ]
+                if scorer:
+                    _add_probabilities(scorer, records)
                 if log:
                     files.append_records(log, records)
                 answered += records
@@ -472,14 +479,17 @@ class Predict(ScoreOptions):
     def _write_facts(
         self, answerer: Answerer, answered: Sequence[JsonObject]
     ) -> None:
-        """Write the relation's new facts, best first, or print the first ones."""
+        """Write the new facts, best first, or print the first ones."""
         facts = _sort_facts(answered)
-        shown = facts[: self.k]
-        relation = format_name(str(self.relation))
-        line = f"{len(facts):,} new facts of {relation}, score {answerer.subject.score.name}"
+        shown, columns, of_what = facts[: self.k], CSV_COLUMNS, "all relations"
+        if self.relation is None:
+            columns = (*columns, "probability")
+        else:
+            of_what = _shown_name(answerer, self.relation)
+        line = f"{len(facts):,} new facts of {of_what}, score {answerer.subject.score.name}"
         result: JsonObject = {"n_facts": len(facts)}
         if self.out is not None:
-            self._write_rows(self.out, facts, CSV_COLUMNS)
+            self._write_rows(self.out, facts, columns)
             line, shown = f"{line}: {self.out}", []
             result["out"] = self.out
         else:
@@ -489,11 +499,13 @@ class Predict(ScoreOptions):
             return
         print_text(line)
         for fact in shown:
-            names = [format_name(fact[name]) for name in ("head", "tail")]
-            atom = f"{relation}({', '.join(names)})"
-            print_text(
-                f"  {fact['rank']:>4}  {score_text(fact['score'])}  {atom}"
+            relation, *ends = (
+                _shown_name(answerer, fact[x])
+                for x in ("relation", "head", "tail")
             )
+            atom = f"{relation}({', '.join(ends)})"
+            value = score_text(_value_of(fact, "score") or 0.0)
+            print_text(f"  {fact['rank']:>4}  {value}  {atom}")
         if len(facts) > len(shown) and self.out is None:
             print_text(
                 f"  ... and {len(facts) - len(shown):,} more (--out FILE)"
@@ -524,8 +536,32 @@ class Predict(ScoreOptions):
         return notes
 
 
-def _relation_queries(answerer: Answerer, name: str) -> list[WrittenQuery]:
-    """Build the queries for the tails of every entity by a binary relation.
+def _shown_name(answerer: Answerer, name: str) -> str:
+    """Format the label of a name, or the name without one."""
+    return format_name(answerer.dataset.labels.get(name, name))
+
+
+def _value_of(fact: JsonObject, name: str) -> float | None:
+    """Return the probability of a new fact, or what it has in its place."""
+    chance = fact.get("probability")
+    return fact[name] if chance is None else chance
+
+
+def _add_probabilities(
+    scorer: TripleScorer, records: Sequence[JsonObject]
+) -> None:
+    """Add to each answer of some queries the probability that it is true."""
+    answers = [answer for record in records for answer in record["answers"]]
+    names = ("head", "relation", "tail")
+    triples = [tuple(answer[name] for name in names) for answer in answers]
+    for answer, found in zip(answers, scorer.score(triples)):
+        answer["probability"] = found["probability"]
+
+
+def _relation_queries(
+    answerer: Answerer, name: str | None
+) -> list[WrittenQuery]:
+    """Build the queries for the tails of every entity by a binary relation, or by each for None.
 
     Raises:
       ValueError: the data have none of that name.
@@ -536,13 +572,14 @@ def _relation_queries(answerer: Answerer, name: str) -> list[WrittenQuery]:
 
     dataset = answerer.dataset
     relations = dict(zip(dataset.predicates, dataset.arities))
-    if relations.get(name) != TAIL:
-        binary = [x for x, arity in relations.items() if arity == TAIL]
+    binary = [x for x, arity in relations.items() if arity == TAIL]
+    if name is not None and name not in binary:
         message = unknown_name_message("relation", name, tuple(binary))
         raise ValueError(f"--relation {shorten(name)}: {message}")
-    number = dataset.predicates.index(name) + 1
+    wanted = binary if name is None else [name]
     queries = [
-        OpenQuery(number, TAIL, entity)
+        OpenQuery(dataset.predicates.index(relation) + 1, TAIL, entity)
+        for relation in wanted
         for entity in range(1, dataset.n_constants + 1)
     ]
     return [(query, format_query(dataset, query)) for query in queries]
@@ -557,7 +594,7 @@ def _sort_facts(answered: Sequence[JsonObject]) -> list[JsonObject]:
     ]
 
     def minus_score(fact: JsonObject) -> float:
-        score = fact["quantised_score"]
+        score = _value_of(fact, "quantised_score")
         return sys.maxsize if score is None else -score
 
     facts.sort(key=minus_score)
@@ -588,14 +625,15 @@ def _answers_text(answers: Predictions, with_known: bool, legend: str) -> str:
             f"  {len(answers) - len(listed):,} of {answers.n_unproved:,} answers without a proof are listed: no rule "
             "derives them"
         )
-    width = max([6, *(len(format_name(a.entity)) for a in answers.answers)])
+    names = [format_name(a.label or a.entity) for a in answers.answers]
+    width = max([6, *map(len, names)])
     if len(answers):
         lines += [f"  {legend}"] * bool(legend)
         lines.append(f"  rank  {'entity':<{width}}  score   known  verdict")
-    for answer in answers.answers:
+    for answer, name in zip(answers.answers, names):
         prior = "" if answer.prior is None else f", prior {answer.prior:+.2f}"
         lines.append(
-            f"  {answer.rank:>4}  {format_name(answer.entity):<{width}}  {score_text(answer.score):<6}  "
+            f"  {answer.rank:>4}  {name:<{width}}  {score_text(answer.score):<6}  "
             f"{_known_text(answer.known)}  {answer.verdict}{prior}"
         )
         if answer.explanation is not None:

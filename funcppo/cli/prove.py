@@ -258,7 +258,8 @@ class Prove(TargetOptions):
         names = proof_names(dataset)
         run = self._open_run() if found.proof else None
         best, lines = _best_proof(run, atom, found, result)
-        result["failed_rules"], n_matching = [], 0
+        failed, n_matching = (), 0
+        result["failed_rules"] = []
         if best:
             result["proof"] = jsonlib.loads(proof.to_json(best, *names))
         else:
@@ -266,18 +267,13 @@ class Prove(TargetOptions):
             failed, n_matching = prove.failed_rules(
                 found.answers, atom, n_rules=0 if self.height == 0 else 5
             )
-            result["failed_rules"] = [
-                {
-                    "rule": rule,
-                    "rule_text": format_rule(dataset, dataset.rules[rule]),
-                    "unsatisfied_goals": [
-                        format_atom(dataset, np.array(goal)) for goal in goals
-                    ],
-                }
-                for rule, goals in failed
-            ]
+            result["failed_rules"] = _describe_failures(dataset, failed)
         result |= self._extent(found.answers)
 
+        # The text has labels, where there are any.
+        shown = dataset.shown
+        told = result | {"query": format_atom(shown, np.array(atom))}
+        names = proof_names(shown)
         formats = names.format_atom, names.format_rule
         drawn = [best] if best else []
         if best:
@@ -290,8 +286,9 @@ class Prove(TargetOptions):
             text = "".join(proof.to_dot(x, *formats) for x in drawn)
             return result, text or "digraph proof {\n}\n"
         if not best and not found.is_fact and found.answers.complete:
-            lines = _explain_refutation(result, n_matching, dataset)
-        return result, "\n".join([_headline(result, n_matching), *lines])
+            told["failed_rules"] = _describe_failures(shown, failed)
+            lines = _explain_refutation(told, n_matching, dataset)
+        return result, "\n".join([_headline(told, n_matching), *lines])
 
     def _most_probable(
         self,
@@ -354,9 +351,8 @@ class Prove(TargetOptions):
             if not name.startswith("_")
         ]
         answers: list[JsonObject] = []
-        for row in sorted(sorted(heights), key=order)[
-            : None if self.all else 10
-        ]:
+        listed = sorted(sorted(heights), key=order)[: None if self.all else 10]
+        for row in listed:
             answer = _answer(dataset, row, heights[row], places)
             answers.append(answer | ({"score": values[row]} if score else {}))
 
@@ -372,7 +368,9 @@ class Prove(TargetOptions):
             "score": score,
             **self._extent(found),
         }
-        return result, _answers_text(result)
+        rows = [format_atom(dataset.shown, np.array(row)) for row in listed]
+        told = [x | {"atom": text} for x, text in zip(answers, rows)]
+        return result, _answers_text(result | {"answers": told})
 
     def _score_answers(
         self, dataset: Dataset, query: Atom, atoms: list[Atom]
@@ -396,6 +394,22 @@ class Prove(TargetOptions):
         table = torch.tensor(atoms).view(-1, len(query))
         values = answerer.score(table, 1 + variables.index(True))
         return answerer.subject.score.name, dict(zip(atoms, values))
+
+
+def _describe_failures(
+    dataset: Dataset, failed: Sequence[tuple[int, Sequence[Atom]]]
+) -> list[JsonObject]:
+    """Return as JSON values the rules that match a query, each with its goals that nothing satisfies."""
+    return [
+        {
+            "rule": rule,
+            "rule_text": format_rule(dataset, dataset.rules[rule]),
+            "unsatisfied_goals": [
+                format_atom(dataset, np.array(goal)) for goal in goals
+            ],
+        }
+        for rule, goals in failed
+    ]
 
 
 def _describe_verdict(

@@ -211,13 +211,15 @@ class Answer(NamedTuple):
     # log-odds by all other evidence, of an answer without a proof alone
     prior: float | None = None
     explanation: AnswerProof | None = None
+    label: str | None = None  # of the entity, if it has one
 
     def to_json(self) -> Json:
         """Return the answer as JSON values."""
         fields: Json = self._asdict()
         del fields["explanation"]
-        if self.prior is None:
-            del fields["prior"]
+        for name in ("prior", "label"):
+            if fields[name] is None:
+                del fields[name]
         if self.explanation is not None:
             fields |= self.explanation.to_json()
         return fields
@@ -281,12 +283,15 @@ class Predictions(Table, Sequence[Answer]):
         )
 
     def _columns(self) -> tuple[str, ...]:
-        return ("rank", "entity", "score", "known", "verdict")
+        columns = ("rank", "entity", "score", "known", "verdict")
+        has_label = any(a.label for a in self.answers)
+        return (*columns, *["label"] * has_label)
 
     def _rows(self) -> list[tuple[object, ...]]:
+        columns = self._columns()
         return [
-            (a.rank, a.entity, a.score, a.known, a.verdict)
-            for a in self.answers
+            tuple(getattr(answer, name) for name in columns)
+            for answer in self.answers
         ]
 
 
@@ -510,6 +515,7 @@ class Answerer:
                 quantised_score=None if is_zero else score,
                 prior=None if math.isnan(value) else value,
                 explanation=explanation,
+                label=self.dataset.labels.get(names[int(entity) - 1]),
             )
 
     def verdict(self, is_derivable: bool) -> str:
@@ -917,7 +923,7 @@ class TripleScorer:
         counts: list[tuple[int, int, int]] = []
         is_derived: list[bool] = []
         for start in range(0, len(split), size):
-            rows = split[start : start + size].tolist()
+            rows: list[list[int]] = split[start : start + size].tolist()
             found = self.score(
                 [
                     (
@@ -974,16 +980,13 @@ class TripleScorer:
             yield record
 
 
-def _relation_order(record: Json) -> tuple[bool, float, float]:
+def _relation_order(record: Json) -> tuple[bool, float]:
     """Return by what relations of a pair are ordered, the best one first; see `TripleScorer.relations`."""
-    chance, is_open = record["probability"], False
-    rank = min(record["rank_head"], record["rank_tail"])
-    if chance is None:
-        chance = max(record["score_head"], record["score_tail"])
-        is_open = record["verdict"] == NO_PROOF
-        # Of relations without a proof nothing is known.
-        rank *= not is_open
-    return is_open, -chance, rank
+    chance = record["probability"]
+    if chance is not None:
+        return False, -chance
+    chance = max(record["score_head"], record["score_tail"])
+    return record["verdict"] == NO_PROOF, -chance
 
 
 _SCORE_VALUES = (

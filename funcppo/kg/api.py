@@ -242,7 +242,7 @@ class ProofResult:
         """Return the proof as a Graphviz graph, which has no nodes without a proof."""
         if self.proof is None:
             return "digraph proof {\n}\n"
-        names = proof_names(self.dataset)
+        names = proof_names(self.dataset.shown)
         return proofs.to_dot(self.proof, names.format_atom, names.format_rule)
 
     def __repr__(self) -> str:

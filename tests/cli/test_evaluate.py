@@ -197,10 +197,10 @@ def test_lines_that_were_dropped_are_named(verbose, programs, tmp_path):
 
 
 def test_relations_of_pairs_are_ranked_as_predict_lists_them(
-    graph, runs, monkeypatch, capsys
+    graph, runs, programs
 ):
     run = runs / "questions"
-    result = evaluated(monkeypatch, capsys, run, "--holes", "relation")
+    result = programs.json("evaluate", run, "--holes", "relation")
     knowledge = fp.open(run)
     triples = load(graph).test
     reciprocals, hits = [], []
@@ -209,7 +209,7 @@ def test_relations_of_pairs_are_ranked_as_predict_lists_them(
         own = knowledge.dataset.predicates[r - 1]
         found = knowledge._scorer.relations(head, tail, with_known=True)
         values = {
-            x["relation"]: (-x["probability"], x["rank_head"], x["rank_tail"])
+            x["relation"]: -x["probability"]
             for x in found
             if x["relation"] == own or not x["known"]
         }
@@ -224,7 +224,7 @@ def test_relations_of_pairs_are_ranked_as_predict_lists_them(
 
 
 def test_the_relation_of_a_story_follows_by_a_proof_of_several_rules(
-    monkeypatch, capsys, tmp_path
+    programs, tmp_path
 ):
     """Two rules contradict each other; the one that more linked pairs contradict loses, however many pairs are not."""
     rows = ["story\tfacts\tasked pair\trelation"]
@@ -240,7 +240,7 @@ def test_the_relation_of_a_story_follows_by_a_proof_of_several_rules(
     words = (tmp_path, "--split", "test_4", "--holes", "relation")
     for height, accuracy in ((2, 0.25), (3, 1.0)):
         score = ("--score", f"linked-proof-product@{height}")
-        result = evaluated(monkeypatch, capsys, *words, *score)
+        result = programs.json("evaluate", *words, *score)
         assert result["accuracy"] == accuracy
         assert result["ceiling"] == float(height == 3)
 

@@ -2,12 +2,14 @@
 
 import csv
 import io
+import json
 import math
 import os
 import signal
 
 import pytest
 
+import funcppo as fp
 from funcppo.cli import predict
 from funcppo.core import files
 from funcppo.kg.graph import loaders
@@ -205,6 +207,54 @@ def test_new_facts_are_those_of_the_queries_best_first(
     assert (shown["n_facts"], shown["facts"]) == (len(facts), facts[:3])
 
 
+def test_new_facts_of_all_relations_are_by_probability(
+    runs, programs, tmp_path
+):
+    """What `score` says of each."""
+    run, out = runs / "questions", tmp_path / "facts.jsonl"
+    assert programs("predict", run, "--new", "--out", out) == 0
+    facts = read_records(out)
+    chances = [fact["probability"] for fact in facts]
+    assert chances == sorted(chances, reverse=True)
+    assert len({fact["relation"] for fact in facts}) > 1
+    names = ("head", "relation", "tail")
+    triples = [tuple(fact[name] for name in names) for fact in facts]
+    found = fp.open(run).score_triples(triples)
+    expected = [x["probability"] for x in found]
+    assert chances == pytest.approx(expected, rel=1e-12)
+    assert not any(x["known"] for x in found)
+    n_derived = 0
+    for relation in "pqrs":
+        args = (run, "--relation", relation, "--new", "--k", 1)
+        n_derived += programs.json("predict", *args)["n_facts"]
+    assert len(facts) == n_derived
+
+
+def test_labels_are_printed_and_ids_are_written(programs, capsys, tmp_path):
+    folder = tmp_path / "graph"
+    folder.mkdir()
+    lines = [f"Q{i}\tP1\tQ{i + 1}\n" for i in range(6)]
+    (folder / "train.tsv").write_text("".join(lines))
+    (folder / "rules.txt").write_text("1\tP2(X,Y) :- P1(X,Z), P1(Z,Y)\n")
+    labels = "Q0\tAnn\nQ1\tBob\nQ2\tEve\nP1\tparent of\nP2\tgrandparent\n"
+    (folder / "labels.tsv").write_text(labels)
+    query, found = "grandparent(Ann, X)", tmp_path / "found.json"
+    words = ("predict", folder, query, "--explain", "--json", found)
+    text = programs.printed(*words)
+    assert "'parent of'('Bob', 'Eve')" in text and "Q2" not in text
+    (answer,) = json.loads(found.read_text())["queries"][0]["answers"]
+    assert (answer["entity"], answer["label"]) == ("Q2", "Eve")
+    assert "P1('Q1', 'Q2')" in json.dumps(answer["proof"])
+    for asked, shown in (
+        ("P2(Q0, Eve)", "proved: grandparent('Ann', 'Eve')"),
+        ("grandparent(Ann, X)", "grandparent('Ann', 'Eve')"),
+        ("P2(Q0, Bob)", "nothing derived satisfies 'parent of'("),
+    ):
+        programs("prove", folder, asked, "--json", found)
+        assert shown in capsys.readouterr().out
+        assert "Ann" not in found.read_text().replace(asked, "")
+
+
 def test_unproved_answers_are_marked_in_every_output(runs, programs):
     """The same score and answers before them, whichever score ranks these."""
     args = [runs / "questions", "p(e1, X)", "--k", "14"]
@@ -246,12 +296,12 @@ NEW = ["--relation", "p", "--new"]
         (["p(X, X)"], "got 2 with 2 variables"),
         ([""], "expected an atom such as r(h, X), got nothing"),
         (["nonsense"], "query 'nonsense'"),
-        ([], "expected QUERY, --queries FILE, or --relation R --new"),
+        ([], "expected QUERY, --queries FILE, or --new"),
         ([*QUERY, "--new"], "got 2 of them"),
         (["--relation", "p"], "expected QUERY"),
         (["--new", "--relation", "pq"], "--relation 'pq': unknown relation"),
-        ([*QUERY, "--out", "x"], "--out: expected --relation R --new"),
-        ([*QUERY, "--csv", "x", "--resume"], "--resume: expected --relation"),
+        ([*QUERY, "--out", "x"], "--out: expected --new"),
+        ([*QUERY, "--csv", "x", "--resume"], "--resume: expected --new"),
         (["--queries", "x", "--csv", "-", "--overwrite"], "--overwrite: expec"),
         (
             ["--queries", "a.csv.part", "--csv", "a.csv"],

@@ -94,6 +94,8 @@ class Dataset:
     known: np.ndarray | None = None
     # ids of the entities that queries are ranked against, ascending; None for all
     candidates: np.ndarray | None = None
+    # what people call entities and relations, by name; files hold names
+    labels: Mapping[str, str] = field(default_factory=dict[str, str])
     # what a folder of `funcppo data --index` holds beside the data set; None where it was read from elsewhere
     stored: StoredParts | None = None
 
@@ -111,6 +113,28 @@ class Dataset:
     def atom_width(self) -> int:
         """Return the length of an atom's row, W: 1 + the largest arity, at least 2."""
         return self.facts.shape[1]
+
+    @property
+    def shown(self) -> Dataset:
+        """Return the data set with labels in place of names, to print; one of several names is followed by its name."""
+        if not self.labels:
+            return self
+        if self not in _SHOWN:
+            names = [*self.entities, *dict.fromkeys(self.predicates)]
+            counts = Counter(self.labels.get(name, name) for name in names)
+
+            def label(name: str) -> str:
+                text = self.labels.get(name, name)
+                is_unique = text == name or counts[text] == 1
+                return text if is_unique else f"{text} ({name})"
+
+            _SHOWN[self] = replace(
+                self,
+                entities=tuple(map(label, self.entities)),
+                predicates=tuple(map(label, self.predicates)),
+                labels={},
+            )
+        return _SHOWN[self]
 
     @property
     def fingerprint(self) -> str:
@@ -160,6 +184,7 @@ class StoredParts:
 # -- names and ids
 
 _ENTITY_IDS: WeakKeyDictionary[Dataset, Mapping[str, int]] = WeakKeyDictionary()
+_SHOWN: WeakKeyDictionary[Dataset, Dataset] = WeakKeyDictionary()
 
 
 def entity_ids(entities: Sequence[str]) -> Mapping[str, int]:

@@ -259,10 +259,26 @@ def _load_folder(
         )
 
     dataset = _load_splits(folder.name, paths, cfg, train_only)
+    if labels := _find_file(folder / "labels.tsv", folder / "labels.txt"):
+        dataset = replace(dataset, labels=_read_labels(labels))
     if train_only or not with_own_rules:
         return dataset
     path = find_rules(folder)
     return dataset if path is None else with_rule_file(dataset, path)
+
+
+def _read_labels(path: Path) -> dict[str, str]:
+    """Read names with their labels; raises ValueError, with file and line, where a line has not two columns."""
+    found: dict[str, str] = {}
+    lines = read_text(path).removesuffix("\n").split("\n")
+    for number, line in enumerate(lines, 1):
+        name, _, label = line.removesuffix("\r").partition("\t")
+        if not (name and label) or "\t" in label:
+            raise ValueError(
+                f"{path}:{number}: expected name<TAB>label, got {shorten(line)}"
+            )
+        found[name] = label
+    return found
 
 
 def find_rules(folder: Path) -> Path | None:
@@ -558,8 +574,10 @@ def _load_splits(
             splits["facts"] = np.concatenate(told)
             splits[split] = file.triples[file.is_asked]
     notes = [note for file in files.values() for note in file.notes]
+    labels = dict(chain.from_iterable(x.labels.items() for x in files.values()))
     if cfg.split_ratios is None:
-        return _with_notes(from_tables(name, names, splits), notes)
+        dataset = replace(from_tables(name, names, splits), labels=labels)
+        return _with_notes(dataset, notes)
 
     if is_split:
         raise ValueError(
@@ -577,7 +595,8 @@ def _load_splits(
         notes.append(duplicate_note(n_duplicates))
     splits |= {"train": parts["train"]} if train_only else parts
     dataset = from_tables(name, names, splits)
-    return _with_notes(replace(dataset, n_duplicates=n_duplicates), notes)
+    dataset = replace(dataset, n_duplicates=n_duplicates, labels=labels)
+    return _with_notes(dataset, notes)
 
 
 def _read_files(

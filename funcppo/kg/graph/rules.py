@@ -124,7 +124,7 @@ def read_query(dataset: Dataset, text: str) -> Query:
         no rule's head has, or, unless the data set is a program, an unknown entity. The message is one line.
     """
     try:
-        atom = _parse_query_atom(dataset, text)
+        atom = _without_labels(dataset, _parse_query_atom(dataset, text))
         notes = _ambiguity_notes(dataset, atom, text)
         dataset, unknown_notes = _with_constants_of(dataset, atom)
         ids, variables = _encode(dataset, atom)
@@ -166,13 +166,34 @@ def _parse_query_atom(dataset: Dataset, text: str) -> Atom:
     return atom
 
 
+def _without_labels(dataset: Dataset, atom: Atom) -> Atom:
+    """Return an atom with names in place of labels that are no names of the data set."""
+    shown = dataset.shown
+    if shown is dataset:
+        return atom
+    entities, relations = index_entities(shown), predicate_ids(shown)
+
+    def name_of(term: str | Variable) -> str | Variable:
+        if isinstance(term, Variable) or term in index_entities(dataset):
+            return term
+        if term not in entities:
+            return term
+        return dataset.entities[entities[term] - 1]
+
+    predicate, key = atom.predicate, (atom.predicate, len(atom.args))
+    if predicate not in dataset.predicates and key in relations:
+        predicate = dataset.predicates[relations[key] - 1]
+    args = tuple(map(name_of, atom.args))
+    return atom._replace(predicate=predicate, args=args)
+
+
 def _is_query_variable(dataset: Dataset, word: str) -> bool:
     """Check whether a word without quotes is a variable in a query."""
     if word == "_" or re.fullmatch(r"\?\w+", word):
         return True
     if dataset.is_program:
         return is_variable(word)
-    if word in index_entities(dataset):
+    if any(word in index_entities(x) for x in (dataset, dataset.shown)):
         return False
 
     match = re.fullmatch(r"([A-Z])[0-9]*", word)

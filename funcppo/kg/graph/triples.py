@@ -74,6 +74,7 @@ class TripleFile(NamedTuple):
     notes: list[str]
     # of a file of stories, which triples are asked, bool [n]; None for another file
     is_asked: np.ndarray | None = None
+    labels: Mapping[str, str] = {}  # of its names, as far as it has any
 
 
 class NameNumbers(defaultdict[str, int]):
@@ -145,6 +146,9 @@ def read_triples(
     first_line = 2 if chosen.has_header and not is_json else 1
     if not chosen.has_header:
         rows = chain([first], rows)
+    labels: dict[str, str] = {}
+    if chosen.has_header:
+        rows = _collect_labels(rows, _label_places(first, chosen), labels)
     named = _iter_triples(rows, chosen, path, first_line)
     triples = numbers.number(chain.from_iterable(named))
     if chosen.has_header:
@@ -152,7 +156,8 @@ def read_triples(
         note = (
             f"{path}:1: columns {shorten(names)} read as head, relation, tail"
         )
-        return TripleFile(triples, first_line, [note] * (columns is None))
+        notes = [note] * (columns is None)
+        return TripleFile(triples, first_line, notes, None, labels)
     return drop_header(triples, list(numbers), path, columns)
 
 
@@ -282,6 +287,31 @@ def _read_stories(
     note = f"{path}: {sum(is_asked)} stories, each a graph of its own"
     table = numbers.number(names)
     return TripleFile(table, 2, [note], np.array(is_asked, bool))
+
+
+def _label_places(first: Sequence[str], columns: Columns) -> dict[int, int]:
+    """Return {column of names: column of their labels}: that of head is head_label or headLabel."""
+    words = [re.sub(r"[ _]?label$", "", _column_word(x)) for x in first]
+    is_label = [
+        _column_word(x) not in (w, "label") for x, w in zip(first, words)
+    ]
+    return {
+        i: j
+        for i in columns.indices
+        for j, word in enumerate(words)
+        if is_label[j] and word == _column_word(first[i])
+    }
+
+
+def _collect_labels(
+    rows: Iterable[list[str]], places: Mapping[int, int], labels: dict[str, str]
+) -> Iterator[list[str]]:
+    """Yield the rows, and add the labels in their columns."""
+    for row in rows:
+        for i, j in places.items():
+            if max(i, j) < len(row) and row[j]:
+                labels.setdefault(row[i], row[j])
+        yield row
 
 
 def find_columns(names: Sequence[str]) -> list[int] | None:
@@ -427,7 +457,9 @@ def _read_rdf(content: bytes, path: str, numbers: NameNumbers) -> TripleFile:
     stem = "" if suffix in ("nt", "nq") else Path(path).name.partition(".")[0]
     try:
         quads = pyoxigraph.parse(content, format=rdf_format)
-        triples = numbers.number(_iter_terms(quads, stem, graphs))
+        labels: dict[str, str] = {}
+        terms = _iter_terms(quads, stem, graphs, labels)
+        triples = numbers.number(terms)
     except SyntaxError as error:
         problem = str(error).partition(": ")[2].rpartition(" (line")[0]
         raise ValueError(
@@ -435,31 +467,45 @@ def _read_rdf(content: bytes, path: str, numbers: NameNumbers) -> TripleFile:
         ) from None
     n_named = graphs.total() - graphs["DEFAULT"]
     note = f"{path}: {n_named} triples stand in named graphs, whose names are left out"
-    return TripleFile(triples, 1, [note] if n_named else [])
+    return TripleFile(triples, 1, [note] if n_named else [], None, labels)
 
 
 def _iter_terms(
-    quads: Iterable[Any], stem: str, graphs: Counter[str]
+    quads: Iterable[Any],
+    stem: str,
+    graphs: Counter[str],
+    labels: dict[str, str],
 ) -> Iterator[str]:
-    """Yield the names of the terms of quads, one after the other.
+    """Yield the names of the terms of quads, one after the other; those of rdfs:label are no triples but labels.
 
     Args:
       stem: that the numbers of blank nodes follow; empty for their own labels.
       graphs: receives the number of quads of each graph.
+      labels: receives labels by name, in English or of no language where there are several.
     """
     blank_nodes: dict[str, str] = {}
+
+    def name_of(term: Any) -> str:
+        name = str(term)
+        if name.startswith("<") and not name.startswith("<<"):
+            return name[1:-1]
+        if stem and name.startswith("_:"):
+            number = f"_:{stem}-{len(blank_nodes)}"
+            return blank_nodes.setdefault(name, number)
+        return name
+
     for quad in quads:
+        subject, relation, value = quad.triple
+        if relation.value == _RDFS_LABEL and hasattr(value, "datatype"):
+            name = name_of(subject)
+            if name not in labels or value.language in (None, "en"):
+                labels[name] = value.value
+            continue
         graphs[str(quad.graph_name)] += 1
-        for term in quad.triple:
-            name = str(term)
-            if name.startswith("<") and not name.startswith("<<"):
-                name = name[1:-1]
-            elif stem and name.startswith("_:"):
-                number = f"_:{stem}-{len(blank_nodes)}"
-                name = blank_nodes.setdefault(name, number)
-            yield name
+        yield from map(name_of, quad.triple)
 
 
+_RDFS_LABEL = "http://www.w3.org/2000/01/rdf-schema#label"
 _ABSOLUTE_IRI = re.compile(r'[A-Za-z][A-Za-z0-9+.-]*:[^\x00-\x20<>"{}|^`\\]+')
 _LITERAL = re.compile(r'"(?:[^"\\]|\\.)*"(?:@[a-zA-Z0-9-]+|\^\^<[^<>]+>)?')
 

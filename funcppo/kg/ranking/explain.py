@@ -404,7 +404,7 @@ def explanation_json(dataset: Dataset, explanation: Explanation) -> Json:
 
 def explanation_lines(dataset: Dataset, explanation: Explanation) -> list[str]:
     """Format the rules and the terms of a score as lines of text, of each kind the first ones."""
-    found = explanation_json(dataset, explanation)
+    found = explanation_json(dataset.shown, explanation)
     score = torch.tensor(explanation.score, dtype=torch.float64)
     lines = [
         f"as an answer to {found['question']}: place {found['place']} of "
@@ -529,7 +529,7 @@ def best_proofs_json(dataset: Dataset, best: BestProofs) -> Json:
 
 def proof_text(dataset: Dataset, found: Proof) -> str:
     """Format a proof as an indented tree."""
-    names = proof_names(dataset)
+    names = proof_names(dataset.shown)
     return proof.to_text(found, names.format_atom, names.format_rule)
 
 

@@ -662,6 +662,7 @@ def _align(trained: Dataset, graph: Dataset) -> tuple[Dataset, Alignment]:
         rules=rules,
         rule_weights=trained.rule_weights[kept],
         rule_counts=None,
+        labels={**trained.labels, **graph.labels},
         stored=None,
         **tables,
     )

@@ -121,6 +121,7 @@ def draw_proof(
     link: Callable[[int], str] | None = None,
 ) -> str:
     """Return the picture of a proof, with a data set's names; arguments as those of `proof_edges` and `draw`."""
+    dataset = dataset.shown
     edges, columns = proof_edges(nodes, lambda i: dataset.predicates[i - 1])
     return draw(edges, columns, lambda i: dataset.entities[i - 1], link, title)
 

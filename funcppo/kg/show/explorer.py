@@ -20,6 +20,7 @@ from contextlib import suppress
 from functools import partial
 from heapq import nsmallest
 from importlib import resources
+from itertools import chain
 from typing import Annotated, Any, get_type_hints
 from urllib.parse import urlencode
 
@@ -159,9 +160,11 @@ class Explorer:
             "relation": dataset.predicates,
             "entity": dataset.entities,
         }
+        shown = dataset.shown
+        self._labels = {"relation": shown.predicates, "entity": shown.entities}
         self._folded = {
-            kind: [fold(name) for name in names]
-            for kind, names in self._names.items()
+            kind: [[*map(fold, names)] for names in (self._labels[kind], own)]
+            for kind, own in self._names.items()
         }
         # of several relations of one name the first with two arguments
         places = range(1, dataset.n_predicates + 1)
@@ -170,8 +173,8 @@ class Explorer:
         )
         relations = {dataset.predicates[i - 1]: i for i in last}
         self._ids = {
-            "relation": relations,
-            "entity": assign_ids(dataset.entities),
+            "relation": assign_ids(shown.predicates) | relations,
+            "entity": assign_ids(shown.entities) | assign_ids(dataset.entities),
         }
         kb = answerer.subject.task.kb
         self._support = kb.support.double().cpu().numpy()
@@ -210,7 +213,8 @@ class Explorer:
             raise RequestError(
                 404, f"{kind}_id: expected 1 to {len(names)}, got {number}"
             )
-        return Name(id=number, name=names[number - 1])
+        label = self._labels[kind][number - 1]
+        return Name(id=number, name=names[number - 1], label=label)
 
     def read(self, query: values.Query, field: str) -> Name | None:
         """Return the name that a query gives in a field or by its id; None if it gives neither.
@@ -252,11 +256,11 @@ class Explorer:
         for kind, folded in self._folded.items():
             if not text or query.kind not in (kind, "any"):
                 continue
-            for number in search(folded, text, limit + 1):
-                name = self._names[kind][number - 1]
-                match = values.NameMatch(
-                    kind=kind, id=number, name=name, text=display(name)
-                )
+            found = (search(names, text, limit + 1) for names in folded)
+            for number in dict.fromkeys(chain.from_iterable(found)):
+                name = self.name(kind, number)
+                text = display(name.label)
+                match = values.NameMatch(**dict(name), kind=kind, text=text)
                 names.append(match)
         return values.NameMatches(
             query=query.q, names=names[:limit], has_more=len(names) > limit
@@ -352,6 +356,7 @@ class Explorer:
         return values.RelationSize(
             id=relation,
             name=self.dataset.predicates[relation - 1],
+            label=self._labels["relation"][relation - 1],
             arity=self.dataset.arities[relation - 1],
             n_facts=len(self.known.find(relation, {})),
             n_rules=len(self._rules_of(relation)),
@@ -367,7 +372,7 @@ class Explorer:
         rows = self.known.find(atom[0], arguments)[:1].tolist()
         splits = [self.known.splits_of(row) for row in rows]
         return Fact(
-            text=format_atom(self.dataset, atom),
+            text=format_atom(self.dataset.shown, atom),
             relation=self.name("relation", atom[0]),
             arguments=[self.name("entity", i) for i in arguments.values()],
             splits=splits[0] if splits else [],
@@ -409,7 +414,7 @@ class Explorer:
         smoothing = self.answerer.subject.task.cfg.smoothing or 0.0
         return Rule(
             id=rule,
-            text=format_rule(self.dataset, atoms),
+            text=format_rule(self.dataset.shown, atoms),
             relation=self.name("relation", int(atoms[0, 0])),
             support=round(self._support[rule]),
             body_pairs=round(self._pairs[rule] - smoothing),
@@ -464,19 +469,21 @@ class Explorer:
             with_self=query.with_self,
             min_score=query.min_score,
         )
-        answers = [
-            answer.to_json() | {"entity_id": self._ids["entity"][answer.entity]}
-            for answer in found.answers
-        ]
+        answers: list[Json] = []
+        for answer in found.answers:
+            number = self._ids["entity"][answer.entity]
+            label = self._labels["entity"][number - 1]
+            more = {"entity_id": number, "label": label}
+            answers.append(answer.to_json() | more)
         subject = self.answerer.subject
-        more = {
+        asked = {
             "relation": relation,
             "given": given,
             "score": subject.score.name,
             "trained": subject.policy_run is not None,
             "answers": answers,
         }
-        return values.Answers.model_validate(found.to_record() | more)
+        return values.Answers.model_validate(found.to_record() | asked)
 
     def why(self, query: values.WhyQuery) -> values.AtomExplanation:
         """Explain an atom as an answer on one side by its proof, or by the rules that fail to prove it."""
@@ -494,7 +501,8 @@ class Explorer:
         if score <= 0:
             reasons = explain_failure(subject.task, atom)
         if reasons["verdict"] is Verdict.PROVED:
-            reasons |= self.answerer.explain(atom, place).to_json()
+            proof = self.answerer.explain(atom, place)
+            reasons |= proof._replace(dataset=self.dataset.shown).to_json()
             if query.proofs > 1:
                 best = explain.best_proofs(
                     subject.task,
@@ -502,12 +510,12 @@ class Explorer:
                     explain.MAX_FACT_PROOF_ROWS,
                     query.proofs,
                 )
-                reasons |= explain.best_proofs_json(self.dataset, best)
+                reasons |= explain.best_proofs_json(self.dataset.shown, best)
         fields = {
             "atom": self._fact(atom.tolist()),
             "side": SIDE_NAMES[place],
             "query": format_query(
-                self.dataset, OpenQuery(relation.id, place, given)
+                self.dataset.shown, OpenQuery(relation.id, place, given)
             ),
             "score": score,
             "score_name": subject.score.name,
@@ -594,11 +602,11 @@ def proof_tree(
     drawn.append(position)
 
     relation, *arguments = node.goal
-    names = [Name(id=i, name=proof.constants[str(i)]) for i in arguments if i]
+    names = [_name_in(proof.constants, i) for i in arguments if i]
     children = node.children if kind == "rule" else []
     return {
         "kind": kind,
-        "relation": Name(id=relation, name=proof.predicates[str(relation)]),
+        "relation": _name_in(proof.predicates, relation),
         "arguments": names,
         "rule": node.rule,
         "rule_text": node.rule_text,
@@ -607,6 +615,12 @@ def proof_tree(
             proof_tree(proof, child, depth + 1, drawn) for child in children
         ],
     }
+
+
+def _name_in(names: Mapping[str, str], number: int) -> Name:
+    """Return the name of a number in a proof."""
+    name = names[str(number)]
+    return Name(id=number, name=name, label=name)
 
 
 # of an answer in JSON; pages cut names that are very long
@@ -820,7 +834,7 @@ class Site:
 
     def _draw(self, value: values.Entity | values.AtomExplanation) -> str:
         """Draw an entity's neighbours, or a proof, as SVG; empty without a binary fact."""
-        names = self.explorer.dataset
+        names = self.explorer.dataset.shown
 
         def link(entity: int) -> str:
             return self._link("/entity", entity_id=entity)
@@ -832,14 +846,14 @@ class Site:
             return drawing.draw_proof(names, goals, title, link)
         facts = [
             drawing.Edge(
-                fact.arguments[0].id, fact.arguments[1].id, fact.relation.name
+                fact.arguments[0].id, fact.arguments[1].id, fact.relation.label
             )
             for group in value.groups
             for fact in group.facts
             if len(fact.arguments) == TAIL
         ]
         edges, columns = drawing.neighbourhood(value.entity.id, facts)
-        title = f"{value.entity.name} and its neighbours"
+        title = f"{value.entity.label} and its neighbours"
         return drawing.draw(
             edges, columns, lambda i: names.entities[i - 1], link, title
         )

@@ -375,7 +375,7 @@ def count_uses(
     task: ProverTask, proofs: Sequence[Proof | None]
 ) -> list[RuleUse]:
     """Count the proofs in which each rule is the last step, of the rules that are so in any."""
-    dataset, kb = task.dataset, task.kb
+    dataset, kb = task.dataset.shown, task.kb
     smoothing = float(task.cfg.smoothing or 0.0)
     n_proofs = Counter(proof.nodes[0].rule for proof in proofs if proof)
     return [
@@ -406,7 +406,7 @@ def query_entry(
     atom = ranked.queries[row]
     places = range(row, len(ranked.side), len(ranked.queries))
     entry: Json = {
-        "atom": format_atom(answerer.dataset, atom.numpy()),
+        "atom": format_atom(answerer.dataset.shown, atom.numpy()),
         "sides": [_describe_side(answerer, ranked, i, atom) for i in places],
     }
     if not ranked.provable[row]:
@@ -432,7 +432,7 @@ def _describe_side(
     if weighed:
         evidence = explain.explanation_lines(answerer.dataset, weighed)
     return {
-        "question": format_query(answerer.dataset, query),
+        "question": format_query(answerer.dataset.shown, query),
         "rank": 1 + n_better + n_equal / 2,
         "score": probability(score),
         "n_better": n_better,
@@ -463,7 +463,7 @@ def list_better(
             other = atom.index_fill(0, place, entity)
             proof = answerer.explain(other, query.side)
             why = proof._replace(evidence=None).to_lines()
-        name = answerer.dataset.entities[entity - 1]
+        name = answerer.dataset.shown.entities[entity - 1]
         found.append({"entity": name, "score": probability(value), "why": why})
     return found
 
@@ -493,7 +493,7 @@ def explain_failure(task: ProverTask, atom: Tensor) -> Json:
         return failure | {"note": note}
 
     failed = prove.failed_rules(found.answers, tuple(atom.tolist()), n_rules=5)
-    dataset = task.dataset
+    dataset = task.dataset.shown
     rules = [
         {
             "rule": rule,

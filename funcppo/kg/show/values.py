@@ -111,10 +111,11 @@ class SearchQuery(Query):
 
 
 class Name(BaseModel):
-    """An entity or a relation."""
+    """An entity or a relation; `label` is what people call it, its name where it has no other."""
 
     id: int
     name: str
+    label: str
 
 
 class NameMatch(Name):
@@ -244,6 +245,7 @@ class Answer(BaseModel):
     rank: int
     entity: str
     entity_id: int
+    label: str
     score: float
     known: bool
     verdict: str

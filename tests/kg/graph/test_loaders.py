@@ -23,7 +23,12 @@ from funcppo.kg.graph.loaders import (
     to_triples,
     write_splits,
 )
-from funcppo.kg.graph.rules import format_rule, with_counts_line
+from funcppo.kg.graph.rules import (
+    format_atom,
+    format_rule,
+    read_query,
+    with_counts_line,
+)
 from funcppo.kg.graph.triples import DataConfig
 from funcppo.kg.logic import kb
 from tests.kg.graph.python_datalog import triples
@@ -196,6 +201,47 @@ def test_each_story_is_a_graph_of_its_own(tmp_path):
     for line in ("1\t0,father 1,sister,2\t0,2\taunt", "1\t0,r,1\t0\ts", "1"):
         (tmp_path / "train.tsv").write_text(STORIES + line + "\n")
         assert "train.tsv:4: expected a story" in message(load, tmp_path)
+
+
+LABELLED = {
+    "train.tsv": "q1\tp\tq2\nq3\tp\tq2\n",
+    "train.csv": "head,headLabel,tail_label,tail,relation,relation_label\n"
+    "q1,Ann,Bob,q2,p,knows\nq3,,Bob,q2,p,knows\n",
+    "train.ttl": "@prefix rdfs: <http://www.w3.org/2000/01/rdf-schema#> .\n"
+    '<q:1> <q:p> <q:2> ; rdfs:label "Anna"@de, "Ann"@en . <q:3> <q:p> <q:2> .\n'
+    '<q:p> rdfs:label "knows" . <q:2> rdfs:label "Bob"@fr .\n',
+}
+
+
+@pytest.mark.parametrize("name", LABELLED)
+def test_labels_are_shown_and_asked_by_and_names_stay(name, tmp_path):
+    (tmp_path / name).write_text(LABELLED[name])
+    if name == "train.tsv":
+        labels = "q1\tAnn\nq2\tBob\np\tknows\nq9\tnobody\n"
+        (tmp_path / "labels.tsv").write_text(labels)
+    dataset = load(tmp_path)
+    names = [x.replace(":", "") for x in dataset.entities]
+    assert names == ["q1", "q2", "q3"] and len(dataset.facts) == 2
+    assert len(dataset.labels) == 3 + (name == "train.tsv")
+    assert dataset.shown.entities[:2] == ("Ann", "Bob")
+    assert dataset.shown.entities[2] == dataset.entities[2]
+    assert format_atom(dataset.shown, dataset.facts[0]) == "knows('Ann', 'Bob')"
+    by_label = read_query(dataset, "knows(Ann, X)")
+    first, relation = dataset.entities[0], dataset.predicates[0]
+    by_name = read_query(dataset, f"'{relation}'('{first}', X)")
+    assert by_label.atom.tolist() == by_name.atom.tolist() == [1, 1, 4]
+
+
+def test_a_label_of_several_names_is_followed_by_the_name(folder):
+    (folder / "labels.txt").write_text("a\tx\nb\tx\nc\td\nr\tx\n")
+    dataset = load(folder)
+    shown = zip(dataset.entities, dataset.shown.entities)
+    assert dict(shown) == {"a": "x (a)", "b": "x (b)", "c": "d (c)", "d": "d"}
+    assert dataset.shown.predicates[0] == "x (r)"
+    assert "unknown entity 'x'" in message(read_query, dataset, "r(x, ?y)")
+    for line in ("a", "a\t", "a\tb\tc", ""):
+        (folder / "labels.txt").write_text(f"a\tx\n{line}\nb\ty\n")
+        assert "labels.txt:2: expected name<TAB>label" in message(load, folder)
 
 
 def test_the_triples_of_a_folder_are_split_if_it_holds_no_valid_and_test(

@@ -300,6 +300,7 @@ def test_answers_are_those_of_predict(
     for answer in found["answers"]:
         number = answer.pop("entity_id")
         assert explorer.find("entity", answer["entity"]) == number
+        assert answer.pop("label") == answer["entity"]
     assert explorer.read_text(found["query"]) == {
         "relation_id": explorer.find("relation", ALSO),
         "head_id": explorer.find("entity", "e3"),
