@@ -203,6 +203,8 @@ class Evaluate(ScoreOptions):
                     f"--{name}: expected --holes entity, got relation"
                 )
         check_outputs([("--json", self.json)], self.inputs())
+
+        # Rank.
         start = time.perf_counter()
         set_target_threads(self.target, self.threads)
         answerer, notes = self.open_answerer()
@@ -216,6 +218,8 @@ class Evaluate(ScoreOptions):
             ranked = TripleScorer(answerer).rank_relations(
                 split, partial(bar.update, "ranking relations")
             )
+
+        # Tell.
         result: JsonObject = {
             **ranking.summarise_rows([ranked], list(dataset.predicates)),
             "holes": self.holes,

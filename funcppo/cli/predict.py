@@ -335,9 +335,8 @@ class Predict(ScoreOptions):
         from funcppo.kg.run.subject import describe_numbers
 
         legend = describe_numbers(answerer.subject) if self.explain else ""
-        scorer = None
-        if self.new and self.relation is None:
-            scorer = TripleScorer(answerer)
+        is_of_all = self.new and self.relation is None
+        scorer = TripleScorer(answerer) if is_of_all else None
         size = FIRST_BATCH_QUERIES
         with WorkDisplay("answering") as bar:
             while len(answered) < len(queries) and not interrupt.requested:
@@ -357,8 +356,7 @@ class Predict(ScoreOptions):
                     replace(answers, query=text).to_record()
                     for answers, (_, text) in zip(found, batch)
                 ]
-                if scorer:
-                    _add_probabilities(scorer, records)
+                _add_probabilities(scorer, records)
                 if log:
                     files.append_records(log, records)
                 answered += records
@@ -548,9 +546,11 @@ def _value_of(fact: JsonObject, name: str) -> float | None:
 
 
 def _add_probabilities(
-    scorer: TripleScorer, records: Sequence[JsonObject]
+    scorer: TripleScorer | None, records: Sequence[JsonObject]
 ) -> None:
-    """Add to each answer of some queries the probability that it is true."""
+    """Add to each answer of some queries the probability that it is true; nothing without a scorer."""
+    if scorer is None:
+        return
     answers = [answer for record in records for answer in record["answers"]]
     names = ("head", "relation", "tail")
     triples = [tuple(answer[name] for name in names) for answer in answers]

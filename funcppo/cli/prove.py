@@ -254,27 +254,26 @@ class Prove(TargetOptions):
         from funcppo.kg.logic import proof, prove
 
         dataset, atom = query.dataset, tuple(query.atom.tolist())
+        shown = dataset.shown  # the text has labels, where there are any
         result = _describe_verdict(dataset, atom, found)
-        names = proof_names(dataset)
-        run = self._open_run() if found.proof else None
-        best, lines = _best_proof(run, atom, found, result)
+        best, lines = _best_proof(
+            self._open_run() if found.proof else None, atom, found, result
+        )
         failed, n_matching = (), 0
-        result["failed_rules"] = []
         if best:
-            result["proof"] = jsonlib.loads(proof.to_json(best, *names))
+            result["proof"] = jsonlib.loads(
+                proof.to_json(best, *proof_names(dataset))
+            )
         else:
             # At height 0 no rule is applied.
             failed, n_matching = prove.failed_rules(
                 found.answers, atom, n_rules=0 if self.height == 0 else 5
             )
-            result["failed_rules"] = _describe_failures(dataset, failed)
+        result["failed_rules"] = _describe_failures(dataset, failed)
         result |= self._extent(found.answers)
 
-        # The text has labels, where there are any.
-        shown = dataset.shown
-        told = result | {"query": format_atom(shown, np.array(atom))}
-        names = proof_names(shown)
-        formats = names.format_atom, names.format_rule
+        formats = proof_names(shown)[:2]
+        told = result | {"query": formats[0](np.array(atom))}
         drawn = [best] if best else []
         if best:
             lines.insert(1, proof.to_text(best, *formats).rstrip("\n"))
@@ -286,7 +285,7 @@ class Prove(TargetOptions):
             text = "".join(proof.to_dot(x, *formats) for x in drawn)
             return result, text or "digraph proof {\n}\n"
         if not best and not found.is_fact and found.answers.complete:
-            told["failed_rules"] = _describe_failures(shown, failed)
+            told |= {"failed_rules": _describe_failures(shown, failed)}
             lines = _explain_refutation(told, n_matching, dataset)
         return result, "\n".join([_headline(told, n_matching), *lines])
 

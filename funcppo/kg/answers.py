@@ -935,6 +935,7 @@ class TripleScorer:
                     for name in self._relations
                 ]
             )
+            # The relation of the triple, among those of no other known one.
             for i, row in enumerate(rows):
                 records = found[i * n : (i + 1) * n]
                 own = records[places.index(row[0])]

@@ -564,15 +564,7 @@ def _load_splits(
                 f"{paths[split]}: empty: expected lines of head<TAB>relation<TAB>tail"
             )
     _check_spelling(paths, files, names, cfg)
-    splits = dict.fromkeys(SPLITS, np.zeros((0, 3), np.int32))
-    splits |= {split: file.triples for split, file in files.items()}
-    for split, file in files.items():
-        if split in SPLITS[1:] and file.is_asked is not None:
-            # What the stories of held-out triples tell is known.
-            told = [splits["facts"]] if "facts" in splits else []
-            told.append(file.triples[~file.is_asked])
-            splits["facts"] = np.concatenate(told)
-            splits[split] = file.triples[file.is_asked]
+    splits = _split_stories(files)
     notes = [note for file in files.values() for note in file.notes]
     labels = dict(chain.from_iterable(x.labels.items() for x in files.values()))
     if cfg.split_ratios is None:
@@ -583,20 +575,45 @@ def _load_splits(
         raise ValueError(
             f"{name}: has valid or test triples already: expected no split_ratios, got {cfg.split_ratios}"
         )
+    dataset = _split_at_random(name, names, splits, cfg, train_only)
+    return _with_notes(replace(dataset, labels=labels), notes)
+
+
+def _split_at_random(
+    name: str,
+    names: Sequence[str],
+    splits: dict[str, np.ndarray],
+    cfg: DataConfig,
+    train_only: bool,
+) -> Dataset:
+    """Build a data set whose train triples are split at random, with notes on it."""
+    assert cfg.split_ratios is not None, "the shares are set"
     parts = split_triples(
         splits["train"], names, cfg.split_ratios, cfg.split_seed
     )
     sizes = " / ".join(str(len(parts[split])) for split in SPLITS)
     n_duplicates = len(splits["train"]) - sum(map(len, parts.values()))
-    notes.append(
+    notes = [
         f"split at random by {cfg.split_ratios} with seed {cfg.split_seed}: {sizes} train / valid / test"
-    )
+    ]
     if n_duplicates:
         notes.append(duplicate_note(n_duplicates))
     splits |= {"train": parts["train"]} if train_only else parts
     dataset = from_tables(name, names, splits)
-    dataset = replace(dataset, n_duplicates=n_duplicates, labels=labels)
-    return _with_notes(dataset, notes)
+    return _with_notes(replace(dataset, n_duplicates=n_duplicates), notes)
+
+
+def _split_stories(files: Mapping[str, TripleFile]) -> dict[str, np.ndarray]:
+    """Return the triples of each split; what the stories of held-out triples tell is known."""
+    splits = dict.fromkeys(SPLITS, np.zeros((0, 3), np.int32))
+    splits |= {split: file.triples for split, file in files.items()}
+    for split, file in files.items():
+        if split in SPLITS[1:] and file.is_asked is not None:
+            told = [splits["facts"]] if "facts" in splits else []
+            told.append(file.triples[~file.is_asked])
+            splits["facts"] = np.concatenate(told)
+            splits[split] = file.triples[file.is_asked]
+    return splits
 
 
 def _read_files(

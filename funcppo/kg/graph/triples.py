@@ -141,24 +141,23 @@ def read_triples(
     first = next(rows)
     if columns is None and first[0] == "story" and len(first) == 4:
         return _read_stories(rows, path, numbers)
-    is_json = is_json_lines(path)
-    chosen = choose_columns(first, columns, path, is_named=is_json)
-    first_line = 2 if chosen.has_header and not is_json else 1
+    chosen = choose_columns(first, columns, path, is_named=is_json_lines(path))
     if not chosen.has_header:
-        rows = chain([first], rows)
+        named = _iter_triples(chain([first], rows), chosen, path, 1)
+        triples = numbers.number(chain.from_iterable(named))
+        return drop_header(triples, list(numbers), path, columns)
+
+    # Labels stand in columns of their own.
     labels: dict[str, str] = {}
-    if chosen.has_header:
-        rows = _collect_labels(rows, _label_places(first, chosen), labels)
+    rows = _collect_labels(rows, _label_places(first, chosen), labels)
+    first_line = 1 if is_json_lines(path) else 2
     named = _iter_triples(rows, chosen, path, first_line)
     triples = numbers.number(chain.from_iterable(named))
-    if chosen.has_header:
-        names = ", ".join(first[i] for i in chosen.indices)
-        note = (
-            f"{path}:1: columns {shorten(names)} read as head, relation, tail"
-        )
-        notes = [note] * (columns is None)
-        return TripleFile(triples, first_line, notes, None, labels)
-    return drop_header(triples, list(numbers), path, columns)
+    names = ", ".join(first[i] for i in chosen.indices)
+    note = f"{path}:1: columns {shorten(names)} read as head, relation, tail"
+    return TripleFile(
+        triples, first_line, [note] * (columns is None), None, labels
+    )
 
 
 def iter_rows(content: bytes, path: str) -> Iterator[list[str]]:

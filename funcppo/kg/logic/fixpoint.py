@@ -588,6 +588,8 @@ def best_products(
     Source: Goodman 1999, "Semiring parsing" (the Viterbi semiring).
     """
     rules, is_fact = rules_from_kb(kb), model.height == 0
+
+    # Each step joins the bodies with an atom whose value the last one raised.
     best = torch.zeros_like(model.height, dtype=torch.float64)
     value, is_new = is_fact.double(), is_fact
     for _ in range(max_height):
@@ -625,6 +627,8 @@ def _iter_products(
     if len(literals) < len(rule.body):
         return
     terms = (0, *rule.head[1:], *(x for atom in rule.body for x in atom[1:]))
+
+    # All variables of the rule, so that a row is a grounding.
     query = ConjunctiveQuery(
         tuple(literals),
         atom_variables(terms, sizes.n_constants),
