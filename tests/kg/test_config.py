@@ -142,11 +142,6 @@ def test_a_bad_file_is_an_error_that_says_what_is_wrong(
         read_config(tmp_path)
 
 
-def test_reading_a_config_imports_no_torch():
-    program = "import sys, funcppo.kg.config; sys.exit('torch' in sys.modules)"
-    subprocess.run([sys.executable, "-c", program], check=True)
-
-
 def test_the_settings_import_no_torch():
     code = "import sys, funcppo.kg.config; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -42,12 +42,8 @@ def test_a_program_gives_facts_and_rules_of_any_arity():
 
 def test_the_fingerprint_tells_order_rules_and_splits_apart_but_not_weights():
     a, b = ("a", "r", "b"), ("b", "r", "a")
-    sets = [
-        from_triples([a, b]),
-        from_triples([b, a]),
-        from_triples([a], [b]),
-        from_triples([a], [], [b]),
-    ]
+    splits = ([[a, b]], [[b, a]], [[a], [b]], [[a], [], [b]])
+    sets = [from_triples(*of_splits) for of_splits in splits]
     sets += [from_triples([a, b], rules="r(X,Y) :- r(Y,X)")]
     assert len({d.fingerprint for d in sets}) == 5
     weighted = from_triples([a, b], rules="1\tr(X,Y) :- r(Y,X)")
@@ -294,25 +290,15 @@ def test_inverses_of_known_facts_are_counted_worked_by_hand():
         *[(f"p{i}", "parent", f"c{i}") for i in range(4)],
         *[(f"a{i}", "likes", f"b{i}") for i in range(5)],
     ]
-    test = [
-        ("w8", "married", "h8"),
-        ("w8", "married", "w8"),
-        ("p4", "parent", "c4"),
-        ("b0", "likes", "a0"),
-    ]
+    lines = ["w8 married h8", "w8 married w8", "p4 parent c4", "b0 likes a0"]
+    test = [tuple(line.split()) for line in lines]
     assert notes_of(known, [], test) == (
         "test: 2 of 4 triples are inverses of known facts: 'married' is symmetric, 'child' and 'parent'",
     )
 
 
-LEAKY = st.lists(
-    st.tuples(
-        st.sampled_from("rstu"),
-        st.sampled_from("abcde"),
-        st.sampled_from("abcde"),
-    ),
-    max_size=30,
-)
+LEAKY_FACT = st.tuples(*map(st.sampled_from, ("rstu", "abcde", "abcde")))
+LEAKY = st.lists(LEAKY_FACT, max_size=30)
 
 
 @given(LEAKY, LEAKY, LEAKY)

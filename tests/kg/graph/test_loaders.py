@@ -143,9 +143,8 @@ def test_a_file_is_split_at_random(tmp_path):
     path = tmp_path / "chain.csv"
     rows = [f"{i},next,e{i},e{i + 1}\n" for i in range(100)]
     path.write_text("row,what,from,to\n" + "".join(rows) + rows[0])
-    cfg = DataConfig(
-        columns="from,what,to", split_ratios="0.8,0.1,0.1", split_seed=1
-    )
+    ratios = "0.8,0.1,0.1"
+    cfg = DataConfig(columns="from,what,to", split_ratios=ratios, split_seed=1)
     d = load(path, cfg=cfg)
     assert (len(d.train), len(d.valid), len(d.test)) == (80, 10, 10)
     assert d.n_duplicates == 1
@@ -155,7 +154,7 @@ def test_a_file_is_split_at_random(tmp_path):
     )
     parts = [triples(d, part) for part in (d.train, d.valid, d.test)]
     assert len(set.union(*parts)) == 100
-    other = DataConfig(columns="3,2,4", split_ratios="0.8,0.1,0.1")
+    other = DataConfig(columns="3,2,4", split_ratios=ratios)
     # Without names the header is one triple more.
     assert len(load(path, cfg=other).facts) == 81
 
@@ -344,10 +343,9 @@ def test_a_bad_file_is_named(folder, name, content, expected):
 
 def test_what_is_missing_is_named(folder):
     (folder / "train.txt").unlink()
-    assert message(load, folder) == (
-        f"{folder}/train.txt: missing split: expected this file, train.tsv, train.csv or train.nt, or one of them "
-        "with .gz"
-    )
+    others = "train.tsv, train.csv or train.nt, or one of them with .gz"
+    problem = f"missing split: expected this file, {others}"
+    assert message(load, folder) == f"{folder}/train.txt: {problem}"
     for name in ("no/such.pl", "nothing.tsv"):
         expected = "expected a file that can be read: No such file or directory"
         assert message(load, name) == f"{name}: {expected}"
@@ -378,15 +376,13 @@ def triples_factory(triples):
     """What is read of a triples factory of PyKEEN; ids do not begin with the first triple."""
     heads, relations, tails = zip(*triples)
     entities = sorted({*heads, *tails}, reverse=True)
-    relations = sorted(set(relations), reverse=True)
-    ids = [
-        [entities.index(h), relations.index(r), entities.index(t)]
-        for h, r, t in triples
-    ]
+    kinds = sorted(set(relations), reverse=True)
+    columns = ((entities, heads), (kinds, relations), (entities, tails))
+    ids = [[names.index(x) for x in column] for names, column in columns]
     return SimpleNamespace(
-        mapped_triples=np.array(ids),
+        mapped_triples=np.array(ids).T,
         entity_id_to_label=dict(enumerate(entities)),
-        relation_id_to_label=dict(enumerate(relations)),
+        relation_id_to_label=dict(enumerate(kinds)),
     )
 
 
@@ -460,9 +456,8 @@ TERM_NAMES = [
 @pytest.mark.parametrize("suffix", ["tsv", "csv", "parquet", "nt", "ttl", "nq"])
 def test_triples_are_written_in_each_format(suffix, tmp_path):
     pytest.importorskip("duckdb")
-    rows = [
-        (name, "is a", TERM_NAMES[4]) for name in TERM_NAMES if name[0] != '"'
-    ]
+    subjects = [name for name in TERM_NAMES if name[0] != '"']
+    rows = [(name, "is a", TERM_NAMES[4]) for name in subjects]
     rows += [("a b", "is a", name) for name in TERM_NAMES]
     dataset = from_triples(rows[:9], test=rows[9:])
     files = write_splits(dataset, f"{tmp_path}/new/{{split}}.{suffix}")
@@ -490,13 +485,10 @@ def test_triples_are_written_in_each_format(suffix, tmp_path):
 
 def test_triples_that_a_format_cannot_hold_are_one_line(tmp_path):
     dataset = from_triples([("a\tb", "r", "c")])
-    assert (
-        message(write_splits, dataset, f"{tmp_path}/x.tsv")
-        == "x.tsv: expected names without tabs, got one"
-    )
-    assert "expected a name that ends in" in message(
-        write_splits, dataset, f"{tmp_path}/x.xls"
-    )
+    problem = message(write_splits, dataset, f"{tmp_path}/x.tsv")
+    assert problem == "x.tsv: expected names without tabs, got one"
+    problem = message(write_splits, dataset, f"{tmp_path}/x.xls")
+    assert "expected a name that ends in" in problem
     problem = message(write_splits, from_text("p(a)."), f"{tmp_path}/x.csv")
     assert "expected facts of two arguments" in problem
     assert not list(tmp_path.iterdir())
@@ -552,10 +544,9 @@ def _write_ids(layout, folder):
     for name, text in IDS[layout].items():
         path = folder / name
         path.parent.mkdir(exist_ok=True)
-        is_packed = name.endswith(".gz")
-        path.write_bytes(
-            gzip.compress(text.encode()) if is_packed else text.encode()
-        )
+        opened = gzip.open if name.endswith(".gz") else open
+        with opened(path, "wt") as file:
+            file.write(text)
 
 
 @pytest.mark.parametrize("layout", IDS)
@@ -569,26 +560,12 @@ def test_triples_as_numbers_get_their_names(layout, tmp_path):
 @pytest.mark.parametrize(
     ("name", "text", "problem"),
     [
-        (
-            "train",
-            "1\n0 7 0\n",
-            ": expected numbers that entity2id.txt and relation2id.txt name, got another",
-        ),
-        ("train", "1\n0 1 0\n0 1\n", ": expected three numbers a line below"),
-        ("train", "1\n0 x 0\n", ": expected three numbers a line below"),
-        ("train", "1\n0 1\n", ": expected three numbers a line below"),
-        (
-            "entity",
-            "2\na b\t0\nc\t2\n",
-            ": expected the numbers 0 to 1, each once",
-        ),
-        (
-            "entity",
-            "2\na b 0\n",
-            ":2: expected a name and a number, got 'a b 0'",
-        ),
+        ("train", "1\n0 7 0\n", ": expected numbers that entity2id.txt and relation2id.txt name, got another"),
+        *(("train", f"1\n{x}\n", ": expected three numbers a line below") for x in ("0 1 0\n0 1", "0 x 0", "0 1")),
+        ("entity", "2\na b\t0\nc\t2\n", ": expected the numbers 0 to 1, each once"),
+        ("entity", "2\na b 0\n", ":2: expected a name and a number, got 'a b 0'"),
     ],
-)
+)  # fmt: skip
 def test_bad_triples_as_numbers_are_one_line(name, text, problem, tmp_path):
     _write_ids("openke", tmp_path)
     path = tmp_path / f"{name}2id.txt"
@@ -755,11 +732,8 @@ def source(tmp_path):
 
 
 def store(dataset, folder, sources=()):
-    tables = kb.index_facts(
-        dataset.facts,
-        n_constants=dataset.n_constants,
-        n_predicates=dataset.n_predicates,
-    )
+    sizes = {x: getattr(dataset, x) for x in ("n_constants", "n_predicates")}
+    tables = kb.index_facts(dataset.facts, **sizes)
     return loaders.write(dataset, tables, sources, folder)
 
 
@@ -788,14 +762,15 @@ def test_what_is_read_is_what_was_written(source, stored):
 def test_a_knowledge_base_shares_the_mapped_index(stored):
     read = load(stored)
     sizes = {"n_constants": read.n_constants, "n_predicates": read.n_predicates}
+    tables = read.fact_tables
     mapped, mapped_sizes = kb.build(
-        read.facts, read.rules, **sizes, tables=read.fact_tables
+        read.facts, read.rules, **sizes, tables=tables
     )
     made, made_sizes = kb.build(read.facts, read.rules, **sizes)
     assert mapped_sizes == made_sizes
     for a, b in zip(kb.tree.leaves(mapped), kb.tree.leaves(made)):
         assert a.equal(b)
-    assert np.shares_memory(mapped.facts.numpy(), read.fact_tables["facts"])
+    assert np.shares_memory(mapped.facts.numpy(), tables["facts"])
 
 
 def test_other_rules_facts_or_names_do_not_pass_for_the_stored_ones(
@@ -840,10 +815,9 @@ def test_a_folder_appears_whole_and_takes_the_place_of_one_of_its_kind_alone(
     before = load(stored)
     with monkeypatch.context() as patch:
         patch.setattr(os, "replace", interrupt)
-        with pytest.raises(KeyboardInterrupt):
-            store(load(source), stored)
-        with pytest.raises(KeyboardInterrupt):
-            store(load(source), tmp_path / "new")
+        for folder in (stored, tmp_path / "new"):
+            with pytest.raises(KeyboardInterrupt):
+                store(load(source), folder)
     assert load(stored).fingerprint == before.fingerprint
     assert not list((tmp_path / "new").iterdir())
 

@@ -162,15 +162,8 @@ def test_a_variable_of_a_rule_that_is_called_like_an_entity_is_told(arrow):
 
 @pytest.mark.parametrize(
     ("query", "constant"),
-    [
-        ("007", "7"),
-        ("7", "7"),
-        ("-07", "-7"),
-        ("-0", "0"),
-        ("000", "0"),
-        ("'007'", "007"),
-    ],
-)
+    [("007", "7"), ("7", "7"), ("-07", "-7"), ("-0", "0"), ("000", "0"), ("'007'", "007")],
+)  # fmt: skip
 def test_an_integer_in_the_query_of_a_program_is_read_as_in_the_program(
     query, constant
 ):
@@ -412,9 +405,8 @@ END = "the end of the clause, got "
 def test_what_is_not_datalog_is_named(program, expected):
     line, _, problem = expected.partition(" ")
     place = f"program:{line}" if line else "program:"
-    assert message(from_text, program).startswith(
-        f"{place} as Prolog: {problem}"
-    )
+    found = message(from_text, program)
+    assert found.startswith(f"{place} as Prolog: {problem}")
 
 
 @pytest.mark.parametrize(
@@ -532,27 +524,23 @@ def has_meaning_in_prolog(clause):
     return any(is_built_in(a) or is_library_predicate(a) for a in atoms)
 
 
+NASTY_ATOMS = [
+    atom
+    for atom in (Atom(n, (n,) * k) for n in NASTY for k in range(3))
+    if not is_built_in(atom)
+]
 PROLOG_CLAUSES = (rules(ARITIES) | FACTS).filter(
     lambda clause: not has_meaning_in_prolog(clause)
 )
 
 
 @given(st.lists(PROLOG_CLAUSES, min_size=1, max_size=4))
-@example(
-    [
-        Clause(Atom(n, (n,) * k), (), math.nan, 0)
-        for n in NASTY
-        for k in range(3)
-        if not is_built_in(Atom(n, (n,) * k))
-    ]
-)
+@example([Clause(atom, (), math.nan, 0) for atom in NASTY_ATOMS])
 def test_a_program_in_quotes_is_read_as_it_was_written(clauses):
     text = format_program(clauses)
     assert detect_format(text) == "Prolog"
-    unweighted = [clause._replace(weight=math.nan) for clause in clauses]
-    assert [canonical(c) for c in read(text)] == [
-        canonical(c) for c in unweighted
-    ]
+    unweighted = (clause._replace(weight=math.nan) for clause in clauses)
+    assert list(map(canonical, read(text))) == list(map(canonical, unweighted))
 
 
 @given(
@@ -591,13 +579,10 @@ def test_quoting_is_that_of_prolog_in_both_directions(tmp_path):
         "forall(p(_, N), (atom_codes(N, C), print(C), nl)),"
         "forall(p(K, N), (writeq(user_error, q(K, N)), write(user_error, '.\\n')))"
     )
-    done = subprocess.run(
-        ["swipl", "-q", "-g", f"consult('ours.pl'), {goal}", "-t", "halt"],
-        cwd=tmp_path,
-        capture_output=True,
-        timeout=60,
-        env={**os.environ, "LANG": "C.UTF-8"},
-    )
+    words = ["swipl", "-q", "-g", f"consult('ours.pl'), {goal}", "-t", "halt"]
+    options = {"cwd": tmp_path, "capture_output": True, "timeout": 60}
+    env = {**os.environ, "LANG": "C.UTF-8"}
+    done = subprocess.run(words, env=env, **options)
     codes = [json.loads(line) for line in done.stdout.decode().splitlines()]
     assert ["".join(map(chr, c)) for c in codes] == names
     # `p(=>)` needs quotes here, not in Prolog
@@ -654,9 +639,8 @@ def test_the_lines_of_each_format_worked_by_hand():
     line = format_rule_table(d, statistics([0] * 6), "tsv").splitlines()[1]
     assert line.split("\t")[:-1] == ["0"] * 10
     for file_format in RULE_FILE_FORMATS:
-        text = format_rule_table(
-            from_triples(TRIPLES), statistics(), file_format
-        )
+        bare = from_triples(TRIPLES)
+        text = format_rule_table(bare, statistics(), file_format)
         assert len(text.splitlines()) == (file_format != "AnyBURL")
 
 

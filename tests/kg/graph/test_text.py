@@ -10,7 +10,6 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from funcppo.core.files import shorten
 from funcppo.kg.graph import text as lexer
 from funcppo.kg.graph.loaders import from_text, from_triples
 from funcppo.kg.graph.rules import format_atom, format_rule, parse_query
@@ -45,13 +44,10 @@ has_prolog = pytest.mark.skipif(
 
 def ask_prolog(goal):
     """The words that SWI-Prolog prints for a goal."""
-    done = subprocess.run(
-        ["swipl", "-q", "-g", goal, "-t", "halt"],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        env={**os.environ, "LANG": "C.UTF-8"},
-    )
+    words = ["swipl", "-q", "-g", goal, "-t", "halt"]
+    options = {"capture_output": True, "text": True, "timeout": 60}
+    env = {**os.environ, "LANG": "C.UTF-8"}
+    done = subprocess.run(words, env=env, **options)
     assert not done.stderr
     return done.stdout.split()
 
@@ -60,23 +56,14 @@ def ask_prolog(goal):
 
 
 def test_the_tokens_of_a_line_worked_by_hand():
-    assert tokenize_line("/m/02('it''s', X):-not q.") == [
-        Token("name", "/m/02"),
-        Token("(", "("),
-        Token("quoted", "'it''s'"),
-        Token(",", ","),
-        Token("variable", "X"),
-        Token(")", ")"),
-        Token(":-", ":-"),
-        Token("name", "not"),
-        Token("name", "q"),
-        LINE_END,
-    ]
-    assert tokenize_line("Q42 <= A", lexer.is_anyburl_variable)[:3] == [
-        Token("name", "Q42"),
-        Token("<=", "<="),
-        Token("variable", "A"),
-    ]
+    kinds = "name ( quoted , variable ) :- name name"
+    texts = "/m/02 ( 'it''s' , X ) :- not q"
+    expected = list(map(Token, kinds.split(), texts.split()))
+    tokens = tokenize_line("/m/02('it''s', X):-not q.")
+    assert tokens == [*expected, LINE_END]
+    *tokens, _ = tokenize_line("Q42 <= A", lexer.is_anyburl_variable)
+    assert [token.kind for token in tokens] == ["name", "<=", "variable"]
+    assert [token.text for token in tokens] == ["Q42", "<=", "A"]
     assert tokenize_line("") == tokenize_line(" . ") == [LINE_END]
 
 
@@ -153,12 +140,6 @@ def test_names_variables_and_integers_worked_by_hand():
         assert lexer.is_integer(text) == expected
 
 
-def test_a_long_text_is_cut_to_one_short_line():
-    assert shorten("a\nb") == r"'a\nb'"
-    assert shorten("x" * 60) == repr("x" * 60)
-    assert shorten("x" * 61) == repr("x" * 57 + "...")
-
-
 @has_prolog
 def test_the_letters_of_a_name_are_those_of_swi_prolog():
     """At the start and inside of a name; of Unicode 3.2, which every version knows.
@@ -230,11 +211,9 @@ CLAUSE_SYNTAX = {":-/1", ":-/2", "?-/1", "-->/2", "=>/2", ":/2", "|/2", ",/2"}
 def test_what_a_program_may_define_is_what_swi_prolog_lets_it_define():
     known = lexer._BUILT_IN_SET | lexer._LIBRARY_SET
     names = sorted(known - CLAUSE_SYNTAX)
-    pairs = [name.rsplit("/", 1) for name in names]
-    quoted = [
-        f"'{name.replace(chr(92), chr(92) * 2)}'-{arity}"
-        for name, arity in pairs
-    ]
+    escaped = (name.replace(chr(92), chr(92) * 2) for name in names)
+    pairs = (name.rsplit("/", 1) for name in escaped)
+    quoted = [f"'{name}'-{arity}" for name, arity in pairs]
     answers = ask_prolog(
         f"forall(member(N-A, [{', '.join(quoted)}]), (functor(H, N, A), "
         "catch((assertz(m:H), writeln(yes)), error(permission_error(_, _, _), _), writeln(no))))"
@@ -270,15 +249,9 @@ def test_a_goal_that_nothing_defines_is_told_with_its_arity_and_line():
 
 @pytest.mark.parametrize(
     "directive",
-    [
-        ":- dynamic p/1.",
-        ":- dynamic(p/1).",
-        ":- dynamic p/1, 'q r'/2.",
-        ":- discontiguous p/1.",
-        ":- table p/1, q/2.",
-        ":- style_check(-singleton).",
-    ],
-)
+    [":- dynamic p/1.", ":- dynamic(p/1).", ":- dynamic p/1, 'q r'/2.", ":- discontiguous p/1.",
+     ":- table p/1, q/2.", ":- style_check(-singleton)."],
+)  # fmt: skip
 def test_declarations_are_skipped_and_counted(directive):
     ((_, _, tokens),) = tokenize_prolog(directive)
     name = directive[2:].split("(")[0].split()[0]
