@@ -67,12 +67,8 @@ def random_program(random: Random) -> Program:
         return (atom(bound * 3 + [random.choice(constants)]), *body)
 
     facts = {atom(constants) for _ in range(random.randint(0, 14))}
-    return Program(
-        N_CONSTANTS,
-        arity,
-        tuple(sorted(facts)),
-        tuple(rule() for _ in range(random.randint(0, 7))),
-    )
+    rules = tuple(rule() for _ in range(random.randint(0, 7)))
+    return Program(N_CONSTANTS, arity, tuple(sorted(facts)), rules)
 
 
 programs = st.builds(random_program, st.randoms(use_true_random=False))
@@ -93,12 +89,10 @@ def groundings(
             for a in atoms
             if (new := match(goal, a, s, n_constants)) is not None
         ]
-    return [
-        s
-        for s in found
-        if not object_identity
-        or are_distinct([*s.values(), *constants_of(rule, n_constants)])
-    ]
+    if not object_identity:
+        return found
+    own = constants_of(rule, n_constants)
+    return [s for s in found if are_distinct([*s.values(), *own])]
 
 
 def constants_of(rule: Clause, n_constants: int) -> set[int]:
@@ -143,12 +137,11 @@ def least_model(
         if max_height is not None and step > max_height:
             return height
         known = set(height)
+        base = known, program.n_constants, object_identity
         heads = {
             put(rule[0], s)
             for rule in program.rules
-            for s in groundings(
-                rule, known, program.n_constants, object_identity
-            )
+            for s in groundings(rule, *base)
         }
         if heads <= known:
             return height
@@ -183,12 +176,8 @@ def together(programs: list[Program]) -> tuple[Program, list[int]]:
     rules = [
         shifted(rule, by) for p, by in zip(programs, shifts) for rule in p.rules
     ]
-    return Program(
-        N_CONSTANTS,
-        sum((p.arity for p in programs), ()),
-        tuple(facts),
-        tuple(rules),
-    ), shifts
+    arity = sum((p.arity for p in programs), ())
+    return Program(N_CONSTANTS, arity, tuple(facts), tuple(rules)), shifts
 
 
 def within_six_sigma(counts, probabilities):

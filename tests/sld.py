@@ -70,23 +70,14 @@ def successors(
     ]
     found = []
     for kind, i, (head, *body) in clauses:
-        apart = [
-            tuple(
-                [a[0]] + [t + 10_000 if t > n_constants else t for t in a[1:]]
-            )
-            for a in (head, *body)
-        ]
+        moved = lambda t: t + 10_000 if t > n_constants else t
+        apart = [(a[0], *map(moved, a[1:])) for a in (head, *body)]
         bindings = unify(apart[0], goal, n_constants)
         if bindings is None:
             continue
         new = [(apply(a, bindings), height + 1) for a in apart[1:]] + [
             (apply(a, bindings), h) for a, h in tail
         ]
-        found.append(
-            (
-                kind,
-                i,
-                rename([g for g in new if g[0] not in known], n_constants),
-            )
-        )
+        left = [goal for goal in new if goal[0] not in known]
+        found.append((kind, i, rename(left, n_constants)))
     return found

@@ -35,13 +35,8 @@ def heights_and_derivations(facts, rules, n_constants):
 def programs(draw):
     """Safe rules over three predicates with recursion, constants and repeated variables; a few facts."""
     constant, term = st.integers(1, C), st.integers(1, V)
-    facts = draw(
-        st.sets(
-            st.tuples(st.integers(1, 3), constant, constant),
-            min_size=3,
-            max_size=8,
-        )
-    )
+    fact = st.tuples(st.integers(1, 3), constant, constant)
+    facts = draw(st.sets(fact, min_size=3, max_size=8))
     rules = []
     for _ in range(draw(st.integers(2, 4))):
         body = [
@@ -49,15 +44,9 @@ def programs(draw):
             for _ in range(draw(st.integers(1, 2)))
         ]
         bound = sorted({t for a in body for t in a[1:]} | {draw(constant)})
-        rules.append(
-            [
-                (
-                    draw(st.integers(1, 3)),
-                    *(draw(st.sampled_from(bound)) for _ in range(2)),
-                ),
-                *body,
-            ]
-        )
+        predicate = draw(st.integers(1, 3))
+        terms = [draw(st.sampled_from(bound)) for _ in range(2)]
+        rules.append([(predicate, *terms), *body])
     return prove.make_program(sorted(facts), rules, C)
 
 
@@ -88,13 +77,8 @@ def read_proof(text):
 
 def make_node(goal, rule=None, substitution=(), children=(), probability=None):
     """A node of a proof; a fact unless it has a rule."""
-    return Node(
-        goal=goal,
-        rule=rule,
-        substitution=substitution,
-        probability=probability,
-        children=children,
-    )
+    how = {"rule": rule, "substitution": substitution, "children": children}
+    return Node(goal=goal, probability=probability, **how)
 
 
 NAMES = ["france", "germany", "europe"]

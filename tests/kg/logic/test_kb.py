@@ -105,11 +105,8 @@ def test_rules_of_a_predicate_come_in_file_order():
     rules = np.array([[[p, C + 1, C + 1], [1, C + 1, C + 1]] for p in heads])
     world, sizes = build(TABLE, rules=rules)
     ids, filled = kb.lookup_rules(world, sizes, torch.tensor([1, 2, 3]))
-    assert [row[ok].tolist() for row, ok in zip(ids, filled)] == [
-        [1],
-        [0, 2, 4],
-        [3],
-    ]
+    rows = [row[ok].tolist() for row, ok in zip(ids, filled)]
+    assert rows == [[1], [0, 2, 4], [3]]
 
 
 # -- triples by the two sides of a query
@@ -123,21 +120,13 @@ def table(atoms):
 def indexed_triples(draw):
     """Constants, a pool of them or None, triples, and queries on a side."""
     n_constants = draw(st.integers(1, 6))
-    atom = st.tuples(
-        st.integers(1, 2),
-        st.integers(1, n_constants),
-        st.integers(1, n_constants),
-    )
+    constant = st.integers(1, n_constants)
+    atom = st.tuples(st.integers(1, 2), constant, constant)
     triples = draw(st.sets(atom, max_size=20))
     pool = draw(st.none() | st.sets(st.integers(1, n_constants), min_size=1))
     queries = draw(st.lists(atom, min_size=1, max_size=5))
-    return (
-        n_constants,
-        pool,
-        triples,
-        draw(st.sampled_from([HEAD, TAIL])),
-        queries,
-    )
+    side = draw(st.sampled_from([HEAD, TAIL]))
+    return n_constants, pool, triples, side, queries
 
 
 def build_index(n_constants, pool, triples):
@@ -158,15 +147,13 @@ def test_answers_are_those_of_python_sets(case):
     rows = torch.tensor(queries)
     indexed = {t for t in triples if pool is None or t[side] in pool}
     given_argument = TAIL if side == HEAD else HEAD
-    expected = [
-        (i, entity)
-        for i, query in enumerate(queries)
-        for entity in sorted(
-            t[side]
-            for t in indexed
-            if t[0] == query[0] and t[given_argument] == query[given_argument]
+    expected = []
+    for i, query in enumerate(queries):
+        asked = lambda t, q=query: all(
+            t[x] == q[x] for x in (0, given_argument)
         )
-    ]
+        answers = sorted(t[side] for t in indexed if asked(t))
+        expected += [(i, entity) for entity in answers]
     answers = kb.list_answers(index, rows, side)
     assert (
         list(zip(answers.query_row.tolist(), answers.entity.tolist()))

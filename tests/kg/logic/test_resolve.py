@@ -29,13 +29,15 @@ V, U, X, Y = 4, 5, 6, 7
 
 def atoms(seed: int, n: int, arity: int) -> np.ndarray:
     rng = np.random.default_rng(seed)
-    return np.concatenate(
-        [
-            rng.integers(1, 3, (n, 1)),
-            rng.integers(1, N_CONSTANTS + 5, (n, arity)),
-        ],
-        1,
-    )
+    predicates = rng.integers(1, 3, (n, 1))
+    terms = rng.integers(1, N_CONSTANTS + 5, (n, arity))
+    return np.concatenate([predicates, terms], 1)
+
+
+def renamed(*rows):
+    """The terms of atoms, by the oracle's renaming."""
+    atoms = sld.rename([(row, 0) for row in rows], N_CONSTANTS)
+    return [term for atom, _ in atoms for term in atom[1:]]
 
 
 @given(st.integers(0, 2**32 - 1), st.integers(1, 5))
@@ -44,26 +46,15 @@ def test_unify_equals_a_plain_python_unifier(seed, arity):
     n = 2000
     a, b = atoms(seed, n, arity), atoms(seed + 1, n, arity)
     unifies, mgu = unify(torch.from_numpy(a), torch.from_numpy(b), N_CONSTANTS)
-    both = substitute(
-        torch.from_numpy(np.concatenate([a[:, 1:], b[:, 1:]], 1)), mgu
-    )
-    got = canonicalize(both, N_CONSTANTS).tolist()
+    terms = torch.from_numpy(np.concatenate([a[:, 1:], b[:, 1:]], 1))
+    got = canonicalize(substitute(terms, mgu), N_CONSTANTS).tolist()
     for i in range(n):
         left, right = tuple(a[i].tolist()), tuple(b[i].tolist())
         bindings = sld.unify(left, right, N_CONSTANTS)
         assert bool(unifies[i]) == (bindings is not None), (left, right)
         if bindings is not None:
-            want = sld.rename(
-                [
-                    (sld.apply(left, bindings), 0),
-                    (sld.apply(right, bindings), 0),
-                ],
-                N_CONSTANTS,
-            )
-            assert got[i] == [t for atom, _ in want for t in atom[1:]], (
-                left,
-                right,
-            )
+            want = renamed(*(sld.apply(x, bindings) for x in (left, right)))
+            assert got[i] == want, (left, right)
 
 
 @given(st.integers(0, 2**32 - 1))
@@ -71,15 +62,7 @@ def test_canonical_rows_are_equal_exactly_when_rows_are_renamings(seed):
     rng = np.random.default_rng(seed)
     rows = rng.integers(0, N_CONSTANTS + 4, (40, 5))
     forms = canonicalize(torch.from_numpy(rows), N_CONSTANTS).tolist()
-    want = [
-        [
-            t
-            for atom, _ in sld.rename([((1, *row), 0)], N_CONSTANTS)
-            for t in atom[1:]
-        ]
-        for row in rows.tolist()
-    ]
-    assert forms == want
+    assert forms == [renamed((1, *row)) for row in rows.tolist()]
 
 
 # -- test resolve
@@ -96,10 +79,8 @@ def random_atoms(rng, n):
 def start(roots: torch.Tensor, max_goals: int) -> Goals:
     """The goals of searches from their roots."""
     first = torch.arange(max_goals) == 0
-    return Goals(
-        torch.where(first[:, None], roots[:, None], 0),
-        torch.zeros(len(roots), max_goals, dtype=torch.int32),
-    )
+    height = torch.zeros(len(roots), max_goals, dtype=torch.int32)
+    return Goals(torch.where(first[:, None], roots[:, None], 0), height)
 
 
 def program(seed: int):
@@ -111,35 +92,25 @@ def program(seed: int):
         n_body = rng.integers(1, 3)
         rule[: 1 + n_body, 0] = rng.integers(1, P + 1, 1 + n_body)
         rule[1 : 1 + n_body, 1:] = rng.integers(C - 1, C + 4, (n_body, 2))
-        safe = np.append(
-            np.unique(rule[1 : 1 + n_body, 1:]), rng.integers(1, C + 1)
-        )
+        terms = np.unique(rule[1 : 1 + n_body, 1:])
+        safe = np.append(terms, rng.integers(1, C + 1))
         rule[0, 1:] = rng.choice(safe, 2)
     return facts, rules, rng
 
 
 def unpacked(successors, b):
     out = []
-    for s in range(successors.mask.shape[1]):
-        if successors.mask[b, s]:
-            kind = "rule" if successors.rule[b, s] >= 0 else "fact"
-            index = int(
-                successors.rule[b, s]
-                if kind == "rule"
-                else successors.fact[b, s]
-            )
-            atoms, height = (
-                successors.goals.atoms[b, s].tolist(),
-                successors.goals.height[b, s].tolist(),
-            )
-            out.append(
-                (
-                    kind,
-                    index,
-                    tuple((tuple(a), h) for a, h in zip(atoms, height) if a[0]),
-                )
-            )
+    for s in successors.mask[b].nonzero().flatten().tolist():
+        kind = "rule" if successors.rule[b, s] >= 0 else "fact"
+        index = int(getattr(successors, kind)[b, s])
+        out.append((kind, index, open_goals(successors.goals, (b, s))))
     return out
+
+
+def open_goals(goals, at):
+    """The goals of a place, with their heights."""
+    rows = zip(goals.atoms[at].tolist(), goals.height[at].tolist())
+    return tuple((tuple(atom), height) for atom, height in rows if atom[0])
 
 
 @given(st.integers(0, 2**32 - 1), st.integers(1, 3))
@@ -157,14 +128,10 @@ def test_every_step_of_a_search_equals_the_oracle(seed, max_height):
         assert not got.overflow.any()
         choice = torch.zeros(rows, dtype=torch.int64)
         for b in range(rows):
-            query = tuple(root[b].tolist())
-            want = (
-                sld.successors(
-                    want_goals[b], query, table, rules.tolist(), C, max_height
-                )
-                if want_goals[b]
-                else []
-            )
+            query, want = tuple(root[b].tolist()), []
+            if want_goals[b]:
+                base = query, table, rules.tolist(), C, max_height
+                want = sld.successors(want_goals[b], *base)
             assert unpacked(got, b) == want
             if want:
                 choice[b] = int(rng.integers(len(want)))
@@ -172,13 +139,10 @@ def test_every_step_of_a_search_equals_the_oracle(seed, max_height):
             else:
                 want_goals[b] = ()
         index = torch.arange(rows)
-        alive = got.mask[index, choice]
-        goals = Goals(
-            torch.where(
-                alive[:, None, None], got.goals.atoms[index, choice], 0
-            ),
-            torch.where(alive[:, None], got.goals.height[index, choice], 0),
-        )
+        alive = got.mask[index, choice][:, None]
+        atoms, height = (x[index, choice] for x in got.goals[:2])
+        atoms = torch.where(alive[..., None], atoms, 0)
+        goals = Goals(atoms, torch.where(alive, height, 0))
 
 
 @pytest.mark.skipif(not prolog.AVAILABLE, reason="swipl is not installed")
@@ -204,46 +168,25 @@ def walk(program, limit, random):
     kb, sizes = kbase.build(**program.arrays())
     cfg = make_resolve_config(kb, sizes, limit)
     bare = lambda atom: (*atom[: 1 + program.arity[atom[0] - 1]],)
-    p = (
-        random.choice(program.rules)[0][0]
-        if program.rules
-        else random.randint(1, len(program.arity))
-    )
-    root = (
-        p,
-        *(
-            random.randint(1, program.n_constants)
-            for _ in range(program.arity[p - 1])
-        ),
-    )
-    padded = torch.tensor(
-        [[*root, *[0] * (sizes.atom_width - len(root))]], dtype=torch.int32
-    )
+    heads = [rule[0][0] for rule in program.rules]
+    p = random.choice(heads or range(1, len(program.arity) + 1))
+    arity = program.arity[p - 1]
+    root = (p, *(random.randint(1, program.n_constants) for _ in range(arity)))
+    padding = [0] * (sizes.atom_width - len(root))
+    padded = torch.tensor([[*root, *padding]], dtype=torch.int32)
     goals = start(padded, cfg.max_goals)
     for _ in range(4):
         found = resolve(cfg, kb, goals, padded)
         assert not found.overflow.any()
-        now = [
-            (bare(a), h)
-            for a, h in zip(goals.atoms[0].tolist(), goals.height[0].tolist())
-            if a[0]
-        ]
+        named = lambda goals: tuple((bare(atom), h) for atom, h in goals)
         after = unpacked(found, 0)
-        yield (
-            root,
-            tuple(now),
-            [
-                (kind, i, tuple((bare(a), h) for a, h in left))
-                for kind, i, left in after
-            ],
-        )
+        successors = [(kind, i, named(left)) for kind, i, left in after]
+        yield root, named(open_goals(goals, 0)), successors
         open_ones = [s for s, (_, _, left) in enumerate(after) if left]
         if not open_ones:
             break
         chosen = random.choice(open_ones)
-        goals = Goals(
-            found.goals.atoms[:, chosen], found.goals.height[:, chosen]
-        )
+        goals = Goals(*(x[:, chosen] for x in found.goals[:2]))
 
 
 def test_what_does_not_fit_is_flagged():
@@ -267,13 +210,10 @@ def test_without_bodies_a_ground_root_has_the_same_rules(seed):
     facts, rules, rng = program(seed)
     kb, sizes = kbase.build(facts, rules, n_constants=C, n_predicates=P)
     root = torch.from_numpy(random_atoms(rng, 8)).to(torch.int32)
-    full, alone = (
-        make_resolve_config(kb, sizes, 1),
-        rules_only_config(make_resolve_config(kb, sizes, 1)),
-    )
+    full = make_resolve_config(kb, sizes, 1)
+    alone = rules_only_config(full)
     want = resolve(full, kb, start(root, full.max_goals), root)
     got = resolve(alone, kb, start(root, 1), root)
-    assert [r[m].tolist() for r, m in zip(got.rule, got.mask)] == [
-        r[m].tolist() for r, m in zip(want.rule, want.mask)
-    ]
+    chosen = lambda x: [r[m].tolist() for r, m in zip(x.rule, x.mask)]
+    assert chosen(got) == chosen(want)
     assert got.goals.atoms.shape[2] == 0 and not got.overflow.any()

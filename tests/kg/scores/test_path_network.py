@@ -91,13 +91,8 @@ def test_each_edge_is_a_question_that_its_fact_answers():
     asked = path_network.edge_questions(graph, torch.arange(4))
     rows = sorted(tuple(x) for x in torch.stack(asked, 1).tolist())
     assert rows == [(2, 7, 4), (3, 4, 7), (4, 7, 7), (5, 7, 7)]
-    known = path_network.known_answers(
-        CFG,
-        graph,
-        Questions(
-            torch.tensor([3, 2]), torch.tensor([4, 4]), torch.tensor([1, 1])
-        ),
-    )
+    questions = Questions(*torch.tensor([[3, 2], [4, 4], [1, 1]]))
+    known = path_network.known_answers(CFG, graph, questions)
     assert known.nonzero().tolist() == [[0, 6]]  # entity 7; (2, 4) has none
 
 
@@ -137,11 +132,9 @@ def loss_after(graph, params, edge, key, **settings):
 def test_a_step_in_parts_is_the_step():
     graph = path_network.build_graph(CFG, random_facts(), "fact")
     edge, key = torch.arange(0, 40, 4), random.key(1)
+    begun = graph, random_params(CFG), edge, key
     whole, parts = (
-        loss_after(
-            graph, random_params(CFG), edge, key, dropped=0.3, n_at_once=n
-        )
-        for n in (10, 3)
+        loss_after(*begun, dropped=0.3, n_at_once=n) for n in (10, 3)
     )
     torch.testing.assert_close(whole.loss, parts.loss, **ORDER)
     for one, other in zip(whole.adam.mu, parts.adam.mu):
@@ -180,13 +173,9 @@ def test_it_learns_a_composition():
         return torch.stack([torch.full_like(head, predicate), head, tail], 1)
 
     is_known = torch.arange(n_chains) % 3 > 0
-    facts = torch.cat(
-        [
-            facts_of(PARENT, a, b),
-            facts_of(PARENT, b, c),
-            facts_of(GRANDPARENT, a[is_known], c[is_known]),
-        ]
-    )
+    of_parents = facts_of(PARENT, a, b), facts_of(PARENT, b, c)
+    others = facts_of(GRANDPARENT, a[is_known], c[is_known])
+    facts = torch.cat([*of_parents, others])
     cfg = NetworkConfig(
         n_entities=3 * n_chains, n_labels=6, width=8, n_layers=2, n_at_once=4
     )
@@ -196,14 +185,8 @@ def test_it_learns_a_composition():
     asked = (source_label // 2 == GRANDPARENT).nonzero().squeeze(1)
     for step in range(80):
         order = random.permutation(random.key(step), len(asked))
-        state = path_network.train_step(
-            cfg,
-            graph,
-            asked[order[:4]],
-            random.key(0),
-            torch.tensor(0.02),
-            state,
-        )
+        drawn = asked[order[:4]], random.key(0), torch.tensor(0.02)
+        state = path_network.train_step(cfg, graph, *drawn, state)
 
     new_a, new_c = a[~is_known], c[~is_known]
     for side, given, answer in ((TAIL, new_a, new_c), (HEAD, new_c, new_a)):
