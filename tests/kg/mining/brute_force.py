@@ -14,16 +14,15 @@ from tests.oracles import Program
 
 X, Y, Z = 7, 8, 9  # variables beside six constants
 ALL = dict(min_support=1, min_confidence=0.0)
-graphs = st.builds(
-    lambda random, n: sorted(
-        {
-            (random.randint(1, 2), random.randint(1, 6), random.randint(1, 6))
-            for _ in range(n)
-        }
-    ),
-    st.randoms(use_true_random=False),
-    st.integers(1, 16),
-)
+
+
+def draw_graph(random, n):
+    draw = random.randint
+    return sorted({(draw(1, 2), draw(1, 6), draw(1, 6)) for _ in range(n)})
+
+
+randoms = st.randoms(use_true_random=False)
+graphs = st.builds(draw_graph, randoms, st.integers(1, 16))
 
 
 def edges_of(facts):
@@ -80,14 +79,8 @@ def brute_force(facts, clauses):
         sources = {(p, a) for p, a, _ in facts}
         pca = sum((p, a) in sources for p, a, _ in heads)
         assert all(atom[0] == clause[0][0] for atom in heads)
-        rows.append(
-            (
-                len(known),
-                sum((i, atom) not in left_out for atom in known),
-                len(heads),
-                pca,
-            )
-        )
+        n_circular = sum((i, atom) not in left_out for atom in known)
+        rows.append((len(known), n_circular, len(heads), pca))
     return rows
 
 
@@ -101,15 +94,9 @@ def path_clauses(max_length):
                 (a, b) if label % 2 == 0 else (b, a)
                 for label, a, b in zip(labels, inner, inner[1:])
             ]
-            found.append(
-                (
-                    (head, X, Y),
-                    *(
-                        (label // 2 + 1, *pair)
-                        for label, pair in zip(labels, ends)
-                    ),
-                )
-            )
+            steps = zip(labels, ends)
+            body = ((label // 2 + 1, *pair) for label, pair in steps)
+            found.append(((head, X, Y), *body))
     return found
 
 
@@ -127,12 +114,8 @@ def constant_clauses():
 
 
 def counts_of(rules):
-    columns = (
-        rules.support,
-        rules.circular_support,
-        rules.body_pairs,
-        rules.pca_pairs,
-    )
+    columns = rules.support, rules.circular_support, rules.body_pairs
+    columns += (rules.pca_pairs,)
     return [
         tuple(int(v) for v in row)
         for row in zip(*(column.tolist() for column in columns))
@@ -153,18 +136,13 @@ def path_counts(facts, lengths):
             if pairs[x, y]:
                 rule = (2 * predicate - 2, *body)
                 derived.setdefault(rule, []).append((predicate, x, y))
-    return {
-        rule: (
-            some,
-            sum(
-                bool(every[rule[1:]][x, y])
-                for predicate, x, y in facts
-                if 2 * predicate - 2 == rule[0]
-            ),
-            int(every[rule[1:]].sum()),
-        )
-        for rule, some in derived.items()
-    }
+    found = {}
+    for (head, *body), some in derived.items():
+        pairs = every[tuple(body)]
+        own = [(x, y) for p, x, y in facts if 2 * p - 2 == head]
+        n_right = sum(bool(pairs[pair]) for pair in own)
+        found[head, *body] = some, n_right, int(pairs.sum())
+    return found
 
 
 def _joined(facts, lengths):

@@ -44,24 +44,15 @@ def test_the_time_ends_the_work_and_is_told_apart_from_it():
 
 def test_a_stage_reports_its_own_work_and_never_more_than_all_of_it():
     calls = []
-    budget = Budget(
-        max_rows=100,
-        seconds=10.0,
-        progress=lambda *call: calls.append(call),
-        clock=FakeClock(),
-    )
+    told = {"progress": lambda *call: calls.append(call), "clock": FakeClock()}
+    budget = Budget(max_rows=100, seconds=10.0, **told)
     budget.start_stage("one", 10)
     budget.spend(4)
     budget.spend(8)
     budget.start_stage("two", 20)
     budget.spend(5)
-    assert calls == [
-        ("one", 0, 10),
-        ("one", 4, 10),
-        ("one", 12, 12),
-        ("two", 0, 20),
-        ("two", 5, 20),
-    ]
+    first = [("one", 0, 10), ("one", 4, 10), ("one", 12, 12)]
+    assert calls == [*first, ("two", 0, 20), ("two", 5, 20)]
 
 
 def two_rules():
@@ -103,11 +94,8 @@ def test_atoms_number_variables_after_the_constants():
     [(6, 0.0, 2), (7, 0.0, 1), (9, 0.0, 0), (1, 0.45, 1), (1, 0.4, 2)],
 )
 def test_thresholds_leave_circular_support_out(support, confidence, kept):
-    found = FoundRules(
-        two_rules(),
-        fact=torch.tensor([0, 1, 2]),
-        rule=torch.tensor([0, 1, 1]),
-    )
+    fact, rule = torch.tensor([[0, 1, 2], [0, 1, 1]])
+    found = FoundRules(two_rules(), fact=fact, rule=rule)
     above = counts.above_thresholds(found, support, confidence)
     assert len(above.rules.cost) == len(above.rules.support) == kept
 

@@ -46,14 +46,9 @@ def code_of(body):
 
 def table_of(pairs):
     """The pairs of each body, with their numbers of paths; each pair once a body."""
-    rows = list(
-        zip(
-            pairs.body_code[pairs.body].tolist(),
-            pairs.source.tolist(),
-            pairs.target.tolist(),
-            pairs.n_paths.tolist(),
-        )
-    )
+    columns = pairs.body_code[pairs.body], pairs.source, pairs.target
+    columns += (pairs.n_paths,)
+    rows = list(zip(*(column.tolist() for column in columns)))
     table = {row[:3]: row[3] for row in rows}
     assert len(table) == len(rows)
     return table

@@ -10,10 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from funcppo.kg.mining import counts, paths, rules
-from funcppo.kg.mining.counts import (
-    Budget,
-    held_out_smoothed_confidence,
-)
+from funcppo.kg.mining.counts import Budget, held_out_smoothed_confidence
 from tests.kg.mining.brute_force import (
     brute_force,
     clauses_of,
@@ -36,23 +33,24 @@ def samples_of(edges, max_length, max_rows=1e12):
     samples = list(rules.iter_first_bodies(edges, unlimited()))
     yield 1, samples
     for length in range(1, max_length):
-        bodies = counts.concatenate(
-            [rules.summarise_bodies(edges, sample) for sample in samples]
-        )
+        bodies = bodies_of(edges, samples)
         plan = rules.plan_extensions(edges, bodies, length, max_rows)
-        samples = list(
-            rules.iter_extensions(edges, plan, length, priority, unlimited())
-        )
+        how = length, priority, unlimited()
+        samples = list(rules.iter_extensions(edges, plan, *how))
         yield length + 1, samples
+
+
+def bodies_of(edges, samples):
+    several = [rules.summarise_bodies(edges, sample) for sample in samples]
+    return counts.concatenate(several)
 
 
 def rules_of(edges, sample, length, thresholds=EVERY):
     candidates = rules.find_candidates(edges, sample.pairs, *thresholds)
     lowest = torch.full((len(edges.predicate),), -1.0).double()
+    base = edges, sample, length, candidates
     return [
-        rules.find_rules(
-            edges, sample, length, candidates, rows, thresholds, lowest
-        )
+        rules.find_rules(*base, rows, thresholds, lowest)
         for rows in rules.pack_candidates(candidates[0], length)
     ]
 
@@ -64,13 +62,8 @@ def test_path_counts_are_those_of_brute_force(chunk_rows, facts):
     """Of length 3 every seventh rule is compared: brute force over all takes long."""
     clauses = path_clauses(2)
     clauses += path_clauses(3)[len(clauses) :: 7]
-    expected = {
-        clause: (support, circular, pairs)
-        for clause, (support, circular, pairs, _) in zip(
-            clauses, brute_force(facts, clauses)
-        )
-        if support - circular > 0
-    }
+    counted = zip(clauses, brute_force(facts, clauses))
+    expected = {clause: row[:3] for clause, row in counted if row[0] > row[1]}
     edges, seen = edges_of(facts), {}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(rules, "CHUNK_ROWS", chunk_rows)
@@ -80,15 +73,15 @@ def test_path_counts_are_those_of_brute_force(chunk_rows, facts):
                 assert sample.fraction == 1.0
                 for found in rules_of(edges, sample, length):
                     derived = facts_by_rule(facts, found)
+                    table = found.rules
                     columns = (
-                        found.rules.support,
-                        found.rules.circular_support,
-                        found.rules.body_pairs,
+                        table.support,
+                        table.circular_support,
+                        table.body_pairs,
                     )
                     rows = zip(*(column.int().tolist() for column in columns))
-                    for i, (clause, row) in enumerate(
-                        zip(clauses_of(found.rules), rows)
-                    ):
+                    named = zip(clauses_of(table), rows)
+                    for i, (clause, row) in enumerate(named):
                         assert clause not in seen
                         seen[clause] = row
                         assert len(derived[i]) == row[0] - row[1]
@@ -98,20 +91,15 @@ def test_path_counts_are_those_of_brute_force(chunk_rows, facts):
 
 def dense_graph():
     """300 entities, 2 predicates, 3,000 facts."""
-    random = Random(0)
-    facts = {
-        (random.randint(1, 2), random.randint(1, 300), random.randint(1, 300))
-        for _ in range(3000)
-    }
+    draw = Random(0).randint
+    facts = {(draw(1, 2), draw(1, 300), draw(1, 300)) for _ in range(3000)}
     return paths.build_edge_index(torch.tensor(sorted(facts)), 2, 300)
 
 
 def test_what_does_not_fit_is_sampled_and_then_left_out():
     edges = dense_graph()
     (_, _), (_, longer) = samples_of(edges, 2)
-    bodies = counts.concatenate(
-        [rules.summarise_bodies(edges, sample) for sample in longer]
-    )
+    bodies = bodies_of(edges, longer)
     whole = rules.plan_extensions(edges, bodies, 2, 1e12)
     assert whole.fraction == 1.0 and whole.n_left_out == 0
 
@@ -154,11 +142,8 @@ def to_count(labels, cost=1.0):
 
 
 def counted(edges, found, priority, budget=None):
-    return list(
-        rules.count_path_rules(
-            edges, found, priority, budget or unlimited(), 1.0
-        )
-    )
+    limits = budget or unlimited(), 1.0
+    return list(rules.count_path_rules(edges, found, priority, *limits))
 
 
 @pytest.mark.parametrize("cost", [1.0, 3.0 * paths.CHUNK_ROWS])
@@ -189,9 +174,8 @@ def test_exact_counts_are_those_of_brute_force(cost, facts):
 @given(graphs)
 def test_counts_of_rules_with_constants_are_those_of_brute_force(facts):
     clauses = constant_clauses()
-    expected = {
-        c: n for c, n in zip(clauses, brute_force(facts, clauses)) if n[0]
-    }
+    counted = zip(clauses, brute_force(facts, clauses))
+    expected = {clause: row for clause, row in counted if row[0]}
     edges, seen = edges_of(facts), {}
     budget = Budget(max_rows=10**9, seconds=1e9)
     search = rules.plan_search(edges, 1)
@@ -199,8 +183,7 @@ def test_counts_of_rules_with_constants_are_those_of_brute_force(facts):
         assert found.rules.pca_pairs.isnan().all()
         derived = facts_by_rule(facts, found)
         pca_pairs = torch.full_like(found.rules.pca_pairs, -1.0)
-        parts = rules.count_pca_pairs(edges, found.rules, budget)
-        for part, pairs in parts:
+        for part, pairs in rules.count_pca_pairs(edges, found.rules, budget):
             pca_pairs[part] = pairs
         whole = found.rules._replace(pca_pairs=pca_pairs)
         for i, clause in enumerate(clauses_of(whole)):
@@ -222,9 +205,8 @@ def start_search(edges, length, **options):
         "budget": unlimited(),
         "share": 1.0,
     }
-    search = rules.LongPathSearch(
-        edges=edges, length=length, **(defaults | options)
-    )
+    options = defaults | options
+    search = rules.LongPathSearch(edges=edges, length=length, **options)
     plan = paths.plan_closing(edges, length, 1e12)
     parts = paths.iter_closed_rules(edges, plan, length, 1, unlimited(), 1.0)
     none = paths.no_closed_rules(edges.label.device)
@@ -259,13 +241,8 @@ def test_counts_of_long_rules_are_those_of_brute_force(
                 assert rule not in seen
                 seen[rule] = sorted(derived[i]), row[0], row[2]
                 assert row[1] == row[0] - len(derived[i])
-    expected = {
-        rule: (sorted(derived), support, pairs)
-        for rule, (derived, support, pairs) in path_counts(
-            facts, [length]
-        ).items()
-    }
-    assert seen == expected
+    expected = path_counts(facts, [length])
+    assert seen == {rule: (sorted(x), *n) for rule, (x, *n) in expected.items()}
 
 
 def test_pca_pairs_are_those_of_a_clause():
@@ -304,11 +281,9 @@ def test_rules_below_the_thresholds_are_dropped():
         if len(derived) >= 3
         and len(derived) >= 0.5 * (pairs - support + len(derived))
     }
-    assert expected
-    assert {
-        tuple(label for label in labels if label >= 0)
-        for labels in found.rules.labels.tolist()
-    } == expected
+    labels = found.rules.labels.tolist()
+    kept = {tuple(x for x in row if x >= 0) for row in labels}
+    assert kept == expected and expected
 
     # Nothing is counted where the budget does not suffice.
     budget = Budget(max_rows=10, seconds=1e9)
