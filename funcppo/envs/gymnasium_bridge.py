@@ -793,8 +793,8 @@ def _environment_maker(
         return env if _n_required(env) else lambda n_rows: env()
     if not isinstance(env, str):
         raise TypeError(
-            "env: expected an id, or a function without options that makes one environment for each row, "
-            f"got a {type(env).__name__}"
+            "env: expected an id, or a function without options that makes one environment for each row, or a vector "
+            f"environment with as many rows as it is given, got a {type(env).__name__}"
         )
 
     def make(n_rows: int) -> Any:
