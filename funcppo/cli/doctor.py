@@ -14,6 +14,7 @@ from funcppo.cli import package_version
 from funcppo.cli.common import (
     JsonObject,
     WorkDisplay,
+    check_outputs,
     graphs_allowed,
     make_console,
     resolve_device,
@@ -77,6 +78,7 @@ class Doctor:
         Returns:
           The exit status.
         """
+        check_outputs([("--json", self.json)], ())
         set_caches(self.cache_dir)
         console = make_console(self.json == "-")
         select_device(self.device)

@@ -90,6 +90,11 @@ def test_the_step_of_a_run_or_an_environment_is_prepared(
     assert (status, report["strategy"]["strategy"]) == (0, "eager")
 
 
+def test_an_output_is_checked_before_anything_is_compiled(programs):
+    error = programs.refused("doctor", "--json", "nowhere/doctor.json")
+    assert error.startswith("--json nowhere/doctor.json: expected a file in a")
+
+
 @pytest.mark.parametrize("name", ["countries_s1", "CartPole-v9"])
 def test_what_is_neither_run_nor_environment_is_one_line(name, programs):
     assert programs.refused("doctor", "--fill-cache", name) == (
