@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 
 import pytest
 import torch
@@ -21,17 +21,10 @@ from funcppo.kg.logic import fixpoint
 from funcppo.kg.logic.kb import HEAD, TAIL
 from funcppo.kg.ranking import explain, ranking, scoring
 from funcppo.kg.ranking.evaluate import Evaluator
-from funcppo.kg.ranking.explain import (
-    explain_answer,
-)
+from funcppo.kg.ranking.explain import explain_answer
 from funcppo.kg.ranking.ranking import RankingProtocol
 from funcppo.kg.ranking.recount_check import RecountCheck
-from funcppo.kg.scores import (
-    evidence,
-    learned,
-    link_embedding,
-    path_network,
-)
+from funcppo.kg.scores import evidence, learned, link_embedding, path_network
 from funcppo.kg.scores.learned import LearnedScore, Weights
 from funcppo.kg.search import task as prover_task
 from funcppo.kg.search.beam import score_by_rules, score_candidates
@@ -44,9 +37,8 @@ from tests.kg.search.small_tasks import perturbed, small_task, untrained_policy
 @cache
 def setup(**fields):
     """A task on a small family, and a policy with preferences of its own."""
-    task = small_task(
-        "family_tree:30:0", max_depth=4, hard_negative_fraction=0.0, **fields
-    )
+    fields |= {"max_depth": 4, "hard_negative_fraction": 0.0}
+    task = small_task("family_tree:30:0", **fields)
     cfg, params = untrained_policy(task)
     return task, cfg, perturbed(params)
 
@@ -62,30 +54,25 @@ def derived_atoms(task, n):
 
 def test_the_smallest_proof_is_worked_by_hand():
     """far(a, c) takes two steps by way of near; the facts are its leaves."""
-    train = [
-        ("a", "hop", "b"),
-        ("b", "hop", "c"),
-        ("c", "near", "a"),
-        ("c", "far", "a"),
-    ]
+    train = [x.split() for x in ("a hop b", "b hop c", "c near a", "c far a")]
     rules = "near(X, Y) :- hop(X, Y)\nfar(X, Y) :- near(X, Z), hop(Z, Y)"
-    task = prover_task.build_task(
-        loaders.from_triples(train, rules=rules), ProverTaskConfig(max_height=2)
-    )
-    entity = {name: i for i, name in enumerate(task.dataset.entities, 1)}
+    dataset = loaders.from_triples(train, rules=rules)
+    task = build_task(dataset, ProverTaskConfig(max_height=2))
+    number = lambda names, name: names.index(name) + 1
     hop, near, far = (
-        task.dataset.predicates.index(name) + 1
-        for name in ("hop", "near", "far")
+        number(dataset.predicates, x) for x in ("hop", "near", "far")
     )
-    a, b, c = (entity[name] for name in "abc")
+    a, b, c = (number(dataset.entities, name) for name in "abc")
     # the last two are a fact and not derivable
     atoms = torch.tensor([[far, a, c], [hop, a, b], [far, a, b]])
     found, *others = explain.smallest_proofs(task, atoms)
     assert found is not None and others == [None, None]
-    nodes = {
-        node.goal: (node.rule, [found.nodes[i].goal for i in node.children])
-        for node in found.nodes
-    }
+    nodes = {}
+    for node in found.nodes:
+        nodes[node.goal] = (
+            node.rule,
+            [found.nodes[i].goal for i in node.children],
+        )
     assert found.nodes[0].goal == (far, a, c)
     assert nodes == {
         (far, a, c): (1, [(near, a, b), (hop, b, c)]),
@@ -102,45 +89,39 @@ def test_the_proof_by_rules_has_the_probability_of_the_best_rule():
     task, cfg, params = setup(max_height=1)
     assert task.fact_selection == "oracle"
     atoms = derived_atoms(task, 12)
-    search = scoring.search_config(
-        task, cfg, "best-proof", slots=1, beam=1, rows_per_step=1, chunk_size=1
-    )
-    score = score_by_rules(
-        search, prover_task.inference_world(task), params, atoms.to(torch.int32)
-    )
+    sizes = {"slots": 1, "beam": 1, "rows_per_step": 1, "chunk_size": 1}
+    search = scoring.search_config(task, cfg, "best-proof", **sizes)
+    world = prover_task.inference_world(task)
+    score = score_by_rules(search, world, params, atoms.to(torch.int32))
     for atom, probability in zip(atoms, score.sigmoid().tolist()):
-        found = explain.most_probable_proof(task, cfg, params, atom)
-        assert found is not None and found.nodes[
-            0
-        ].probability == pytest.approx(probability, rel=1e-5)
-        assert all(node.probability is None for node in found.nodes[1:])
+        proof = explain.most_probable_proof(task, cfg, params, atom)
+        assert proof is not None
+        root, *others = proof.nodes
+        assert root.probability == pytest.approx(probability, rel=1e-5)
+        assert all(node.probability is None for node in others)
 
 
 def test_the_proof_by_search_has_the_probability_of_the_best_path():
     task, cfg, params = setup(max_height=2)
     assert task.fact_selection == "policy"
     atoms, program = derived_atoms(task, 8), explain.build_program(task)
-    search = scoring.search_config(
-        task, cfg, "success", slots=1, beam=256, rows_per_step=256, chunk_size=8
-    )
+    sizes = {"slots": 1, "beam": 256, "rows_per_step": 256, "chunk_size": 8}
+    search = scoring.search_config(task, cfg, "success", **sizes)
+    world = prover_task.inference_world(task)
     result = score_candidates(
-        search, prover_task.inference_world(task), params, atoms.to(torch.int32)
+        search, world, params, atoms.to(torch.int32)
     ).results
     found = [
         explain.most_probable_proof(task, cfg, params, atom, program=program)
         for atom in atoms
     ]
     assert any(found)
-    for proof, log_prob, n_choices in zip(
-        found, result.best_log_prob.tolist(), result.proof_length.tolist()
-    ):
+    columns = result.best_log_prob.tolist(), result.proof_length.tolist()
+    for proof, log_prob, n_choices in zip(found, *columns):
         assert (proof is not None) == (n_choices > 0)
         if proof is not None:
-            product = math.prod(
-                node.probability
-                for node in proof.nodes
-                if node.probability is not None
-            )
+            chosen = [node.probability for node in proof.nodes]
+            product = math.prod(p for p in chosen if p is not None)
             assert product == pytest.approx(math.exp(log_prob), rel=1e-4)
 
 
@@ -150,12 +131,11 @@ def test_smallest_proofs_by_query_are_those_of_a_held_model(
 ):
     """Facts, derived atoms and others."""
     dataset = loaders.load("family_tree:30:0")
-    settings = ProverTaskConfig(
-        max_height=1, smoothing=5.0, object_identity=object_identity
-    )
-    held = prover_task.build_task(dataset, settings)
+    options = {"smoothing": 5.0, "object_identity": object_identity}
+    settings = ProverTaskConfig(max_height=1, **options)
+    held = build_task(dataset, settings)
     monkeypatch.setattr(prover_task, "MAX_HEADS_PER_ATOM", 0)
-    by_query = prover_task.build_task(dataset, settings, with_derivations=False)
+    by_query = build_task(dataset, settings, with_derivations=False)
     assert by_query.answers_plan is not None and held.answers_plan is None
 
     derived = derived_atoms(held, 40).long()
@@ -191,10 +171,9 @@ SECONDS = 3600.0  # never cut by the clock
 @pytest.fixture(scope="module", params=["fact", "pair"])
 def subject(request):
     """A task and random weights of all evidence; identity of objects with "pair"."""
+    identity = request.param == "pair"
     settings = ProverTaskConfig(
-        max_height=1,
-        smoothing=5.0,
-        object_identity=request.param == "pair",
+        max_height=1, smoothing=5.0, object_identity=identity
     )
     task = build_task(random_graph(), settings)
     facts = evidence.index_facts(task.kb, task.sizes)
@@ -206,33 +185,20 @@ def subject(request):
         uses_embedding=True,
         uses_bellman_ford=True,
     )
-    embedding = link_embedding.init(
-        EmbeddingConfig(rank=3, n_folds=2),
-        task.sizes.n_constants,
-        evidence.n_labels(task.sizes),
-        random.key(2),
-    )
-    network = path_network.init(
-        path_network.network_config(
-            BellmanFordConfig(width=4, n_layers=2),
-            task.sizes.n_constants,
-            evidence.n_labels(task.sizes),
-        ),
-        random.key(0),
-    )
-    network = path_network.make_network(
-        tree.map(
-            lambda x: torch.sin(torch.arange(x.numel())).view_as(x), network
-        ),
-        evidence.binary_facts(task.kb),
-        task.sizes.n_constants,
-    )
+    shape = task.sizes.n_constants, evidence.n_labels(task.sizes)
+    embedding = EmbeddingConfig(rank=3, n_folds=2)
+    embedding = link_embedding.init(embedding, *shape, random.key(2))
+    network = BellmanFordConfig(width=4, n_layers=2)
+    network = path_network.network_config(network, *shape)
+    waves = lambda x: torch.sin(torch.arange(x.numel())).view_as(x)
+    network = tree.map(waves, path_network.init(network, random.key(0)))
+    links = evidence.binary_facts(task.kb)
+    network = path_network.make_network(network, links, task.sizes.n_constants)
     facts = facts._replace(embedding=embedding, network=network)
     params = learned.init(cfg, random.key(0))
     generator = torch.Generator().manual_seed(1)
-    params = tree.map(
-        lambda x: x + 0.3 * torch.randn(x.shape, generator=generator), params
-    )
+    noisy = lambda x: x + 0.3 * torch.randn(x.shape, generator=generator)
+    params = tree.map(noisy, params)
     weights = Weights(facts, cfg, world, params, request.param, 5.0)
     return task, weights
 
@@ -271,9 +237,8 @@ def test_an_entity_without_a_proof_has_all_terms_but_that_of_rules(subject):
     assert score.ranks_all
     atoms = torch.from_numpy(task.dataset.valid).long()
     for side in (HEAD, TAIL):
-        for questions, part in scoring.query_evidence(
-            task, weights.facts, atoms, side
-        ):
+        parts = scoring.query_evidence(task, weights.facts, atoms, side)
+        for questions, part in parts:
             found = score.log_odds_of_all(questions)
             assert found.shape == (len(part.label), task.sizes.n_constants)
             batch = learned.whole(part)
@@ -282,12 +247,11 @@ def test_an_entity_without_a_proof_has_all_terms_but_that_of_rules(subject):
                 for kinds in (None, ["rules"])
             )
             # A question's own known answers have a link that leaves them out.
-            torch.testing.assert_close(
+            got, want = (
                 found[part.question, part.entity - 1],
                 whole - of_rules - 2.5,
-                rtol=1e-4,
-                atol=1e-4,
             )
+            torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
 
     split, every = task.dataset.valid, RankingProtocol(score_unprovable=True)
     ranked = ranking.rank_split(task, split, score, RankingProtocol())
@@ -330,17 +294,14 @@ def test_the_terms_add_up_to_the_score(subject):
     assert n_facts > 0
 
 
+def wider(rules):
+    return (rules[0]._replace(fan_out=1000), *rules[1:])
+
+
 @pytest.mark.parametrize(
     "kind, change, text",
-    [
-        (
-            "rules",
-            lambda rules: (rules[0]._replace(fan_out=1000), *rules[1:]),
-            "1000, recounted",
-        ),
-        ("own-degree", lambda n: n + 1, "known answers"),
-    ],
-)
+    [("rules", wider, "1000, recounted"), ("own-degree", lambda n: n + 1, "known answers")],
+)  # fmt: skip
 def test_the_recount_agrees_and_reports_what_does_not(
     subject, kind, change, text
 ):
@@ -349,37 +310,31 @@ def test_the_recount_agrees_and_reports_what_does_not(
     assert compared.n_compared == compared.n_total > 4
     assert compared.disagreements == ()
 
-    wrong = compare(
-        task,
-        weights,
-        lambda atom, side: change_terms(
-            explain_by(task, weights, atom, side), kind, change
-        ),
-    )
+    def explain_wrongly(atom, side):
+        found = explain_by(task, weights, atom, side)
+        return change_terms(found, kind, change)
+
+    wrong = compare(task, weights, explain_wrongly)
     assert text in "\n".join(wrong.disagreements)
 
 
 def compare(task, weights, explain_one=None):
-    evaluator = Evaluator(
-        task=task,
-        protocol=ranking.RankingProtocol(sides=(HEAD, TAIL)),
-        score=FunctionScore(
-            lambda atoms: torch.zeros(len(atoms), dtype=torch.float64)
-        ),
-        prove=None,
-        all_scores=False,
-    )
+    protocol = RankingProtocol(sides=(HEAD, TAIL))
+    zeros = lambda atoms: torch.zeros(len(atoms), dtype=torch.float64)
+    options = {
+        "score": FunctionScore(zeros),
+        "prove": None,
+        "all_scores": False,
+    }
+    evaluator = Evaluator(task=task, protocol=protocol, **options)
     # Facts of train are left out of their own evidence.
     split = torch.from_numpy(task.dataset.valid).tolist()
     split += task.dataset.train[:5].tolist()
     check = RecountCheck(evaluator)
     ranked = check.rank(torch.tensor(split).numpy(), range(len(split)))
-    return check.compare_evidence(
-        explain_one or (lambda a, s: explain_by(task, weights, a, s)),
-        weights.left_out,
-        ranked,
-        SECONDS,
-    )
+    explain_one = explain_one or partial(explain_by, task, weights)
+    bounds = weights.left_out, ranked, SECONDS
+    return check.compare_evidence(explain_one, *bounds)
 
 
 def test_an_atom_that_no_rule_derives_has_no_explanation(subject):

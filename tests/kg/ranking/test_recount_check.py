@@ -26,14 +26,8 @@ r(X, Y) :- r(Y, X)
 r(X, e0) :- s(X, Z)
 s(X, X) :- r(X, Z), r(Z, X)
 """
-SETTINGS = {
-    "split": "test",
-    "score": "noisy-or@3",
-    "height": 1,
-    "smoothing": 5.0,
-    "object_identity": False,
-    "negatives": None,
-}
+SETTINGS = {"split": "test", "score": "noisy-or@3", "height": 1}
+SETTINGS |= {"smoothing": 5.0, "object_identity": False, "negatives": None}
 
 
 def evaluator_of(seed=1, score="noisy-or@3", n_known=0, **settings):
@@ -43,23 +37,19 @@ def evaluator_of(seed=1, score="noisy-or@3", n_known=0, **settings):
     """
     rng = np.random.default_rng(seed)
     cells = rng.permutation(200)[:64]
-    triples = [
-        (f"e{i % 10}", "rs"[int(i >= 100)], f"e{i // 10 % 10}") for i in cells
-    ]
-    dataset = loaders.from_triples(
+    triple = lambda i: (f"e{i % 10}", "rs"[int(i >= 100)], f"e{i // 10 % 10}")
+    triples = list(map(triple, cells))
+    splits = (
         triples[:50],
         triples[50:55],
         triples[:n_known] + triples[55 + n_known :],
-        rules=RULES,
     )
+    dataset = loaders.from_triples(*splits, rules=RULES)
     task = build_task(dataset, ProverTaskConfig(**settings))
-    return Evaluator(
-        task=task,
-        protocol=RankingProtocol(sides=ranked_sides(task)),
-        score=parse(score),
-        prove=lambda atoms: explain.smallest_proofs(task, atoms),
-        all_scores=False,
-    )
+    protocol = RankingProtocol(sides=ranked_sides(task))
+    prove = lambda atoms: explain.smallest_proofs(task, atoms)
+    options = {"protocol": protocol, "prove": prove, "all_scores": False}
+    return Evaluator(task=task, score=parse(score), **options)
 
 
 def rank(subject):
@@ -75,10 +65,9 @@ def compare_ranks(subject, ranked):
 
 def compare_details(subject, path):
     """The comparison of a details file with nine queries."""
-    split = subject.task.dataset.test
-    found, lines = RecountCheck(subject).compare_details(
-        read_details(path), split, range(9)
-    )
+    split, details = subject.task.dataset.test, read_details(path)
+    check = RecountCheck(subject)
+    found, lines = check.compare_details(details, split, range(9))
     assert lines.n_compared == 18 and not lines.disagreements
     return found
 
@@ -104,13 +93,8 @@ def compare(subject, seconds=SECONDS):
         dict(max_height=2, smoothing=None, score="noisy-or@2", n_known=8),
         dict(max_height=3, smoothing=20.0, object_identity=True, n_known=8),
         dict(max_height=1, smoothing=5.0, score="noisy-or@3-other-facts"),
-        dict(
-            max_height=1,
-            smoothing=0.3,
-            n_known=8,
-            object_identity=True,
-            score="max-confidence-other-facts",
-        ),
+        dict(max_height=1, smoothing=0.3, score="max-confidence-other-facts")
+        | dict(n_known=8, object_identity=True),
     ],
     ids=str,
 )
@@ -139,10 +123,8 @@ def test_a_wrong_count_is_reported_with_both_values(subject, field):
     supports = compare(dataclasses.replace(subject, task=task))["supports"]
     assert supports.n_compared == 5
     (line,) = supports.disagreements
-    right, wrong = (
-        f"{int(counts.support[2])} of {int(counts.body_pairs[2])}"
-        for counts in (kb, kb._replace(**{field: wrong}))
-    )
+    told = lambda kb: f"{int(kb.support[2])} of {int(kb.body_pairs[2])}"
+    right, wrong = told(kb), told(task.kb)
     assert line.startswith("r(X, Y) :- r(Y, X): ")
     assert line.endswith(f"{wrong}, recounted {right}")
 
@@ -150,15 +132,11 @@ def test_a_wrong_count_is_reported_with_both_values(subject, field):
 def test_a_dropped_candidate_is_reported(subject):
     """As if the rules did not derive the best candidate of the first row."""
     ranked = rank(subject)
-    wrong = ranked._replace(
-        scored_atom=ranked.scored_atom[1:],
-        scored_side=ranked.scored_side[1:],
-        log_odds=ranked.log_odds[1:],
-    )
+    names = "scored_atom", "scored_side", "log_odds"
+    wrong = ranked._replace(**{x: getattr(ranked, x)[1:] for x in names})
     found = compare_ranks(subject, wrong)["candidates"].disagreements
-    assert found and all(
-        line.endswith(": not derivable, recounted derivable") for line in found
-    )
+    ending = ": not derivable, recounted derivable"
+    assert found and all(line.endswith(ending) for line in found)
 
 
 def test_a_score_that_keeps_the_ranks_is_reported(subject):
@@ -283,10 +261,9 @@ def test_a_file_of_another_evaluation_is_one_line(tmp_path, records):
         ({}, 8, (1, 2), "jsonl:17: expected one of 8 queries"),
         ({}, 9, (1,), "jsonl:2: expected one of 9 queries and a side that is"),
     ):
+        asked = settings | other, "D", n_queries, sides
         with pytest.raises(ValueError, match=message):
-            recount_check.check_details(
-                details, settings | other, "D", n_queries, sides
-            )
+            recount_check.check_details(details, *asked)
     for lines, bad, message in (
         ([*records[:2], records[0]], {}, "jsonl:3: expected one line for each"),
         ([], {}, "expected a line for each query and"),

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 
 import pytest
 import torch
@@ -51,6 +50,7 @@ def task(request):
 
 
 BOTH = RankingProtocol(sides=(HEAD, TAIL))
+assert_close = partial(torch.testing.assert_close, **{"rtol": 0, "atol": 1e-5})
 
 
 def parts_of(task, facts, split):
@@ -70,13 +70,12 @@ def assert_same_counts(one, other):
 @pytest.mark.parametrize(
     "name",
     [
-        "exists@1",
-        "max-confidence",
-        "noisy-or",
-        "noisy-or@2",
-        "noisy-or-top-2",
-        "noisy-or@3-other-facts",
-        "max-confidence-other-facts",
+        *("exists@1", "max-confidence", "noisy-or", "noisy-or@2"),
+        *(
+            "noisy-or-top-2",
+            "noisy-or@3-other-facts",
+            "max-confidence-other-facts",
+        ),
     ],
 )
 def test_a_rule_score_is_the_same_from_index_joins_questions_and_evidence(
@@ -86,34 +85,35 @@ def test_a_rule_score_is_the_same_from_index_joins_questions_and_evidence(
     facts = evidence.index_facts(task.kb, task.sizes)
     split, score, shown = task.dataset.valid, parse(name), []
     assert task.derivability_index is not None
+    rank = lambda of: ranking.rank_split(of, split, score, BOTH)
     by_index, by_joins = (
-        ranking.rank_split(t, split, score, BOTH)
-        for t in (task, replace(task, derivability_index=None))
+        rank(task),
+        rank(replace(task, derivability_index=None)),
     )
     assert_same_counts(by_joins, by_index) if name != "exists@1" else None
     parts = parts_of(task, facts, split)
-    by_evidence = ranking.rank_listed(
-        ranking.list_split(task, split, BOTH, by_side=True),
-        lambda atoms, side: scoring.score_collected(
-            task, parts[side], score, atoms, side, lambda *n: shown.append(n)
-        ),
-    )
+
+    def collected(atoms, side):
+        show = lambda *n: shown.append(n)
+        return scoring.score_collected(
+            task, parts[side], score, atoms, side, show
+        )
+
+    listed = ranking.list_split(task, split, BOTH, by_side=True)
+    by_evidence = ranking.rank_listed(listed, collected)
     for got, want in zip(by_evidence.counts, by_index.counts, strict=True):
         assert torch.equal(got, want)
     assert set(by_evidence.scored_side.tolist()) == {HEAD, TAIL}
     assert shown[0][0] == 0 and shown[-1][0] == shown[-1][1] > 0
 
-    by_question = build_task(
-        task.dataset, task.cfg, with_derivations=False, by_query_if_large=True
-    )
-    plan = replace(
-        by_question,
-        answers_plan=by_question.answers_plan
-        or plan_rules(by_question.kb, by_question.sizes),
-    )
-    assert scoring.derives_by_question(plan)
+    options = {"with_derivations": False, "by_query_if_large": True}
+    by_question = build_task(task.dataset, task.cfg, **options)
+    base = by_question.kb, by_question.sizes
+    plan = by_question.answers_plan or plan_rules(*base)
+    by_question = replace(by_question, answers_plan=plan)
+    assert scoring.derives_by_question(by_question)
     assert_same_counts(
-        ranking.rank_split(plan, split, score, BOTH), by_index
+        rank(by_question), by_index
     ) if name != "exists@1" else None
 
 
@@ -137,9 +137,8 @@ def test_a_learnt_score_ranks_the_candidates_of_each_side(task):
     weight[1::2, 3:] = -100.0
     learned = learned_score(task, facts, own_degree_weight=weight)
     split = task.dataset.valid
-    found = evidence.concatenate(
-        [part.evidence for part in parts_of(task, facts, split)[TAIL]]
-    )
+    parts = parts_of(task, facts, split)[TAIL]
+    found = evidence.concatenate([part.evidence for part in parts])
     is_last = found.own_degree >= 3
     scores = learned.log_odds(scoring.QuestionCandidates(task, found))
     assert scores[is_last].max() < -50 < scores[~is_last].min()
@@ -161,13 +160,8 @@ def test_a_known_fact_is_scored_by_the_other_facts(task):
     score = learned_score(task, facts)
     known = evidence.binary_facts(task.kb)
     found = scoring.score_atoms(task, score, known.int(), TAIL)
-    open_ = scoring.score_collected(
-        task,
-        scoring.query_evidence(task, facts, known, TAIL),
-        score,
-        known.int(),
-        TAIL,
-    )
+    parts = scoring.query_evidence(task, facts, known, TAIL)
+    open_ = scoring.score_collected(task, parts, score, known.int(), TAIL)
     assert (found != open_).any()
     for i in range(0, len(known), 7):
         explained = explain.explain_answer(task, score, known[i], TAIL)
@@ -179,13 +173,9 @@ def test_kinds_of_evidence_add_up_as_scores(task):
     """In the order in which the learnt score adds them, to the last bit."""
     facts = evidence.index_facts(task.kb, task.sizes)
     generator = torch.Generator().manual_seed(0)
-    whole = learned_score(task, facts)
-    weights = whole.weights._replace(
-        params=tree.map(
-            lambda x: x + torch.randn(x.shape, generator=generator),
-            whole.weights.params,
-        )
-    )
+    weights = learned_score(task, facts).weights
+    noisy = lambda x: x + torch.randn(x.shape, generator=generator)
+    weights = weights._replace(params=tree.map(noisy, weights.params))
     whole = LearnedScore("evidence", weights)
     first, *others = (
         LearnedScore(kind, weights, [kind])
@@ -203,9 +193,8 @@ def test_kinds_of_evidence_add_up_as_scores(task):
 def test_an_atom_that_no_rule_derives_scores_nothing(task):
     facts = evidence.index_facts(task.kb, task.sizes)
     n = task.sizes.n_constants
-    atoms = torch.cartesian_prod(
-        torch.arange(1, 3), torch.arange(1, n + 1), torch.arange(1, n + 1)
-    ).int()
+    ids = torch.arange(1, n + 1, dtype=torch.int32)
+    atoms = torch.cartesian_prod(ids[:2], ids, ids)
     # A fact in the body of its own derivation is evidence, but proves nothing.
     is_fact = (atoms[:, None] == task.kb.facts).all(2).any(1)
     atoms = atoms[~is_fact]
@@ -224,28 +213,21 @@ def test_an_atom_that_no_rule_derives_scores_nothing(task):
 @cache
 def untrained(**fields):
     """A task on a small family, a policy that has learnt nothing, and the task's derivable atoms."""
-    task = small_task(
-        "family_tree:30:0",
-        **(
-            {"max_height": 1, "max_depth": 4, "hard_negative_fraction": 0.0}
-            | fields
-        ),
-    )
+    settings = {"max_height": 1, "max_depth": 4, "hard_negative_fraction": 0.0}
+    task = small_task("family_tree:30:0", **(settings | fields))
     cfg, params = untrained_policy(task)
     return task, cfg, params, task.least_model.atoms[::7].to(torch.int32)
 
 
 def search(score, chunk_size=16, **fields):
     task, cfg, _, _ = untrained(**fields)
-    return search_config(
-        task,
-        cfg,
-        score,
-        slots=6,
-        beam=8,
-        rows_per_step=12,
-        chunk_size=chunk_size,
-    )
+    sizes = {
+        "slots": 6,
+        "beam": 8,
+        "rows_per_step": 12,
+        "chunk_size": chunk_size,
+    }
+    return search_config(task, cfg, score, **sizes)
 
 
 def score(value, atoms):
@@ -258,23 +240,17 @@ def score(value, atoms):
 
 def test_a_search_is_needed_unless_the_rules_decide():
     """The oracle selects the facts at height 1; `best-proof` counts no choice of facts there."""
-    oracle, policy, deep = (
-        untrained(**fields)[0]
-        for fields in (
-            {"fact_selection": "oracle"},
-            {"fact_selection": "policy"},
-            {"max_height": 2},
-        )
-    )
-    for task, needed in (
-        (oracle, []),
-        (policy, ["success", "greedy"]),
-        (deep, ["success", "best-proof", "greedy"]),
+    for fields, needed in (
+        ({"fact_selection": "oracle"}, []),
+        ({"fact_selection": "policy"}, ["success", "greedy"]),
+        ({"max_height": 2}, ["success", "best-proof", "greedy"]),
     ):
-        names = ("success", "best-proof", "greedy")
-        assert [
-            name for name in names if scoring.needs_search(task, search(name))
-        ] == needed
+        task, names = (
+            untrained(**fields)[0],
+            ("success", "best-proof", "greedy"),
+        )
+        found = [x for x in names if scoring.needs_search(task, search(x))]
+        assert found == needed
 
 
 @pytest.mark.parametrize("name", ["success", "best-proof", "greedy"])
@@ -284,20 +260,11 @@ def test_a_score_without_a_search_scores_all_atoms_in_chunks(name, chunk_size):
     task, _, params, atoms = untrained()
     atoms, cfg = atoms[:13], search(name, chunk_size)
     progress, outcomes = [], []
-    scorer = PolicyScore(
-        cfg,
-        task,
-        params,
-        None,
-        lambda *n: progress.append(n),
-        lambda *o: outcomes.append(o),
-    )
-    expected = score_by_rules(
-        cfg, prover_task.inference_world(task), params, atoms
-    )
-    torch.testing.assert_close(
-        score(scorer, atoms), expected, rtol=1e-5, atol=1e-5
-    )
+    told = lambda *n: progress.append(n), lambda *o: outcomes.append(o)
+    scorer = PolicyScore(cfg, task, params, None, *told)
+    world = prover_task.inference_world(task)
+    expected = score_by_rules(cfg, world, params, atoms)
+    assert_close(score(scorer, atoms), expected, rtol=1e-5)
     n_started = [0, 5, 10, 13] if chunk_size == 5 else [0, 13]
     assert progress == [(n, 13) for n in n_started]
     assert outcomes == [(None, 13, 14 if chunk_size == 5 else 16)]
@@ -309,23 +276,11 @@ def test_a_score_with_a_search_gives_the_scores_of_the_search(name):
     task, _, params, atoms = untrained(**fields)
     atoms, cfg = atoms[:24], search(name, **fields)
     progress, outcomes = [], []
-    scorer = PolicyScore(
-        cfg,
-        task,
-        params,
-        evaluate_step,
-        lambda *n: progress.append(n),
-        lambda *outcome: outcomes.append(outcome),
-    )
-    run = score_candidates(
-        cfg, prover_task.inference_world(task), params, atoms
-    )
-    torch.testing.assert_close(
-        score(scorer, atoms),
-        log_odds(cfg, run.results),
-        rtol=0,
-        atol=1e-5,
-    )
+    told = lambda *n: progress.append(n), lambda *o: outcomes.append(o)
+    scorer = PolicyScore(cfg, task, params, evaluate_step, *told)
+    world = prover_task.inference_world(task)
+    run = score_candidates(cfg, world, params, atoms)
+    assert_close(score(scorer, atoms), log_odds(cfg, run.results))
     n_started, n_candidates = progress[-1]
     assert n_started == n_candidates >= len(atoms) and len(outcomes) == 1
     result, active_row_steps, row_steps = outcomes[0]
@@ -361,18 +316,12 @@ def step_within(n_slots, error):
 def test_slots_are_halved_until_the_search_fits(error):
     """Once for all later calls; scores do not depend on the number of slots (1e-5, as where they are set)."""
     task, _, params, atoms = untrained(max_height=2)
-    cfg = dataclasses.replace(
-        search("success", max_height=2), slots=8, rows_per_step=64
-    )
-    halved = []
-    scorer = PolicyScore(
-        cfg, task, params, step_within(2, error), on_halved=halved.append
-    )
+    cfg = replace(search("success", max_height=2), slots=8, rows_per_step=64)
+    halved, step = [], step_within(2, error)
+    scorer = PolicyScore(cfg, task, params, step, on_halved=halved.append)
     expected = PolicyScore(cfg, task, params, evaluate_step)
     for part in (atoms[:20], atoms[20:30]):
-        torch.testing.assert_close(
-            score(scorer, part), score(expected, part), rtol=1e-5, atol=1e-5
-        )
+        assert_close(score(scorer, part), score(expected, part), rtol=1e-5)
     assert [smaller.slots for smaller in halved] == [4, 2]
     assert [smaller.rows_per_step for smaller in halved] == [32, 16]
     assert [smaller.chunk_size for smaller in halved] == [8, 4]
@@ -394,25 +343,27 @@ def test_a_search_that_cannot_be_smaller_and_other_errors_are_raised():
 def test_the_search_is_compiled_as_one_graph_that_equals_it():
     """By Inductor, with all widths, and captured; a graph break would be an error. It takes minutes on a CPU."""
     task, _, params, atoms = untrained(max_height=2)
-    expected = PolicyScore(
-        search("success", max_height=2), task, params, evaluate_step
-    )
+    cfg = search("success", max_height=2)
+    expected = PolicyScore(cfg, task, params, evaluate_step)
     on_cuda = prover_task.build_task(task.dataset, task.cfg, "cuda")
     cuda_params = tree.map(lambda x: x.cuda(), params)
-    cfg = search("success", max_height=2)
     step = scoring.make_search_step("cuda", compiled=True)
     scoring.compile_search_step(cfg, on_cuda, cuda_params, atoms[:9], step)
     got = PolicyScore(cfg, on_cuda, cuda_params, step)
-    torch.testing.assert_close(
-        score(got, atoms[:40]),
-        score(expected, atoms[:40]),
-        rtol=1e-4,
-        atol=1e-4,
-    )
+    both = score(got, atoms[:40]), score(expected, atoms[:40])
+    torch.testing.assert_close(*both, rtol=1e-4, atol=1e-4)
     assert scoring.graph_fallback_notes(step) == []
 
 
 # -- what a policy ranks by
+
+
+def family(**fields):
+    """A task, and a policy with preferences of its own."""
+    fields |= {"max_height": 1, "hard_negative_fraction": 0.0}
+    task = small_task("family_tree:120:3", **fields)
+    cfg, params = untrained_policy(task)
+    return task, cfg, perturbed(params)
 
 
 @pytest.mark.parametrize("name", ["family_tree:120:3", "countries_s1"])
@@ -420,20 +371,11 @@ def test_an_untrained_policy_ranks_by_best_proof_as_max_confidence_does(name):
     """Height 1. Candidates of one query are ordered alike: no pair is strictly one way here and the other there."""
     task = small_task(name, max_height=1, hard_negative_fraction=0.0)
     cfg, params = untrained_policy(task)
-    how = search_config(
-        task,
-        cfg,
-        "best-proof",
-        **SIZES,
-    )
+    how = search_config(task, cfg, "best-proof", **SIZES)
     scores = PolicyScore(how, task, params, None), parse("max-confidence")
+    some = task.dataset.test[:80]
     mine, theirs = (
-        ranking.rank_split(
-            task,
-            task.dataset.test[:80],
-            score,
-            RankingProtocol(),
-        )
+        ranking.rank_split(task, some, score, RankingProtocol())
         for score in scores
     )
     assert torch.equal(mine.counts.n_better, theirs.counts.n_better)
@@ -442,104 +384,61 @@ def test_an_untrained_policy_ranks_by_best_proof_as_max_confidence_does(name):
 
 
 def test_the_rules_that_apply_give_the_best_proof_that_search_finds():
-    task = small_task(
-        "family_tree:120:3",
-        max_height=1,
-        hard_negative_fraction=0.0,
-        fact_selection="policy",
-    )
-    cfg, params = untrained_policy(task)
-    params = perturbed(params)
-    how = search_config(
-        task,
-        cfg,
-        "best-proof",
-        **SIZES,
-    )
+    task, cfg, params = family(fact_selection="policy")
+    how = search_config(task, cfg, "best-proof", **SIZES)
     atoms = torch.unique(torch.from_numpy(task.dataset.test[:60]), dim=0)
     score = PolicyScore(how, task, params, None)
     quick = scoring.score_atoms(task, score, atoms, 0)
-    searched = score_candidates(
-        how, prover_task.inference_world(task), params, atoms
-    )[0]
-    torch.testing.assert_close(
-        quick, log_odds(how, searched), rtol=0, atol=1e-5
-    )
+    world = prover_task.inference_world(task)
+    searched = score_candidates(how, world, params, atoms)[0]
+    assert_close(quick, log_odds(how, searched))
     assert torch.isfinite(quick).any()
 
 
 def test_with_the_oracle_success_is_the_sum_over_the_rules_that_derive():
     """And greedy is the most probable choice alone, at a price unless it derives the atom."""
-    task = small_task(
-        "family_tree:120:3", max_height=1, hard_negative_fraction=0.0
-    )
-    cfg, params = untrained_policy(task)
-    params = perturbed(params)
-    atoms = torch.unique(torch.from_numpy(task.dataset.test[:40]), dim=0).to(
-        torch.int32
-    )
-    world = prover_task.training_world(task)
-    state = prover_env.initial_state(
-        cfg.env.cfg, world, atoms, torch.ones(len(atoms), dtype=torch.bool)
-    )
-    policy = torch.softmax(
-        cfg.agent.apply(
-            cfg.agent.cfg,
-            world,
-            params,
-            prover_env.observe(cfg.env.cfg, world, state),
-        )[0],
-        1,
-    )
+    task, cfg, params = family()
+    atoms = torch.unique(torch.from_numpy(task.dataset.test[:40]), dim=0).int()
+    world, env = prover_task.training_world(task), cfg.env.cfg
+    label = torch.ones(len(atoms), dtype=torch.bool)
+    state = prover_env.initial_state(env, world, atoms, label)
+    seen = prover_env.observe(env, world, state)
+    logits, *_ = cfg.agent.apply(cfg.agent.cfg, world, params, seen)
+    policy = torch.softmax(logits, 1)
     success, greedy = torch.zeros(len(atoms)), policy.amax(1).log()
     for s in range(policy.shape[1]):
         keys = torch.zeros((len(atoms), 2), dtype=torch.int64)
-        after, _ = prover_env.step_functional(
-            cfg.env.cfg, world, state, torch.full((len(atoms),), s), keys
-        )
+        action = torch.full((len(atoms),), s)
+        after, _ = prover_env.step_functional(env, world, state, action, keys)
         assert (after.status != RUNNING).all()
-        success += torch.where(after.status == PROVED, policy[:, s], 0.0)
-        greedy += torch.where(
-            (policy.argmax(1) == s) & (after.status != PROVED), -100.0, 0.0
-        )
+        is_proved = after.status == PROVED
+        success += torch.where(is_proved, policy[:, s], 0.0)
+        is_lost = (policy.argmax(1) == s) & ~is_proved
+        greedy += torch.where(is_lost, -100.0, 0.0)
     for score, want in (
         ("success", success.double().logit()),
         ("greedy", rules.to_log_odds(greedy)),
     ):
         how = search_config(task, cfg, score, **SIZES)
-        got = scoring.score_atoms(
-            task, PolicyScore(how, task, params, None), atoms, 0
-        )
-        torch.testing.assert_close(got, want, rtol=0, atol=1e-5)
+        value = PolicyScore(how, task, params, None)
+        assert_close(scoring.score_atoms(task, value, atoms, 0), want)
     assert torch.isfinite(success.log()).any() and (greedy < -50).any()
 
 
 def test_listing_provable_candidates_ranks_as_scoring_every_one():
-    task = small_task(
-        "family_tree:60:1", max_height=1, hard_negative_fraction=0.0
-    )
+    settings = {"max_height": 1, "hard_negative_fraction": 0.0}
+    task = small_task("family_tree:60:1", **settings)
+    base = task.kb, task.sizes, task.least_model
 
     def everywhere(atoms):
-        found = fixpoint.iter_derivations(
-            task.kb, task.sizes, task.least_model, 1, atoms
-        )
+        found = fixpoint.iter_derivations(*base, 1, atoms)
         return rules.noisy_or(task.kb, found, len(atoms))
 
-    some, every = (
-        ranking.rank_split(
-            task,
-            task.dataset.test[:20],
-            s,
-            RankingProtocol(score_unprovable=whole),
-        )
-        for s, whole in (
-            (parse("noisy-or"), False),
-            (FunctionScore(everywhere), True),
-        )
-    )
+    few, whole = task.dataset.test[:20], RankingProtocol(score_unprovable=True)
+    some = ranking.rank_split(task, few, parse("noisy-or"), RankingProtocol())
+    every = ranking.rank_split(task, few, FunctionScore(everywhere), whole)
     assert len(every.scored_atom) > len(some.scored_atom)
     for a, b in zip(some.counts, every.counts):
         assert torch.equal(a, b)
-    assert ranking.auc_pr(some) == pytest.approx(
-        ranking.auc_pr(every), abs=1e-12
-    )
+    area = ranking.auc_pr(every)
+    assert ranking.auc_pr(some) == pytest.approx(area, abs=1e-12)

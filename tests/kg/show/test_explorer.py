@@ -68,12 +68,13 @@ def test_equal_names_come_first_then_those_that_start_with_the_text(
 def test_case_and_composition_do_not_count():
     names = ["Zürich", "Zu\u0308richberg", "STRASSE", "ﬁre"]
     folded = list(map(fold, names))
-    for text, found in (
-        ("zu\u0308rich", [1, 2]),
-        ("straße", [3]),
-        ("fire", [4]),
-        ("nothing", []),
-    ):
+    expected = {
+        "zu\u0308rich": [1, 2],
+        "straße": [3],
+        "fire": [4],
+        "nothing": [],
+    }
+    for text, found in expected.items():
         assert search(folded, fold(text), 9) == found
 
 
@@ -127,24 +128,17 @@ def test_facts_are_found_by_any_of_their_names(dataset):
     atoms = np.unique(np.concatenate(splits), axis=0)
     assert np.array_equal(known.atoms, atoms)
     entities = [None, *range(1, dataset.n_constants + 1)]
-    for relation, head, tail in itertools.product(
-        [None, 1, 2, 3], entities, entities
-    ):
-        given = {1: head, 2: tail}
-        arguments = {p: e for p, e in given.items() if e is not None}
-        expected = [
-            i
-            for i, atom in enumerate(atoms)
-            if relation in (None, atom[0])
-            and all(atom[p] == e for p, e in arguments.items())
-        ]
-        assert known.find(relation, arguments).tolist() == expected
+    for names in itertools.product([None, 1, 2, 3], entities, entities):
+        arguments = {p: e for p, e in enumerate(names) if p and e is not None}
+        agree = [all(n in (a, None) for a, n in zip(x, names)) for x in atoms]
+        found = known.find(names[0], arguments)
+        assert found.tolist() == np.flatnonzero(agree).tolist()
     for row, atom in enumerate(known.atoms):
-        assert known.splits_of(row) == [
-            split
-            for split in ("train", "valid", "test")
-            if (getattr(dataset, split) == atom).all(1).any()
-        ]
+        is_in = lambda split, a=atom: (
+            (getattr(dataset, split) == a).all(1).any()
+        )
+        splits = [x for x in ("train", "valid", "test") if is_in(x)]
+        assert known.splits_of(row) == splits
 
 
 def test_groups_of_an_entity_hold_each_of_its_facts_by_place(dataset):
@@ -194,12 +188,10 @@ def test_relations_of_other_arities_are_shown_and_not_ranked(tmp_path):
         "path(X, Y) :- edge(X, Y).\npath(X, Y) :- edge(X, Z), path(Z, Y).\n"
         "huge(X) :- big(X).\n"
     )
-    settings = ProverTaskConfig(
-        max_height=3, smoothing=0.0, object_identity=False
-    )
-    subject = dataset_subject(
-        loaders.load(str(path)), settings, "max-confidence"
-    )
+    options = {"smoothing": 0.0, "object_identity": False}
+    settings = ProverTaskConfig(max_height=3, **options)
+    data = loaders.load(str(path))
+    subject = dataset_subject(data, settings, "max-confidence")
     explorer = Explorer(Answerer(subject))
     for relation in ("big", "route"):
         with pytest.raises(RequestError, match="expected two arguments"):
@@ -259,9 +251,8 @@ def test_what_a_rule_derives(explorer):
     detail = explorer.rule(RuleQuery(rule=2))
     assert detail.n_derived == len(derived)
     assert detail.n_known == len(derived & known)
-    listed = [
-        tuple(name.id for name in fact.arguments) for fact in detail.derived
-    ]
+    ids = lambda fact: tuple(name.id for name in fact.arguments)
+    listed = [ids(fact) for fact in detail.derived]
     assert len(listed) == explorer_module.MAX_LISTED
     assert set(listed) <= derived
     is_known = [pair in known for pair in listed]
@@ -341,9 +332,8 @@ def assert_holds(explorer, proof):
 
 def not_derivable(explorer):
     """A query for an atom of ALSO that the rules do not derive."""
-    query = AnswersQuery(
-        relation=ALSO, head_id=1, k=1000, known=True, with_self=True
-    )
+    all_of = {"k": 1000, "known": True, "with_self": True}
+    query = AnswersQuery(relation=ALSO, head_id=1, **all_of)
     proved = {a.entity_id for a in explorer.answers(query).answers}
     entities = range(1, explorer.dataset.n_constants + 1)
     other = next(i for i in entities if i not in proved)
@@ -365,16 +355,16 @@ def test_an_atom_without_a_proof_says_which_rules_fail(explorers):
 
 def drawn(children):
     """The kinds and names of a drawn proof whose node i has these children, a fact without any."""
+    by_rule = {"rule": 7, "rule_text": "p(X) :- p(Y)", "probability": 0.5}
+    fact = dict.fromkeys(by_rule)
     nodes = [
         {
             "goal": [1, i + 1, 0],
             "goal_text": "",
-            "rule": 7 if below else None,
-            "rule_text": "p(X) :- p(Y)" if below else None,
             "substitution": [],
-            "probability": 0.5 if below else None,
             "children": below,
         }
+        | (by_rule if below else fact)
         for i, below in enumerate(children)
     ]
     constants = {str(i + 1): f"c{i}" for i in range(len(children))}

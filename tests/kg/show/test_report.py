@@ -50,9 +50,8 @@ def test_a_band_is_a_standard_deviation_wide_and_of_one_run_has_no_width():
 def test_a_curve_has_the_updates_that_all_runs_have(pair):
     log = ({"update": 0, "loss": None}, {"update": 1, "loss": 3.0})
     shorter = dataclasses.replace(pair[0], log=log)
-    longer = dataclasses.replace(
-        pair[1], log=(*log, {"update": 2, "loss": 5.0})
-    )
+    more = {"update": 2, "loss": 5.0}
+    longer = dataclasses.replace(pair[1], log=(*log, more))
     curve = report.curve([shorter, longer], "loss")
     assert curve["update"] == [1] and curve["loss"].tolist() == [[3.0]] * 2
     assert report.curve([longer], "loss")["update"] == [1, 2]
@@ -64,18 +63,14 @@ def test_relations_have_the_mrr_of_the_evaluation(pair):
     (table,) = report.relations(pair)
     assert (np.diff(table["queries_and_sides"]) <= 0).all()
     for i, run in enumerate(pair):
-        columns = {
-            "rule_score": run.by_rules,
-            "untrained": run.untrained,
-            "trained": run.trained,
-        }
-        for column, metrics in columns.items():
+        columns = run.by_rules, run.untrained, run.trained
+        names = "rule_score", "untrained", "trained"
+        for column, metrics in zip(names, columns):
             groups = metrics["by_group"]["relations"]
             assert set(table["relation"]) == set(groups)
             for place, name in enumerate(table["relation"]):
                 both = groups[name]["both"]
-                mrr = both["mrr"]["expected"]
-                assert table[column][i, place] == mrr
+                assert table[column][i, place] == both["mrr"]["expected"]
                 assert table["ceiling"][i, place] == both["ceiling"]
     before = np.maximum(table["rule_score"], table["untrained"])
     assert (table["gain"] == table["trained"] - before).all()
@@ -83,15 +78,12 @@ def test_relations_have_the_mrr_of_the_evaluation(pair):
 
 def test_reliability_counts_the_candidates_of_all_runs(pair):
     columns = np.array([1, 0]), np.array([1.0, 0.0]), np.array([2.0, 0.0])
-    bins = [Bins(np.array([n, 0]), *columns) for n in (4, 2)]
-    bins = [
-        Bins(*(np.pad(column, (0, 8)) for column in of_run)) for of_run in bins
-    ]
     states = ("untrained", "trained", "trained_at_temperature")
-    runs = [
-        dataclasses.replace(r, bins=dict.fromkeys(states, b))
-        for r, b in zip(pair, bins)
-    ]
+    runs = []
+    for run, n in zip(pair, (4, 2)):
+        padded = (np.pad(x, (0, 8)) for x in (np.array([n, 0]), *columns))
+        bins = dict.fromkeys(states, Bins(*padded))
+        runs.append(dataclasses.replace(run, bins=bins))
     for n_runs, n in ((1, 4), (2, 6)):
         losses, found = report.reliability(runs[:n_runs])
         assert losses["policy"] == found["policy"] == list(states)
@@ -110,10 +102,8 @@ def test_reliability_counts_the_candidates_of_all_runs(pair):
 
 def test_rules_are_joined_by_their_text_and_ordered_by_proofs(pair):
     a, b = RuleUse("a", 2, 4.0, 1), RuleUse("b", 1, 2.0, 3)
-    runs = [
-        dataclasses.replace(pair[0], rules=(a, b)),
-        dataclasses.replace(pair[1], rules=(a,)),
-    ]
+    used = (a, b), (a,)
+    runs = [dataclasses.replace(r, rules=x) for r, x in zip(pair, used)]
     (table,) = report.rules(runs)
     assert table["rule"] == ["b", "a"]
     assert (table["right_in_train"], table["of"]) == ([1, 2], [2, 4])
@@ -187,13 +177,9 @@ def test_pictures_hold_hostile_names_as_text_and_share_no_ids(shown):
                     assert not key.lower().startswith("on")
                     assert "http" not in value
         own = [e.get("id") for e in root.iter() if e.get("id")]
-        links = [
-            value
-            for element in root.iter()
-            for key, value in element.attrib.items()
-            if key.endswith("href")
-        ]
-        assert all(link[1:] in own for link in links)
+        attributes = [x for e in root.iter() for x in e.attrib.items()]
+        links = {value[1:] for key, value in attributes if key.endswith("href")}
+        assert links <= set(own)
         ids += own
         if kind == "relations":
             texts = {element.text for element in root.iter(f"{SVG}text")}
@@ -269,10 +255,8 @@ def test_a_page_shows_what_the_valid_split_decided(reports):
 
 def test_several_runs_give_means_with_a_deviation(reports):
     found = [reports["questions"], reports["other"]]
-    found[1] = dataclasses.replace(
-        found[1],
-        metrics={k: v | {"mrr": 0.125} for k, v in found[1].metrics.items()},
-    )
+    metrics = {k: v | {"mrr": 0.125} for k, v in found[1].metrics.items()}
+    found[1] = dataclasses.replace(found[1], metrics=metrics)
     (table,) = report.results(found)
     assert table["runs"] == [2] * len(table["score"])
     text, _ = report.render(found)
@@ -283,20 +267,10 @@ def test_several_runs_give_means_with_a_deviation(reports):
 
 def test_what_a_run_lacks_is_said(reports):
     run = reports["questions"]
-    lacking = dataclasses.replace(
-        run,
-        update=1,
-        n_updates=4,
-        is_trained=False,
-        best_update=0,
-        results={},
-        log=(),
-        metrics={},
-        sizes=run.sizes | {"test": 0},
-        n_ranked=0,
-        rules=(),
-        entries=(),
-    )
+    none = {"results": {}, "log": (), "metrics": {}, "rules": (), "entries": ()}
+    none |= {"best_update": 0, "is_trained": False, "n_ranked": 0}
+    stands = {"update": 1, "n_updates": 4, "sizes": run.sizes | {"test": 0}}
+    lacking = dataclasses.replace(run, **none, **stands)
     text, _ = report.render([lacking])
     assert "unfinished: the run stands at update 1 of 4" in text
     assert "no update of PPO ranked valid better" in text
