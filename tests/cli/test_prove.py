@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from functools import partial
 
 import pytest
 
@@ -36,12 +37,23 @@ def world(tmp_path):
     return str(path)
 
 
+@pytest.fixture
+def said(capsys):
+    """The lines that `prove` prints, which ends in a status."""
+
+    def lines(*words, status=0):
+        capsys.readouterr()
+        assert prove(*words) == status
+        return capsys.readouterr().out.splitlines()
+
+    return lines
+
+
 # worked by hand
 
 
-def test_france_is_in_europe_because_its_part_of_europe_is(capsys):
-    assert prove("countries_s3", "locatedIn(france, europe)") == 0
-    assert capsys.readouterr().out.splitlines() == [
+def test_france_is_in_europe_because_its_part_of_europe_is(said):
+    assert said("countries_s3", "locatedIn(france, europe)") == [
         "proved: locatedIn(france, europe): at height 1",
         "",
         "locatedIn(france, europe)      by rule 0: locatedIn(X, Y) :- locatedIn(X, Z), locatedIn(Z, Y)",
@@ -50,82 +62,70 @@ def test_france_is_in_europe_because_its_part_of_europe_is(capsys):
     ]
 
 
-def test_a_refutation_names_the_goals_that_nothing_satisfies(world, capsys):
-    assert prove(world, "far(a, b)") == 1
-    assert capsys.readouterr().out.splitlines() == [
+def test_a_refutation_names_the_goals_that_nothing_satisfies(world, said):
+    assert said(world, "far(a, b)", status=1) == [
         "refuted: far(a, b): no proof exists",
         "rule 4: far(X, Y) :- path(Y, X), edge(X, Z), edge(Z, X)",
         "    nothing derived satisfies edge(a, Z), edge(Z, a)",
     ]
-    assert prove(world, "dry") == 1
-    assert "nothing derived satisfies sun" in capsys.readouterr().out
-    assert prove(world, "edge(a, a)") == 1
-    assert "no rule's head matches it" in capsys.readouterr().out
+    assert "    nothing derived satisfies sun" in said(world, "dry", status=1)
+    *_, why = said(world, "edge(a, a)", status=1)
+    assert "no rule's head matches it" in why
 
 
-def test_a_known_fact_is_stated_and_its_derivation_is_shown(world, capsys):
-    assert prove(world, "path(a, 'D')") == 0
-    out = capsys.readouterr().out
-    assert out.startswith(
-        "proved: path(a, 'D'): stated as a fact; also derived from other facts, at height 3\n"
+def test_a_known_fact_is_stated_and_its_derivation_is_shown(world, said):
+    first, *proof = said(world, "path(a, 'D')")
+    why = "stated as a fact; also derived from other facts, at height 3"
+    assert first == f"proved: path(a, 'D'): {why}"
+    assert any(
+        line.startswith("├─ path(a, c)      by rule 0") for line in proof
     )
-    assert "├─ path(a, c)      by rule 0" in out
-    assert prove(world, "path('D', 'D')") == 0
-    out = capsys.readouterr().out
-    assert out.startswith(
-        "proved: path('D', 'D'): stated as a fact; from other facts, no proof exists"
-    )
-    assert len(out.splitlines()) == 1
+    (line,) = said(world, "path('D', 'D')")
+    why = "stated as a fact; from other facts, no proof exists"
+    assert line.startswith(f"proved: path('D', 'D'): {why}")
+
+
+def refuted_apart(atom):
+    return [
+        f"refuted: {atom}: no proof exists under object identity",
+        "it is not stated, and no rule's head matches it",
+    ]
 
 
 def test_with_object_identity_different_variables_are_different_constants(
-    world, capsys
+    world, said, capsys
 ):
     """a -> b -> c -> a: only a rule whose X and Y are both a, or whose Z is, leads back to a."""
-    assert prove(world, "path(a, a)", "--object-identity") == 1
-    assert capsys.readouterr().out.splitlines() == [
-        "refuted: path(a, a): no proof exists under object identity",
-        "it is not stated, and no rule's head matches it",
-    ]
-    assert prove(world, "path(a, c)", "--object-identity") == 0
-    capsys.readouterr()
-    status, found = json_of(
-        capsys, prove, world, "path(a, X)", "--all", "--object-identity"
-    )
+    ask = partial(said, world, "--object-identity")
+    assert ask("path(a, a)", status=1) == refuted_apart("path(a, a)")
+    assert ask("path(a, c)")
+    words = (world, "path(a, X)", "--all", "--object-identity")
+    status, found = json_of(capsys, prove, *words)
     assert (status, found["object_identity"]) == (0, True)
     names = {row["bindings"]["X"] for row in found["answers"]}
     assert names == {"D", "b", "c"}
-    assert prove(world, "path(a, X)", "--object-identity") == 0
-    assert capsys.readouterr().out.startswith(
-        "3 answers to path(a, X) under object identity"
-    )
+    first, *_ = ask("path(a, X)")
+    assert first.startswith("3 answers to path(a, X) under object identity")
 
 
 def test_with_object_identity_no_variable_is_a_constant_of_its_rule(
-    tmp_path, capsys
+    tmp_path, said, capsys
 ):
     """AnyBURL materialises p(e, c) alone; PyClause counts so too."""
     program = tmp_path / "program.pl"
     program.write_text("p(X,c) :- b(X,d). b(c,d). b(e,d).")
     options = (str(program), "p(X,Y)", "--all")
-    answers = [
-        {
-            row["atom"]
-            for row in json_of(capsys, prove, *options, *more)[1]["answers"]
-        }
-        for more in ((), ("--object-identity",))
-    ]
+    answers = []
+    for more in ((), ("--object-identity",)):
+        _, found = json_of(capsys, prove, *options, *more)
+        answers.append({row["atom"] for row in found["answers"]})
     assert answers == [{"p(c, c)", "p(e, c)"}, {"p(e, c)"}]
-    assert prove(str(program), "p(c,c)", "--object-identity") == 1
-    assert capsys.readouterr().out.splitlines() == [
-        "refuted: p(c, c): no proof exists under object identity",
-        "it is not stated, and no rule's head matches it",
-    ]
+    apart = said(str(program), "p(c,c)", "--object-identity", status=1)
+    assert apart == refuted_apart("p(c, c)")
 
 
-def test_an_open_query_shows_the_nearest_answers_first(world, capsys):
-    assert prove(world, "path(b, To)") == 0
-    assert capsys.readouterr().out.splitlines() == [
+def test_an_open_query_shows_the_nearest_answers_first(world, said):
+    assert said(world, "path(b, To)") == [
         "4 answers to path(b, To)",
         "  path(b, c)      height 1",
         "  path(b, a)      height 2",
@@ -134,11 +134,10 @@ def test_an_open_query_shows_the_nearest_answers_first(world, capsys):
     ]
 
 
-def test_a_terminal_gets_no_control_character_of_a_query(tmp_path, capsys):
+def test_a_terminal_gets_no_control_character_of_a_query(tmp_path, said):
     graph = tmp_path / "graph.tsv"
     graph.write_text("a\x1b[31m\tnear\tb\x07\n")
-    assert prove(str(graph), "near('a\x1b[31m', ?x)") == 0
-    first, second = capsys.readouterr().out.splitlines()
+    first, second = said(str(graph), "near('a\x1b[31m', ?x)")
     assert first == "1 answer to near('a\\x1b[31m', ?x)"
     assert "\x1b" not in second and "\x07" not in second
 
@@ -190,69 +189,54 @@ def test_all_answers_are_those_of_prolog(name, tmp_path, capsys):
     path.write_text(TRICKY[name])
     dataset = load(path)
     names = list(zip(dataset.predicates, dataset.arities))
-    for predicate, arity in names:
-        query = f"'{predicate}'" + (
-            f"({', '.join('ABC'[:arity])})" if arity else ""
-        )
-        if not any(
-            row[0] == names.index((predicate, arity)) + 1
-            for row in [*dataset.facts, *dataset.rules[:, 0]]
-        ):
+    heads = {int(row[0]) for row in [*dataset.facts, *dataset.rules[:, 0]]}
+    for i, (predicate, arity) in enumerate(names, 1):
+        if i not in heads:
             continue  # no clause: bad input
+        query = open_atom(predicate, arity)
         status, found = json_of(capsys, prove, str(path), query, "--all")
         expected = swi_answers(path, names, query, arity)
-        assert sorted(
-            tuple(answer["args"]) for answer in found["answers"]
-        ) == sorted(expected)
-        assert (status, found["n_answers"], found["complete"]) == (
-            0 if expected else 1,
-            len(expected),
-            True,
-        )
+        answers = [tuple(answer["args"]) for answer in found["answers"]]
+        assert sorted(answers) == sorted(expected)
+        assert status == (0 if expected else 1) and found["complete"]
+        assert found["n_answers"] == len(expected)
         for answer in found["answers"]:
             assert answer["bindings"] == dict(zip("ABC", answer["args"]))
+
+
+def open_atom(predicate, arity):
+    return f"'{predicate}'" + (f"({', '.join('ABC'[:arity])})" if arity else "")
 
 
 def swi_answers(path, names, query, arity):
     tables = "".join(f":- table '{p}'/{n}.\n" for p, n in names)
     variables = f"[{', '.join('ABC'[:arity])}]"
     goal = f"forall({query}, (atomic_list_concat({variables}, '\\t', L), writeln(L)))"
-    empty = "".join(
-        f"'{p}'" + (f"({', '.join('ABC'[:n])})" if n else "") + " :- fail.\n"
-        for p, n in names
-    )
+    empty = "".join(f"{open_atom(p, n)} :- fail.\n" for p, n in names)
     text = f":- style_check(-discontiguous).\n:- style_check(-singleton).\n{tables}{empty}"
     other = path.with_name("tabled.pl")
     other.write_text(text + path.read_text())
-    done = subprocess.run(
-        ["swipl", "-q", "-g", goal, "-t", "halt", str(other)],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        env={**os.environ, "LANG": "C.UTF-8"},
-    )
+    words = ["swipl", "-q", "-g", goal, "-t", "halt", str(other)]
+    options = {"capture_output": True, "text": True, "timeout": 60}
+    env = {**os.environ, "LANG": "C.UTF-8"}
+    done = subprocess.run(words, env=env, **options)
     assert done.returncode == 0 and not done.stderr, done.stderr
-    return [
-        tuple(line.split("\t")) if arity else ()
-        for line in done.stdout.splitlines()
-    ]
+    lines = done.stdout.splitlines()
+    return [tuple(line.split("\t")) if arity else () for line in lines]
 
 
 def test_nothing_holds_of_a_constant_that_a_program_does_not_have(
-    world, capsys
+    world, said, capsys
 ):
     """As in Prolog, where `path(a, nobody)` is false."""
     assert prove(world, "path(a, nobody)") == 1
     seen = capsys.readouterr()
     assert "note: no fact and no rule has 'nobody'" in seen.err
-    assert seen.out.splitlines()[0] == (
-        "refuted: path(a, nobody): no proof exists"
-    )
-    assert seen.out.splitlines()[-1] == (
-        "    nothing derived satisfies edge(a, nobody)"
-    )
-    assert prove(world, "path(nobody, X)") == 1
-    assert capsys.readouterr().out == "0 answers to path(nobody, X)\n"
+    first, *_, last = seen.out.splitlines()
+    assert first == "refuted: path(a, nobody): no proof exists"
+    assert last == "    nothing derived satisfies edge(a, nobody)"
+    none = said(world, "path(nobody, X)", status=1)
+    assert none == ["0 answers to path(nobody, X)"]
 
 
 def test_a_name_of_the_data_is_that_entity(tmp_path, capsys):
@@ -294,48 +278,33 @@ def test_the_exit_status_is_the_verdict(world, query, options, status, capsys):
     verdicts = ("proved:", "refuted:", "unknown:", "at", *"0123456789")
     assert capsys.readouterr().out.split()[0] in verdicts
     again, result = json_of(capsys, prove, world, query, *options)
-    assert (again, result["verdict"]) == (
-        status,
-        {0: "proved", 1: "refuted", 3: "unknown"}[status],
-    )
+    verdict = {0: "proved", 1: "refuted", 3: "unknown"}[status]
+    assert (again, result["verdict"]) == (status, verdict)
     assert result["complete"] == (result["stop_reason"] == "")
 
 
 @pytest.mark.parametrize(
-    "limit",
-    [
-        ["--set", "max_atoms=3"],
-        ["--set", "max_rows=1"],
-        ["--seconds", "1e-9"],
-    ],
+    "limit", ["--set max_atoms=3", "--set max_rows=1", "--seconds 1e-9"]
 )
 @pytest.mark.parametrize("query", ["path(b, a)", "path(X, Y)"])
 def test_a_limit_that_was_reached_is_named(world, limit, query, capsys):
-    prove(world, query, *limit)
-    output = capsys.readouterr().out
-    assert contains(
-        output, "stopped at ...unknown beyond (--seconds, --set max_atoms=N and"
-    )
+    prove(world, query, *limit.split())
+    where = "unknown beyond (--seconds, --set max_atoms=N and"
+    assert contains(capsys.readouterr().out, f"stopped at ...{where}")
 
 
 def test_the_proof_in_the_json_holds_by_the_checker(world, capsys):
     _, result = json_of(capsys, prove, world, "path(a, a)")
     dataset = load(world)
     found = read_proof(json.dumps(result["proof"]))
-    facts = {tuple(fact) for fact in dataset.facts.tolist()}
-    for known, holds in (
-        (facts, True),
-        (facts - {tuple(dataset.facts[0].tolist())}, False),
-    ):
-        errors = proof_.check_proof(
-            found,
-            known,
-            dataset.rules.tolist(),
-            n_constants=dataset.n_constants,
-            max_height=result["height"],
-            leave_one_out=True,
-        )
-        assert (errors == []) == holds
+    facts = [tuple(fact) for fact in dataset.facts.tolist()]
+    limits = {"max_height": result["height"], "leave_one_out": True}
+    limits["n_constants"] = dataset.n_constants
+    rules = dataset.rules.tolist()
+    for first in (0, 1):
+        known = set(facts[first:])
+        errors = proof_.check_proof(found, known, rules, **limits)
+        assert (errors == []) == (first == 0)
     goal = result["proof"]["nodes"][0]["goal_text"]
     assert goal == result["query"] == "path(a, a)"
     ids = {name: str(i) for i, name in enumerate(dataset.entities, 1)}
@@ -390,37 +359,27 @@ def test_the_formats_are_text_json_and_dot(world, capsys):
 def test_a_bad_query_is_one_line(world, query, expected):
     with pytest.raises(ValueError, match="query") as error:
         prove(world, query)
-    assert (
-        expected in str(error.value)
-        and "\n" not in str(error.value)
-        and len(str(error.value)) < 300
-    )
+    line = str(error.value)
+    assert expected in line and "\n" not in line and len(line) < 300
 
 
 def test_a_trained_run_shows_the_most_probable_proof_of_its_policy(
     tmp_path, capsys
 ):
-    config = RunConfig(
-        dataset="countries_s1",
-        learner="proofs",
-        score="best-proof",
-        prover=ProverTaskConfig(embed_dim=4, hidden_dim=4),
-    )
-    run = new_run(config)
+    choices = {"learner": "proofs", "score": "best-proof"}
+    prover = ProverTaskConfig(embed_dim=4, hidden_dim=4)
+    run = new_run(RunConfig(dataset="countries_s1", prover=prover, **choices))
     write_config(run.run_config, tmp_path)
     save_checkpoint(run, tmp_path)
-    status, result = json_of(
-        capsys, prove, str(tmp_path), "locatedIn(france, europe)"
-    )
+    query, target = "locatedIn(france, europe)", str(tmp_path)
+    status, result = json_of(capsys, prove, target, query)
     assert (status, result["proof_by"]) == (0, "policy")
     assert 0 < result["proof"]["nodes"][0]["probability"] < 1
-    words = ("countries_s1", "locatedIn(france, europe)")
-    assert json_of(capsys, prove, *words)[1]["proof_by"] == "T_P"
-    assert prove(str(tmp_path), "locatedIn(france, asia)") == 1
+    _, plain = json_of(capsys, prove, "countries_s1", query)
+    assert plain["proof_by"] == "T_P"
+    assert prove(target, "locatedIn(france, asia)") == 1
     with pytest.raises(ValueError, match="is a trained run"):
-        prove(
-            str(tmp_path), "locatedIn(france, europe)", "--rules", "rules.txt"
-        )
+        prove(target, query, "--rules", "rules.txt")
 
 
 def test_a_guide_costs_time_never_the_verdict(tmp_path, capsys):
@@ -459,8 +418,6 @@ def test_a_command_line_is_utf_8_in_any_locale(tmp_path):
     path.write_text("\u00f1a\tr\tb\n", encoding="utf-8")
     locale = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     words = [sys.executable, "-m", "funcppo", "prove", path, "r(\u00f1a,X)"]
-    done = subprocess.run(
-        words, env=os.environ | locale, capture_output=True, check=False
-    )
+    done = subprocess.run(words, env=os.environ | locale, capture_output=True)
     assert done.returncode == 0, done.stderr
     assert "r(\u00f1a, b)" in done.stdout.decode()

@@ -20,13 +20,14 @@ from tests.cli.runner import funcppo
 
 RULES = "p(X, Y) :- q(X, Y).\np(X, Y) :- q(X, Z), r(Z, Y).\nq(X, Y) :- r(Y, X)."
 PPO = PPOConfig(n_envs=4, n_steps=4, n_epochs=1, n_minibatches=2)
-SETTINGS = {"steps": 64, "strategy": "eager", "n_validations": 1, "ppo": PPO}
-SETTINGS |= {
-    "device": "cpu",
-    "questions": QuestionConfig(
-        embedding=False, bellman_ford=False, odds_power=1.0, no_proof=None
-    ),
+PLAIN = {
+    "embedding": False,
+    "bellman_ford": False,
+    "odds_power": 1.0,
+    "no_proof": None,
 }
+SETTINGS = {"steps": 64, "strategy": "eager", "n_validations": 1, "ppo": PPO}
+SETTINGS |= {"device": "cpu", "questions": QuestionConfig(**PLAIN)}
 SMALL_PROVER = ProverTaskConfig(
     max_height=1,
     smoothing=5.0,
@@ -38,9 +39,8 @@ HOSTILE = "<script>'&\"\x1b[1m"
 
 
 def triples():
-    rows = np.unique(
-        np.random.default_rng(0).integers([12, 3, 12], size=(120, 3)), axis=0
-    )
+    drawn = np.random.default_rng(0).integers([12, 3, 12], size=(120, 3))
+    rows = np.unique(drawn, axis=0)
     rows = rows[np.random.default_rng(1).permutation(len(rows))]
     return [(f"e{h}", "pqr"[r], f"e{t}") for h, r, t in rows.tolist()]
 
@@ -76,14 +76,10 @@ def command(monkeypatch, capsys, *args):
 
 def test_a_run_answers_as_the_command_line_does(run, monkeypatch, capsys):
     for name in ("e1", "e2"):
-        for query, given in (
-            (f"p({name}, X)", "head"),
-            (f"p(X, {name})", "tail"),
-        ):
-            options = ["--known", "--k", 100]
-            (expected,) = command(
-                monkeypatch, capsys, "predict", run.folder, query, *options
-            )["queries"]
+        queries = {"head": f"p({name}, X)", "tail": f"p(X, {name})"}
+        for given, query in queries.items():
+            words = "predict", run.folder, query, "--known", "--k", 100
+            (expected,) = command(monkeypatch, capsys, *words)["queries"]
             found = run.predict("p", **{given: name}, k=None, known=True)
             assert found.to_json() == expected["answers"]
             assert (found.query, found.n_new) == (query, expected["n_new"])
@@ -215,12 +211,8 @@ def test_a_query_says_how_its_names_were_read():
 def test_results_are_data_frames_where_pandas_is(graph, monkeypatch):
     found = fp.open(graph).predict("p", head="e1", k=2)
 
-    def make_frame(rows, columns):
-        return (rows, columns)
-
-    monkeypatch.setitem(
-        sys.modules, "pandas", SimpleNamespace(DataFrame=make_frame)
-    )
+    pandas = SimpleNamespace(DataFrame=lambda rows, columns: (rows, columns))
+    monkeypatch.setitem(sys.modules, "pandas", pandas)
     rows, columns = found.to_dataframe()
     assert columns == ["rank", "entity", "score", "known", "verdict"]
     assert [row[1] for row in rows] == [answer.entity for answer in found]
@@ -252,41 +244,26 @@ def test_results_are_data_frames_where_pandas_is(graph, monkeypatch):
         (lambda k: fp.load("no such data"), "unknown data set"),
         (lambda k: fp.load("countries_s1", test=[]), "valid and test only"),
         (lambda k: fp.fit(fp.load([("a", "p", "b")])), "the data hold none"),
-        (
-            lambda k: fp.open(fp.load([("a", "p", "b")])),
-            r"expected rules \(funcppo.mine",
-        ),
-        (
-            lambda k: fp.open(__file__),
-            r"expected the folder of a run, or a graph .*got a file",
-        ),
+        (lambda k: fp.open(fp.load([("a", "p", "b")])), r"expected rules \(funcppo.mine"),
+        (lambda k: fp.open(__file__), r"expected the folder of a run, or a graph .*got a file"),
         (lambda k: fp.load([]), "load: expected at least one triple, got none"),
         (lambda k: fp.mine("countries_s1", seconds=-1), "seconds: expected"),
         (lambda k: k.predict("p(e1, X)", k=1.5), "k: expected an integer"),
         (lambda k: k.predict("p(e1, X)", k=0), "k: expected 1 or more, got 0"),
-        (
-            lambda k: k.predict("p(e1, X)", min_score=math.nan),
-            "min_score: expected 0 to 1, got nan",
-        ),
+        (lambda k: k.predict("p(e1, X)", min_score=math.nan), "min_score: expected 0 to 1, got nan"),
         (lambda k: k.predict(None), "relation: expected a text, got None"),
         (lambda k: k.prove(None), "query: expected a text, got None"),
         (lambda k: k.prove("p(\udcff, X)"), "expected UTF-8"),
         (lambda k: k.report(5), "path: expected a text or a path, got 5"),
         (lambda k: fp.open(None), "source: expected the folder of a run"),
-        (
-            lambda k: fp.open("x", choice_seconds=math.nan),
-            "choice_seconds: expected",
-        ),
+        (lambda k: fp.open("x", choice_seconds=math.nan), "choice_seconds: expected"),
         (lambda k: fp.open("x", device=1), "device: expected a text, got 1"),
         (lambda k: fp.load([("a", "p", "b")], rules="none"), "can be read"),
         (lambda k: fp.load("countries_s1", rules=5), "rules: expected a text"),
         (lambda k: fp.load([("\udcff", "p", "b")]), "expected three names"),
-        (
-            lambda k: fp.fit("countries_s1", out="/dev/null"),
-            "/dev/null: expected a folder, got a file",
-        ),
+        (lambda k: fp.fit("countries_s1", out="/dev/null"), "/dev/null: expected a folder, got a file"),
     ],
-)
+)  # fmt: skip
 def test_bad_input_is_one_line(graph, ask, message):
     with pytest.raises(ValueError, match=message) as error:
         ask(fp.open(graph))
@@ -309,16 +286,11 @@ def test_the_examples_of_the_docstrings_run(monkeypatch, tmp_path):
     """The indented lines of every docstring, in the order of the module's own."""
     graph = fp.load("countries_s1")
     run = fp.open(graph)
-    for function in (
-        fp.load,
-        fp.Knowledge.predict,
-        fp.Knowledge.prove,
-        fp.Knowledge.explain,
-        fp.Knowledge.evaluate,
-    ):
-        lines = re.findall(
-            r"^ +((?:graph|run|print)\b.*)$", function.__doc__, re.MULTILINE
-        )
+    names = ("predict", "prove", "explain", "evaluate")
+    methods = (getattr(fp.Knowledge, name) for name in names)
+    pattern = re.compile(r"^ +((?:graph|run|print)\b.*)$", re.MULTILINE)
+    for function in (fp.load, *methods):
+        lines = pattern.findall(function.__doc__)
         assert lines, function
         for line in lines:
             exec(line, {"fp": fp, "run": run, "graph": graph})
