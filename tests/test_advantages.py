@@ -23,11 +23,8 @@ def gae_by_definition(
             weight = 1.0
             for s in range(t, T):
                 alive = 0.0 if terminated[s, b] else 1.0
-                out[t, b] += weight * (
-                    reward[s, b]
-                    + gamma * alive * next_value[s, b]
-                    - value[s, b]
-                )
+                later = gamma * alive * next_value[s, b]
+                out[t, b] += weight * (reward[s, b] + later - value[s, b])
                 if terminated[s, b] or truncated[s, b]:
                     break
                 weight *= gamma * gae_lambda
@@ -70,12 +67,8 @@ def test_two_steps_by_hand():
 def test_gae_equals_its_definition(seed, T, B, gamma, gae_lambda):
     data = episodes(seed, T, B)
     advantage, target = gae(*data, gamma=gamma, gae_lambda=gae_lambda)
-    torch.testing.assert_close(
-        advantage,
-        gae_by_definition(*data, gamma, gae_lambda),
-        rtol=1e-12,
-        atol=1e-12,
-    )
+    want = gae_by_definition(*data, gamma, gae_lambda)
+    torch.testing.assert_close(advantage, want, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(target, advantage + data[3], rtol=0, atol=0)
 
 
@@ -91,12 +84,8 @@ def test_the_doubling_sum_equals_the_recurrence(seed, T):
     for t in range(T - 1, -1, -1):
         y = x[t] + decay[t] * y
         want.append(y)
-    torch.testing.assert_close(
-        discounted_sum(x, decay),
-        torch.stack(want[::-1]),
-        rtol=1e-12,
-        atol=1e-12,
-    )
+    both = discounted_sum(x, decay), torch.stack(want[::-1])
+    torch.testing.assert_close(*both, rtol=1e-12, atol=1e-12)
 
 
 def test_the_next_value_is_the_next_rows_but_at_a_cut_the_last_states():
@@ -105,11 +94,8 @@ def test_the_next_value_is_the_next_rows_but_at_a_cut_the_last_states():
         torch.tensor([[0.0], [9.0], [0.0]]),
         torch.tensor([[False], [True], [False]]),
     )
-    assert next_values(value, final, last, cut).flatten().tolist() == [
-        2.0,
-        9.0,
-        4.0,
-    ]
+    found = next_values(value, final, last, cut)
+    assert found.flatten().tolist() == [2.0, 9.0, 4.0]
 
 
 @given(

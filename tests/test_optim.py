@@ -25,11 +25,8 @@ def draw(key) -> Params:
 
 
 BETAS = ((0.9, 0.999), (0.0, 0.5), (0.95, 0.99))
-GRID = list(
-    itertools.product(
-        (1e-4, 0.1), BETAS, (1e-8, 1e-3), (0.0, 0.1), (True, False)
-    )
-)
+VALUES = (1e-4, 0.1), BETAS, (1e-8, 1e-3), (0.0, 0.1), (True, False)
+GRID = list(itertools.product(*VALUES))
 
 
 @pytest.mark.parametrize(("lr", "betas", "eps", "decay", "decoupled"), GRID)
@@ -42,13 +39,8 @@ def test_the_change_after_fifty_steps_equals_torch_adam(
     reference = [p.clone().requires_grad_() for p in params]
     kind = torch.optim.AdamW if decoupled else torch.optim.Adam
     adam = kind(reference, lr=lr, betas=betas, eps=eps, weight_decay=decay)
-    cfg = AdamConfig(
-        b1=betas[0],
-        b2=betas[1],
-        eps=eps,
-        weight_decay=decay,
-        decoupled_weight_decay=decoupled,
-    )
+    decays = {"weight_decay": decay, "decoupled_weight_decay": decoupled}
+    cfg = AdamConfig(b1=betas[0], b2=betas[1], eps=eps, **decays)
     state = optim.init(params)
     for key in keys[1:]:
         grads = draw(key)
@@ -107,12 +99,8 @@ def test_schedules_equal_torch(kind, end, warmup):
     n, lr = 12, torch.optim.lr_scheduler
     adam = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
     if kind == "linear":
-        decay = lr.LinearLR(
-            adam,
-            start_factor=1.0,
-            end_factor=max(end, 1e-12),
-            total_iters=n - warmup,
-        )
+        ends = {"start_factor": 1.0, "end_factor": max(end, 1e-12)}
+        decay = lr.LinearLR(adam, total_iters=n - warmup, **ends)
     else:
         decay = lr.CosineAnnealingLR(adam, T_max=n - warmup, eta_min=end)
     schedule = decay

@@ -19,13 +19,9 @@ SMALL = {"n_envs": 4, "n_steps": 16, "n_minibatches": 2}
 
 def pendulum(network):
     """Moments, clipping and scaling lie between the sensor and the network."""
-    env = wrappers.clip_observation(
-        wrappers.normalize_observation(
-            wrappers.rescale_action(fp.envs.pendulum(), (-2.0,), (2.0,))
-        ),
-        -0.5,
-        0.5,
-    )
+    env = wrappers.rescale_action(fp.envs.pendulum(), (-2.0,), (2.0,))
+    env = wrappers.normalize_observation(env)
+    env = wrappers.clip_observation(env, -0.5, 0.5)
     return fp.ppo(env=env, network=network, **SMALL)
 
 
@@ -74,13 +70,9 @@ def test_an_action_is_the_one_that_the_environment_inside_gets(name):
     raw = raw_observation(learner, state)
     acted = fp.act(learner, state, raw, memory=state.memory)
     if name == "memory":
-        output, memory = agent.apply_recurrent(
-            agent.cfg,
-            WORLD,
-            state.params,
-            agent.encode(agent.cfg, WORLD, state.params, obs),
-            state.memory,
-        )
+        args = agent.cfg, WORLD, state.params
+        read = agent.encode(*args, obs), state.memory
+        output, memory = agent.apply_recurrent(*args, *read)
         acted, after = acted
         assert torch.equal(after.c, memory.c)
     else:
@@ -189,12 +181,8 @@ def test_imitated_actions_are_a_start():
 def test_a_run_starts_from_the_state_of_another():
     """Other settings, the same parameters, moments and environments; updates are counted anew."""
     learner, state = trained("moments")
-    slow = fp.ppo(
-        env=learner.cfg.env,
-        network=fp.nets.mlp(8),
-        learning_rate=0.0,
-        **SMALL,
-    )
+    parts = {"env": learner.cfg.env, "network": fp.nets.mlp(8)}
+    slow = fp.ppo(learning_rate=0.0, **parts, **SMALL)
     after = fp.train(slow, 64, state=state).state
     for a, b in zip(tree.leaves(after.params), tree.leaves(state.params)):
         assert torch.equal(a, b)

@@ -36,11 +36,8 @@ def chained_randomness(
         rows.append(random.split(random.split(env_key, ppo.n_envs)))
     for _ in range(ppo.n_epochs):
         key, order_key = random.split(key)
-        orders.append(
-            random.permutation(order_key, ppo.n_envs * ppo.n_steps).view(
-                ppo.n_minibatches, -1
-            )
-        )
+        order = random.permutation(order_key, ppo.n_envs * ppo.n_steps)
+        orders.append(order.view(ppo.n_minibatches, -1))
     _, _, minibatches = EAGER_PARTS.sample_randomness(cfg, world, key)
     keys = torch.stack(actions), *torch.stack(rows).unbind(-2)
     random_inputs = sample_random_inputs(cfg.env, world, *keys)
@@ -58,12 +55,9 @@ def weights(
     """The recorded layers 0-2 (actor) and 3-5 (critic) in the shape of our network."""
 
     def layer(i: int) -> Dense:
-        return Dense(
-            *(
-                torch.tensor(run[f"{prefix}/params/Dense_{i}/{x}"][update])
-                for x in ("kernel", "bias")
-            )
-        )
+        place = f"{prefix}/params/Dense_{i}"
+        named = (run[f"{place}/{x}"][update] for x in ("kernel", "bias"))
+        return Dense(*map(torch.tensor, named))
 
     def stacked(a: Dense, b: Dense) -> Dense:
         return Dense(
@@ -107,12 +101,9 @@ def replay(run: dict[str, np.ndarray]):
             return call
 
         with torch.no_grad():
-            state, _ = train_step(
-                cfg,
-                WORLD,
-                state,
-                replace(PUREJAXRL, **{name: recorded(name) for name in PARTS}),
-            )
+            parts = {name: recorded(name) for name in PARTS}
+            parts = replace(PUREJAXRL, **parts)
+            state, _ = train_step(cfg, WORLD, state, parts)
         yield log, state
 
 
@@ -169,12 +160,8 @@ def test_observations_values_advantages_and_losses_agree_within_1e_4(updates):
             ("entropy", "1/2"),
         ):
             want = run[f"loss/{key}"][u]
-            close(
-                torch.stack([getattr(m, name) for m in losses])
-                .view(want.shape)
-                .numpy(),
-                want,
-            )
+            found = torch.stack([getattr(m, name) for m in losses])
+            close(found.view(want.shape).numpy(), want)
 
 
 def test_parameters_agree_within_1e_6_after_every_update(updates):

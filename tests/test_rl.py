@@ -21,13 +21,9 @@ from funcppo.rl import (
 )
 
 SETTINGS = published_settings("Pendulum-v1")
-CONFIG = RLConfig(
-    env="Pendulum-v1",
-    **{
-        field.name: getattr(SETTINGS, field.name)
-        for field in dataclasses.fields(SETTINGS)
-    },
-)
+FIELDS = [field.name for field in dataclasses.fields(SETTINGS)]
+SET = {name: getattr(SETTINGS, name) for name in FIELDS}
+CONFIG = RLConfig(env="Pendulum-v1", **SET)
 
 
 def test_it_is_read_as_it_was_written(tmp_path):

@@ -149,11 +149,8 @@ def test_scheduled_scalars_follow_their_schedules_and_leave_the_state_alone():
     assert float(
         apply_schedules(cfg, torch.tensor(0), base).clip_eps
     ) == pytest.approx(0.1)
-    state, metrics = train_step(
-        cfg,
-        WORLD,
-        init(cfg, WORLD, random.key(0))._replace(update=torch.tensor(5)),
-    )
+    state = init(cfg, WORLD, random.key(0))._replace(update=torch.tensor(5))
+    state, metrics = train_step(cfg, WORLD, state)
     assert float(metrics.learning_rate) == pytest.approx(5e-3)
     assert (
         torch.equal(state.scalars.learning_rate, base.learning_rate)
@@ -167,15 +164,11 @@ def test_learners_under_vmap_equal_their_single_runs(make):
     cfg = make(max_steps=5, **SMALL)
     states = [double(init(cfg, WORLD, random.key(seed))) for seed in range(3)]
     rates = (1e-2, 1e-3, 3e-2)
-    states = [
-        s._replace(
-            scalars=s.scalars._replace(
-                learning_rate=s.scalars.learning_rate * 0 + r,
-                gamma=s.scalars.gamma * 0 + 1 - r,
-            )
-        )
-        for s, r in zip(states, rates)
-    ]
+    for i, rate in enumerate(rates):
+        own = states[i].scalars
+        rates_of = {"learning_rate": own.learning_rate * 0 + rate}
+        rates_of["gamma"] = own.gamma * 0 + 1 - rate
+        states[i] = states[i]._replace(scalars=own._replace(**rates_of))
     together = tree.map(lambda *x: torch.stack(x), *states)
     vectors = together
     for _ in range(3):

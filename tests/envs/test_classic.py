@@ -15,11 +15,7 @@ from hypothesis import strategies as st
 import funcppo as fp
 from funcppo.core import random, tree
 from funcppo.envs import classic
-from funcppo.envs.classic import (
-    LINK_LENGTH,
-    BodyState,
-    ReacherConfig,
-)
+from funcppo.envs.classic import LINK_LENGTH, BodyState, ReacherConfig
 from funcppo.envs.wrappers import restart, sample_reset, step_with_autoreset
 from tests.learning import WORLD, assert_trees_equal
 
@@ -186,11 +182,8 @@ def test_the_velocity_of_the_goal_of_mountain_car_is_a_setting():
 def test_an_episode_is_cut_at_the_limit_and_not_before_it(name):
     env = BY_GYMNASIUM[name](max_steps=7)
     state = env.reset(env.cfg, WORLD, keys(64))
-    action = (
-        torch.zeros(64, 1)
-        if env.spec.continuous_actions
-        else torch.zeros(64).long()
-    )
+    is_continuous = env.spec.continuous_actions
+    action = torch.zeros(64, 1) if is_continuous else torch.zeros(64).long()
     for t in range(7):
         state, timestep = env.step_functional(
             env.cfg, WORLD, state, action, None
@@ -214,12 +207,10 @@ def test_a_step_with_a_reset_in_two_parts_equals_one_with_whole_states():
     state = env.reset(env.cfg, WORLD, keys(4))
     state = state._replace(steps=torch.tensor([6, 0, 6, 0]))
     action = torch.zeros(4, dtype=torch.int64)
-    steps = [
-        step_with_autoreset(
-            e, WORLD, state, action, keys(4), sample_reset(e, WORLD, keys(4, 1))
-        )
-        for e in (env, in_parts)
-    ]
+    before, steps = (WORLD, state, action, keys(4)), []
+    for e in (env, in_parts):
+        sample = sample_reset(e, WORLD, keys(4, 1))
+        steps.append(step_with_autoreset(e, *before, sample))
     assert_trees_equal(steps[1][0], steps[0][0], rtol=0, atol=0)
     assert_trees_equal(steps[1][2].motion, steps[0][2].motion, rtol=0, atol=0)
     reached, timestep, after = steps[0]
@@ -286,12 +277,9 @@ def test_accelerations_of_the_arm_are_those_of_the_lagrangian(gravity):
     angle, velocity = states(10)
     torque = states(10, seed=1)[1]
     got = classic.acceleration(cfg, angle, velocity, torque)
-    want = torch.stack(
-        [
-            acceleration_of_the_lagrangian(cfg, *row)
-            for row in zip(angle, velocity, torque)
-        ]
-    )
+    rows = zip(angle, velocity, torque)
+    want = [acceleration_of_the_lagrangian(cfg, *row) for row in rows]
+    want = torch.stack(want)
     torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-9)
 
 
@@ -334,10 +322,7 @@ def test_an_episode_of_recall_by_hand():
             env.cfg, WORLD, state, torch.tensor(action), keys(3)
         )
         rewards.append(step.reward.tolist())
-    assert observed == [
-        [[1, 0, 0], [0, 1, 0], [0, 1, 0]],
-        [[0, 0, 0]] * 3,
-        [[0, 0, 1]] * 3,
-    ]
+    first = [[1, 0, 0], [0, 1, 0], [0, 1, 0]]
+    assert observed == [first, [[0, 0, 0]] * 3, [[0, 0, 1]] * 3]
     assert rewards == [[0, 0, 0], [0, 0, 0], [1, -1, -1]]
     assert step.terminated.all() and not step.truncated.any()

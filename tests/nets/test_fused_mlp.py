@@ -70,19 +70,14 @@ def test_vmap_computes_each_learner(shares_rows: bool) -> None:
 
     def all_three(params: Any, x: torch.Tensor, of_heads: torch.Tensor) -> Any:
         outputs = fused_mlp.mlp_outputs(params, x, settings)
-        gradient = fused_mlp.mlp_gradient(
-            params, x, outputs, of_heads, settings
-        )
+        seen = outputs, of_heads, settings
+        gradient = fused_mlp.mlp_gradient(params, x, *seen)
         is_needed = of_heads[0, :, 0] > 0
         values = fused_mlp.critic_values(params, x, is_needed, settings)
         return outputs, gradient, values
 
     of_one = [
-        all_three(
-            tree.map(lambda v, i=i: v[i], params),
-            x[0 if shares_rows else i],
-            of_heads[i],
-        )
+        all_three(tree.item(params, i), x[0 if shares_rows else i], of_heads[i])
         for i in range(3)
     ]
     in_dims = (0, None if shares_rows else 0, 0)
@@ -107,11 +102,9 @@ def make_learner(
 ) -> Any:
     settings = {"n_envs": 4, "n_steps": 8, "n_minibatches": 2, "n_updates": 2}
     is_guessing, _, kind = name.partition("guessing ")
-    return fp.ppo(
-        env=fp.envs.make(name) if is_guessing else guessing(kind),
-        network=fp.nets.mlp(*(hidden or (8, 6)), **network),
-        **{**settings, **ppo},
-    )
+    env = fp.envs.make(name) if is_guessing else guessing(kind)
+    policy = fp.nets.mlp(*(hidden or (8, 6)), **network)
+    return fp.ppo(env=env, network=policy, **(settings | ppo))
 
 
 def first_state(cfg: Any, n_learners: int) -> tuple[Any, Any]:
@@ -154,11 +147,9 @@ def test_a_minibatch_step_equals_that_of_operators(ppo: dict[str, int]) -> None:
     learner = make_learner("CartPole-v1", {}, **ppo)
     params, data = collected(learner)
     args = (learner.cfg, WORLD, params, data.batch, data.scalars)
-    first = tree.item(data.minibatches, 0)
-    expected = minibatch.minibatch_step(*args, data.update_state, first)
-    got = train_step.EAGER_PARTS.kernels.minibatch_step(
-        *args, data.update_state, first
-    )
+    args += data.update_state, tree.item(data.minibatches, 0)
+    expected = minibatch.minibatch_step(*args)
+    got = train_step.EAGER_PARTS.kernels.minibatch_step(*args)
     assert_trees_equal(got, expected, rtol=1e-8, atol=1e-10)
 
 
@@ -170,13 +161,8 @@ def test_a_rollout_step_equals_that_of_operators(
     cfg = make_learner(name, network).cfg
     parts, state = first_state(cfg, n_learners)
     inputs = parts.sample_randomness(cfg, WORLD, state.key).random_inputs
-    args = (
-        cfg,
-        WORLD,
-        state.params,
-        RolloutState(state.env_state, state.episode_stats, state.memory),
-        tree.item(inputs, 0),
-    )
+    first = RolloutState(state.env_state, state.episode_stats, state.memory)
+    args = cfg, WORLD, state.params, first, tree.item(inputs, 0)
     expected = parts.rollout_step(*args)
     got = parts.kernels.rollout_step(*args)
     assert_trees_equal(got, expected, rtol=1e-9, atol=1e-12)
@@ -187,33 +173,22 @@ def test_a_rollout_step_equals_that_of_operators(
 def test_a_batch_with_truncated_episodes_equals_that_of_operators(
     n_learners: int, bootstraps: bool
 ) -> None:
-    learner = make_learner(
-        "MountainCar-v0",
-        {},
-        n_steps=32,
-        n_minibatches=1,
-        bootstrap_truncated=bootstraps,
-    )
-    cfg = learner.cfg
+    settings = {"n_steps": 32, "n_minibatches": 1}
+    settings["bootstrap_truncated"] = bootstraps
+    cfg = make_learner("MountainCar-v0", {}, **settings).cfg
     parts, state = first_state(cfg, n_learners)
     rollout = train_step.roll_out(cfg, WORLD, state, parts)
     trajectory = double(rollout.trajectory)
     # as if the time limit had cut some episodes
     index = torch.arange(trajectory.truncated.numel())
     truncated = (index % 5 == 0).view_as(trajectory.truncated)
-    args = (
-        cfg,
-        WORLD,
-        state.params,
-        double(rollout.rollout_state.env_state),
-        trajectory._replace(truncated=truncated),
-        state.scalars,
-        ((), ()),
-    )
+    before = cfg, WORLD, state.params, double(rollout.rollout_state.env_state)
+    after = state.scalars, ((), ())
+    args = *before, trajectory._replace(truncated=truncated), *after
     expected = parts.build_batch(*args)
     got = parts.kernels.build_batch(*args)
     assert_trees_equal(got, expected, rtol=1e-9, atol=1e-12)
-    uncut = parts.build_batch(*args[:4], trajectory, *args[5:])
+    uncut = parts.build_batch(*before, trajectory, *after)
     assert not torch.equal(uncut[0].advantage, expected[0].advantage)
 
 
@@ -223,14 +198,10 @@ def test_a_batch_with_truncated_episodes_equals_that_of_operators(
         ((8,), {}, "the network has 1 hidden layers, not 2"),
         ((8, 8, 8), {}, "the network has 3 hidden layers, not 2"),
         ((8, 65), {}, "a layer of 65 units, more than 64"),
-        (
-            (8, 8),
-            {"shared_trunk": True},
-            "actor and critic share their hidden layers",
-        ),
+        ((8, 8), {"shared_trunk": True}, "actor and critic share their hidden layers"),
         ((8, 8), {"matmul_dtype": torch.float64}, "products of torch.float64"),
     ],
-)
+)  # fmt: skip
 def test_other_networks_have_no_kernels(
     hidden: tuple[int, ...], network: dict[str, Any], reason: str
 ) -> None:
@@ -258,19 +229,15 @@ def test_kernels_that_compute_other_numbers_are_not_used(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     learner = make_learner("CartPole-v1", {}, 64, 64)
-    wrong = partial(
-        minibatch.minibatch_step,
-        gradient_fn=lambda *args: tree.map(
-            lambda x: 2 * x, minibatch.loss_gradient(*args)
-        ),
+    twice = lambda *args: tree.map(
+        lambda x: 2 * x, minibatch.loss_gradient(*args)
     )
-    parts = train_step.StepFunctions(
-        kernels=train_step.KernelFunctions(minibatch_step=wrong)
-    )
+    wrong = partial(minibatch.minibatch_step, gradient_fn=twice)
+    kernels = train_step.KernelFunctions(minibatch_step=wrong)
+    parts = train_step.StepFunctions(kernels=kernels)
     state = learner.init(random.key(0, "cuda"))
-    _, record = compile.select_strategy(
-        train_step.collect, parts, learner.cfg, WORLD, state, "one-graph"
-    )
+    args = train_step.collect, parts, learner.cfg, WORLD, state, "one-graph"
+    _, record = compile.select_strategy(*args)
     assert record.strategy == "one-graph" and record.network == "operators"
     (code,) = (x.code for x in record.failures if x.name == "network")
     assert code == ReasonCode.WRONG_RESULT

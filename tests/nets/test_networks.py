@@ -34,21 +34,19 @@ def test_orthogonal_weights_have_orthogonal_rows_or_columns(n_in, n_out):
     w = networks.orthogonal(random.key(3), n_in, n_out, 2.0)
     assert w.shape == (n_in, n_out) and w.is_contiguous()
     gram = w.T @ w if n_in >= n_out else w @ w.T
-    torch.testing.assert_close(
-        gram, 4 * torch.eye(min(n_in, n_out)), rtol=0, atol=1e-5
-    )
+    want = 4 * torch.eye(min(n_in, n_out))
+    torch.testing.assert_close(gram, want, rtol=0, atol=1e-5)
 
 
 def test_actor_and_critic_start_different_and_with_the_published_gains():
     params = networks.init_mlp(MLP_CFG, random.key(6))
-    assert not torch.equal(
-        params.hidden[0].weight[0], params.hidden[0].weight[1]
-    )
-    norm = lambda w: float(torch.linalg.matrix_norm(w, 2))
-    weights = [params.hidden[0].weight[0], *params.heads.weight]
-    assert [norm(w) for w in weights] == pytest.approx(
-        [2**0.5, 0.01, 1.0], rel=1e-5
-    )
+    actor, critic = params.hidden[0].weight
+    assert not torch.equal(actor, critic)
+    norms = [
+        float(torch.linalg.matrix_norm(w, 2))
+        for w in (actor, *params.heads.weight)
+    ]
+    assert norms == pytest.approx([2**0.5, 0.01, 1.0], rel=1e-5)
 
 
 ACTIVATIONS = {"tanh": torch.nn.Tanh, "relu": torch.nn.ReLU}
@@ -67,9 +65,8 @@ def module(params, trunk, head, activation, used):
 
 def linear(weight, bias):
     layer = torch.nn.Linear(*weight.shape)
-    layer.weight, layer.bias = (
-        torch.nn.Parameter(x.clone()) for x in (weight.T, bias)
-    )
+    copied = (torch.nn.Parameter(x.clone()) for x in (weight.T, bias))
+    layer.weight, layer.bias = copied
     return layer
 
 
@@ -108,17 +105,14 @@ def test_masks_of_several_actions_lie_side_by_side():
     cfg = replace(MLP_CFG, n_actions=5, action_sizes=(3, 2))
     params = networks.init_mlp(cfg, random.key(4))
     features = random.normal(random.key(5), (2, 3))
-    flat = networks.apply_mlp(
-        replace(cfg, action_sizes=None), WORLD, params, features
-    ).logits
+    logits = lambda cfg, x: networks.apply_mlp(cfg, WORLD, params, x).logits
+    flat = logits(replace(cfg, action_sizes=None), features)
     inf = torch.full((2, 1), -torch.inf)
-    plain = networks.apply_mlp(cfg, WORLD, params, features).logits
+    plain = logits(cfg, features)
     assert torch.equal(plain[:, 0], flat[:, :3])
     assert torch.equal(plain[:, 1], torch.cat([flat[:, 3:], inf], 1))
     mask = torch.tensor([[True, False, True, True, False]]).expand(2, -1)
-    masked = networks.apply_mlp(
-        cfg, WORLD, params, MaskedObservation(features, mask)
-    ).logits
+    masked = logits(cfg, MaskedObservation(features, mask))
     assert torch.equal(masked[:, 0, [0, 2]], flat[:, [0, 2]])
     assert torch.equal(masked[:, 1, 0], flat[:, 3])
     illegal = torch.stack([masked[:, 0, 1], masked[:, 1, 1]])
@@ -161,18 +155,20 @@ def test_options_that_do_not_fit_are_refused_by_name(kind, options, problem):
         fp.nets.mlp(4, **options)(SPECS[kind])
 
 
-IMAGE_SPEC = EnvironmentSpec(
-    observation_size=11 * 10 * 3, observation_shape=(11, 10, 3), action_size=4
-)
+def image_spec(shape, n_actions):
+    sizes = {"observation_size": math.prod(shape), "action_size": n_actions}
+    return EnvironmentSpec(observation_shape=shape, **sizes)
+
+
+IMAGE_SPEC = image_spec((11, 10, 3), 4)
 LAYERS = ((6, 3, 2), (5, 2, 1))
 
 
 def convolutions_of(agent, params):
     """The convolutions as convolutions_of of torch with the same weights."""
     found, n_in = [], agent.cfg.image_shape[2]
-    for layer, (n_out, size, stride) in zip(
-        params.convolutions, agent.cfg.convolutions
-    ):
+    layers = zip(params.convolutions, agent.cfg.convolutions)
+    for layer, (n_out, size, stride) in layers:
         conv = torch.nn.Conv2d(n_in, n_out, size, stride)
         conv.weight, conv.bias = map(torch.nn.Parameter, layer)
         found += [conv, torch.nn.ReLU()]
@@ -195,9 +191,8 @@ def test_a_cnn_equals_convolutions_of_torch_and_the_network_that_follows(
     torch.testing.assert_close(got, want)
 
     mask = torch.tensor([True, False, True, True]).expand(7, -1)
-    masked = agent.apply(
-        agent.cfg, WORLD, params, MaskedObservation(image, mask)
-    )
+    seen = MaskedObservation(image, mask)
+    masked = agent.apply(agent.cfg, WORLD, params, seen)
     assert (masked.logits[:, 1] == -torch.inf).all()
     torch.testing.assert_close(masked.logits[mask], want.logits[mask])
 
@@ -213,12 +208,7 @@ def test_images_with_their_channels_first_are_the_same_images(shape):
         (fp.nets.cnn(), image.permute(0, 2, 3, 1), last),
         (fp.nets.cnn(channels_first=False), image.permute(0, 2, 3, 1), last),
     ):
-        spec = EnvironmentSpec(
-            observation_size=math.prod(axes),
-            observation_shape=axes,
-            action_size=2,
-        )
-        agent = build(spec)
+        agent = build(image_spec(axes, 2))
         params = agent.init(agent.cfg, random.key(1))
         outputs.append(agent.apply(agent.cfg, WORLD, params, x))
     for output in outputs[1:]:
@@ -233,12 +223,7 @@ def test_the_published_networks_have_their_sizes():
     count = lambda x: sum(leaf.numel() for leaf in tree.leaves(x))
     assert count(params.convolutions) == 16 * 4 * 9 + 16
     assert count(params.reader.hidden) == 1024 * 128 + 128
-    atari = EnvironmentSpec(
-        observation_size=84 * 84 * 4,
-        observation_shape=(84, 84, 4),
-        action_size=6,
-    )
-    agent = fp.nets.nature_cnn()(atari)
+    agent = fp.nets.nature_cnn()(image_spec((84, 84, 4), 6))
     assert agent.cfg.reader.cfg.n_obs == 3136
     params = agent.init(agent.cfg, random.key(0))
     n_unused = 512 * 5 + 5  # what fills up the critic's head
@@ -248,11 +233,7 @@ def test_the_published_networks_have_their_sizes():
 @pytest.mark.parametrize(
     ("layers", "spec", "problem"),
     [
-        (
-            (),
-            EnvironmentSpec(observation_size=4, action_size=2),
-            r"env.spec: expected images .* got observations of \(4,\)",
-        ),
+        ((), SPECS["several"], r"env.spec: expected images .* got observations of \(1,\)"),
         (((8, 8, 4), (8, 3, 1)), IMAGE_SPEC, r"convolutions: expected kernels .* 3 x 3 where 1 x 1 are left"),
         (((0, 3, 1),), IMAGE_SPEC, r"convolutions: expected 1 or more, got \(0, 3, 1\)"),
         (((16, 3),), IMAGE_SPEC, r"convolutions: expected \(channels, kernel size, stride\), got \(16, 3\)"),
@@ -285,12 +266,8 @@ def test_the_density_of_an_example_worked_by_hand():
     )
     log_std = torch.tensor([[0.0], [math.log(0.5)]])
     cfg = GSDEConfig(mlp=MLPConfig(n_obs=2, n_actions=1, hidden=()))
-    output = networks.apply_gsde(
-        cfg,
-        WORLD,
-        GaussianParams(MLPParams((), heads), log_std),
-        torch.tensor([[1.0, 2.0]]),
-    )
+    params = GaussianParams(MLPParams((), heads), log_std)
+    output = networks.apply_gsde(cfg, WORLD, params, torch.tensor([[1.0, 2.0]]))
     assert output.mean.tolist() == [[11.0]] and output.value.tolist() == [17.0]
     got = GSDE.log_prob(output, torch.tensor([[13.0]]))
     want = -1 - 0.5 * math.log(4 * math.pi)
@@ -302,10 +279,10 @@ def test_the_density_of_an_example_worked_by_hand():
 def test_actions_have_the_moments_of_their_density():
     """20,000 matrices: means within 5 standard errors, deviations within 3 %."""
     n = 20_000
-    output = tree.map(
-        lambda x: x.expand(n, -1) if x.shape[0] == 1 and x.ndim == 2 else x,
-        output_of(GSDE_CFG, 1),
+    repeated = lambda x: (
+        x.expand(n, -1) if x.shape[0] == 1 and x.ndim == 2 else x
     )
+    output = tree.map(repeated, output_of(GSDE_CFG, 1))
     action = GSDE.sample(random.key(9), output)
     std = output.log_std[0].exp()
     assert ((action.mean(0) - output.mean[0]).abs() < 5 * std / n**0.5).all()
@@ -329,25 +306,15 @@ def test_keys_of_actions_are_held_and_others_are_not(held, want):
     assert torch.equal(keys[1], plain[1]) and torch.equal(keys[2], plain[2])
 
 
-OPTIONS = {
-    "n_envs": 4,
-    "n_steps": 3,
-    "n_updates": 4,
-    "n_epochs": 2,
-    "n_minibatches": 2,
-    "learning_rate": 1e-2,
-}
+OPTIONS = {"n_envs": 4, "n_steps": 3, "n_updates": 4}
+OPTIONS |= {"n_epochs": 2, "n_minibatches": 2, "learning_rate": 1e-2}
+SQUASHED = fp.nets.mlp(4, squash=True, log_std="state")
+GSDE_NET = fp.nets.gsde(4, noise_steps=2, orthogonal=False)
 LEARNERS = {
     "masked": (guessing("masked"), fp.nets.mlp(4, shared_trunk=True)),
-    "squashed": (
-        guessing("continuous"),
-        fp.nets.mlp(4, squash=True, log_std="state"),
-    ),
+    "squashed": (guessing("continuous"), SQUASHED),
     "lstm": (fp.envs.cartpole(max_steps=2), fp.nets.lstm(4, hidden=(4,))),
-    "gsde": (
-        guessing("continuous"),
-        fp.nets.gsde(4, noise_steps=2, orthogonal=False),
-    ),
+    "gsde": (guessing("continuous"), GSDE_NET),
     "images and gru": (
         guessing("image"),
         fp.nets.cnn((2, 2, 1), then=fp.nets.gru(4)),
@@ -364,10 +331,8 @@ def learner(name):
 def test_learners_under_vmap_equal_their_single_runs(name):
     """Two learners, float64, 1e-10 after two updates."""
     cfg = learner(name).cfg
-    states = [
-        double(fp.train_step.init(cfg, WORLD, random.key(seed)))
-        for seed in range(2)
-    ]
+    keys = map(random.key, range(2))
+    states = [double(fp.train_step.init(cfg, WORLD, key)) for key in keys]
     mapped = vectors = tree.map(lambda *x: torch.stack(x), *states)
     for _ in range(2):
         mapped, _ = torch.vmap(partial(train_step, cfg, WORLD))(mapped)
@@ -385,26 +350,14 @@ def test_rollout_step_and_minibatch_step_are_one_graph_that_equals_eager(name):
     state = fp.train_step.init(cfg, WORLD, random.key(0))
     collected = collect(cfg, WORLD, state)
     inputs = EAGER_PARTS.sample_randomness(cfg, WORLD, state.key).random_inputs
+    first = tree.item(inputs, 0), tree.item(collected.minibatches, 0)
+    batch = collected.batch, collected.scalars, collected.update_state
     calls = {
-        "rollout_step": (
-            state.params,
-            collected.rollout_state,
-            tree.map(lambda x: x[0], inputs),
-        ),
-        "minibatch_step": (
-            state.params,
-            collected.batch,
-            collected.scalars,
-            collected.update_state,
-            tree.map(lambda x: x[0], collected.minibatches),
-        ),
+        "rollout_step": (collected.rollout_state, first[0]),
+        "minibatch_step": (*batch, first[1]),
     }
-    for part, arguments in calls.items():
+    for part, more in calls.items():
+        arguments = cfg, WORLD, state.params, *more
         eager = getattr(EAGER_PARTS, part)
-        graph = compiled(eager, backend="aot_eager")
-        assert_trees_equal(
-            graph(cfg, WORLD, *arguments),
-            eager(cfg, WORLD, *arguments),
-            rtol=1e-5,
-            atol=1e-6,
-        )
+        got = compiled(eager, backend="aot_eager")(*arguments)
+        assert_trees_equal(got, eager(*arguments), rtol=1e-5, atol=1e-6)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -40,20 +41,17 @@ def begun(cell, n_updates=1, **options):
 
 def module_of(cell, params):
     """The cell of torch with the same weights."""
-    n_in, n_units = (
-        params.input.weight.shape[0],
-        params.recurrent.weight.shape[0],
-    )
-    module = TORCH_CELLS[cell](n_in, n_units, dtype=torch.float64)
-    weights = (
-        params.input.weight.T,
-        params.recurrent.weight.T,
-        params.input.bias,
-        params.recurrent.bias,
-    )
-    for parameter, weight in zip(module.parameters(), weights):
+    sizes = (x.weight.shape[0] for x in (params.input, params.recurrent))
+    module = TORCH_CELLS[cell](*sizes, dtype=torch.float64)
+    for parameter, weight in zip(module.parameters(), as_in_torch(params)):
         parameter.data = weight.clone()
     return module
+
+
+def as_in_torch(cell):
+    """The weights of a cell, or their gradients, in torch's order."""
+    layers = cell.input, cell.recurrent
+    return [*(x.weight.T for x in layers), *(x.bias for x in layers)]
 
 
 def loss_of_modules(cfg, state, batch):
@@ -61,9 +59,8 @@ def loss_of_modules(cfg, state, batch):
     ppo, agent = cfg.ppo, cfg.agent
     leaves = [x.clone().requires_grad_() for x in tree.leaves(state.params)]
     params = tree.unflatten(state.params, leaves)
-    cell = module_of(
-        "gru" if len(batch.sequence.memory) == 1 else "lstm", params.cell
-    )
+    is_gru = len(batch.sequence.memory) == 1
+    cell = module_of("gru" if is_gru else "lstm", params.cell)
     by_step = lambda x: x.view(ppo.n_steps, -1, *x.shape[1:])
     obs, done = by_step(batch.obs), by_step(batch.sequence.done)
 
@@ -71,33 +68,21 @@ def loss_of_modules(cfg, state, batch):
     for b in range(obs.shape[1]):
         memory = [x[b : b + 1] for x in batch.sequence.memory]
         for t in range(ppo.n_steps):
-            x = torch.tanh(
-                obs[t, b : b + 1] @ params.hidden[0].weight
-                + params.hidden[0].bias
-            )
-            is_gru = len(memory) == 1
+            (first,), actor = params.hidden, agent.cfg.actor
+            x = torch.tanh(obs[t, b : b + 1] @ first.weight + first.bias)
             memory = [cell(x, *memory)] if is_gru else [*cell(x, memory)]
-            actor = agent.cfg.actor
-            outputs.append(
-                actor.apply(actor.cfg, WORLD, params.actor, memory[0])
-            )
+            read = actor.cfg, WORLD, params.actor, memory[0]
+            outputs.append(actor.apply(*read))
             if done[t, b]:
                 memory = [torch.zeros_like(x) for x in memory]
-    stacked = tree.map(
-        lambda *x: torch.stack(x).view(-1, ppo.n_steps, *x[0].shape[1:]),
-        *outputs,
-    )
-    output = tree.map(lambda x: x.transpose(0, 1).flatten(0, 1), stacked)
+    by_row = lambda *x: torch.stack(x).view(-1, ppo.n_steps, *x[0].shape[1:])
+    by_time = lambda *x: by_row(*x).transpose(0, 1).flatten(0, 1)
+    output = tree.map(by_time, *outputs)
 
     # the loss of these outputs, by an agent that returns them whatever it is given
     known = fp.Agent(cfg=None, init=agent.init, apply=lambda *_: output)
-    loss, _ = losses.loss_fn(
-        replace(cfg, agent=known),
-        WORLD,
-        (),
-        batch._replace(sequence=()),
-        state.scalars,
-    )
+    plain = batch._replace(sequence=()), state.scalars
+    loss, _ = losses.loss_fn(replace(cfg, agent=known), WORLD, (), *plain)
     loss.backward()
     return loss.detach(), leaves, cell
 
@@ -116,63 +101,37 @@ def test_the_gradient_through_a_sequence_equals_that_of_cells_of_torch(cell):
         cfg, WORLD, state.params, batch, state.scalars, tree.scan
     )
     want, leaves, module = loss_of_modules(cfg, state, batch)
-    torch.testing.assert_close(metrics.loss, want, rtol=0, atol=1e-10)
+    close = partial(torch.testing.assert_close, rtol=0, atol=1e-10)
+    close(metrics.loss, want)
     cell_grads = [p.grad for p in module.parameters()]
-    torch.testing.assert_close(
-        [
-            grads.cell.input.weight.T,
-            grads.cell.recurrent.weight.T,
-            grads.cell.input.bias,
-            grads.cell.recurrent.bias,
-        ],
-        cell_grads,
-        rtol=0,
-        atol=1e-10,
-    )
+    close(as_in_torch(grads.cell), cell_grads)
     assert all(grad.any() for grad in cell_grads)
     expected = tree.unflatten(state.params, leaves)
     for part in ("hidden", "actor"):
         found = tree.leaves(getattr(grads, part))
-        torch.testing.assert_close(
-            found,
-            [x.grad for x in tree.leaves(getattr(expected, part))],
-            rtol=0,
-            atol=1e-10,
-        )
+        close(found, [x.grad for x in tree.leaves(getattr(expected, part))])
 
 
 def test_a_truncated_episode_is_bootstrapped_with_the_memory_of_its_end():
     """V of the last observation, by all steps of the episode from its start, one row at a time."""
     cfg, state = begun("gru", max_steps=3, n_steps=6)
     agent, env = cfg.agent, cfg.env
-    inputs = fp.train_step.sample_randomness(
-        cfg, WORLD, state.key
-    ).random_inputs
-    first = rollout.RolloutState(
-        state.env_state, state.episode_stats, state.memory
-    )
-    step = lambda carry, x: rollout.rollout_step(
-        cfg, WORLD, state.params, carry, x
-    )
-    _, traj = tree.scan(step, first, inputs)
+    inputs = fp.train_step.sample_randomness(cfg, WORLD, state.key)
+    began = state.env_state, state.episode_stats, state.memory
+    step = partial(rollout.rollout_step, cfg, WORLD, state.params)
+    first = rollout.RolloutState(*began)
+    _, traj = tree.scan(step, first, inputs.random_inputs)
     got = rollout.estimate_final_value(cfg, WORLD, state.params, traj)
     assert traj.truncated.sum() == 8
     for b in range(4):
         memory = tree.map(lambda x, b=b: x[b : b + 1], state.memory)
+        apply = partial(apply_agent, agent, WORLD, state.params)
         for t in range(6):
-            _, memory = apply_agent(
-                agent, WORLD, state.params, traj.obs[t, b : b + 1], memory
-            )
+            _, memory = apply(traj.obs[t, b : b + 1], memory)
             if not traj.truncated[t, b]:
                 assert got[t, b] == 0
                 continue
-            last, _ = apply_agent(
-                agent,
-                WORLD,
-                state.params,
-                traj.final_obs[t, b : b + 1],
-                memory,
-            )
+            last, _ = apply(traj.final_obs[t, b : b + 1], memory)
             torch.testing.assert_close(got[t, b], last.value[0])
             memory = tree.map(torch.zeros_like, memory)
     assert env.truncates
@@ -187,12 +146,9 @@ def test_a_bad_reward_leaves_its_rows_out_and_what_later_rows_remember_as_it_was
     batch = collect(cfg, WORLD, state).batch
     is_bad = torch.arange(28) // 4 == 2
     spoilt = batch._replace(advantage=torch.where(is_bad, bad, batch.advantage))
-    grads, (_, metrics) = torch.func.grad_and_value(
-        lambda params: losses.loss_fn(
-            cfg, WORLD, params, spoilt, state.scalars
-        ),
-        has_aux=True,
-    )(state.params)
+    of_params = lambda x: losses.loss_fn(cfg, WORLD, x, spoilt, state.scalars)
+    gradient = torch.func.grad_and_value(of_params, has_aux=True)
+    grads, (_, metrics) = gradient(state.params)
     assert tree.ravel(grads).isfinite().all()
     assert float(metrics.nonfinite_fraction) == pytest.approx(1 / 7)
     assert abs(float(metrics.approx_kl)) < 1e-12  # later rows are as they were
@@ -239,15 +195,9 @@ def test_a_resumed_run_continues_in_the_middle_of_an_episode_bit_for_bit(
 
 def success(network, n_updates=10):
     """Mean return of greedy episodes that end with the cue of their start, 4 steps before."""
-    ppo = fp.ppo(
-        env=fp.envs.recall(n_steps=4),
-        network=network,
-        n_envs=64,
-        n_steps=8,
-        n_minibatches=2,
-        learning_rate=1e-2,
-        entropy_coef=0.0,
-    )
+    options = {"n_envs": 64, "n_steps": 8, "n_minibatches": 2}
+    options |= {"learning_rate": 1e-2, "entropy_coef": 0.0}
+    ppo = fp.ppo(env=fp.envs.recall(n_steps=4), network=network, **options)
     state = ppo.init(random.key(0))
     for _ in range(n_updates):
         state, _ = ppo.step(state)

@@ -8,6 +8,7 @@ import re
 import resource
 import subprocess
 import sys
+from functools import partial
 
 import pytest
 import torch
@@ -56,12 +57,11 @@ def test_an_allocation_beyond_the_limit_is_an_error():
 @pytest.mark.parametrize("device", ["cuda", "cuda:0"])
 def test_an_allocation_on_a_gpu_beyond_the_limit_is_an_error(device):
     limit = memory.used_bytes(device) + (1 << 26)
-    with (
-        memory.limit_memory(limit, device),
-        pytest.raises(torch.OutOfMemoryError),
-    ):
-        torch.zeros(1 << 27, dtype=torch.uint8, device=device)
-    torch.zeros(1 << 27, dtype=torch.uint8, device=device)
+    allocate = partial(torch.zeros, 1 << 27, dtype=torch.uint8, device=device)
+    too_much = pytest.raises(torch.OutOfMemoryError)
+    with memory.limit_memory(limit, device), too_much:
+        allocate()
+    allocate()
 
 
 @on_linux
@@ -110,13 +110,8 @@ x = torch.ones({SIZE}, dtype=torch.uint8)
 del x
 print(memory.peak_bytes("cpu") - low)
 """
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    above, rise = map(int, done.stdout.split())
+    words = [sys.executable, "-c", program]
+    above, rise = map(int, subprocess.check_output(words, text=True).split())
     assert [above, rise] == pytest.approx([0, SIZE], abs=SIZE // 8)
 
 
@@ -145,12 +140,9 @@ def control_group(folder, files, limit, used, cached):
 
 @pytest.mark.parametrize(
     "line, files",
-    [
-        ("4:cpu,memory:/a/b", memory._GROUP_FILES_V1),
-        ("0::/a/b", memory._GROUP_FILES_V2),
-    ],
+    [("4:cpu,memory:/a/b", memory._GROUP_FILES_V1), ("0::/a/b", memory._GROUP_FILES_V2)],
     ids=["version 1", "version 2"],
-)
+)  # fmt: skip
 @pytest.mark.parametrize(
     "limits, total, free",
     [
@@ -188,9 +180,8 @@ def test_each_step_reads_the_values_put_before_it(device):
     staging = StagingBuffers(torch.zeros(1000), device)
     staging.put(torch.zeros(1000))
     staging.wait_copied()
-    captured = capture(
-        lambda s: (s + staging.data.sum(), s), torch.zeros((), device=device)
-    )
+    add = lambda s: (s + staging.data.sum(), s)
+    captured = capture(add, torch.zeros((), device=device))
     for i in range(20):
         staging.put(torch.full((1000,), float(i)))
         staging.wait_copied()
@@ -202,10 +193,8 @@ def test_each_step_reads_the_values_put_before_it(device):
 @devices
 def test_a_leaf_that_does_not_fit_raises_and_is_named(device):
     staging = StagingBuffers((torch.zeros(3), torch.zeros(2)), device)
-    with pytest.raises(
-        ValueError,
-        match=re.escape("1: expected torch.float32 [2], got torch.float32 [3]"),
-    ):
+    problem = "1: expected torch.float32 [2], got torch.float32 [3]"
+    with pytest.raises(ValueError, match=re.escape(problem)):
         staging.put((torch.zeros(3), torch.zeros(3)))
 
 
@@ -214,9 +203,8 @@ def test_a_leaf_that_does_not_fit_raises_and_is_named(device):
 def test_prefetched_chunks_are_the_rows_in_order(n, size, device):
     rows = torch.arange(3 * n, dtype=torch.int32).view(n, 3)
     parts = [part.clone() for part in prefetch(rows, size, device)]
-    assert all(
-        part.device.type == device and len(part) <= size for part in parts
-    )
+    assert {part.device.type for part in parts} <= {device}
+    assert all(len(part) <= size for part in parts)
     assert torch.equal(torch.cat(parts).cpu(), rows)
 
 
@@ -237,9 +225,7 @@ def test_a_tree_goes_to_the_device_and_back(device):
     there = (torch.arange(6).view(2, 3), (torch.tensor([True, False]),))
     moved = to_device(there, device)
     back = to_host(moved)
-    for a, b, c in zip(
-        tree.leaves(there), tree.leaves(moved), tree.leaves(back)
-    ):
+    for a, b, c in zip(*map(tree.leaves, (there, moved, back))):
         assert b.device.type == device and c.device.type == "cpu"
         assert torch.equal(a, c) and a.dtype == c.dtype
 
