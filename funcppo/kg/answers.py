@@ -39,6 +39,7 @@ from funcppo.kg.graph.dataset import (
 from funcppo.kg.graph.loaders import format_parquet
 from funcppo.kg.graph.rules import (
     Query,
+    check_horn,
     format_atom,
     format_rule,
     free_variable,
@@ -1243,7 +1244,11 @@ def find_guided_facts(
       dataset: whose ids the atom and the result have.
       max_height: of the proof; None for that of the run.
       deadline: ends the search.
+
+    Raises:
+      ValueError: a rule of the data set has a negation or a comparison, of which some facts say nothing.
     """
+    check_horn(dataset)
     task = run.task
     height = min(task.max_height, max_height or task.max_height)
     query = _translate_atom(atom, dataset, task.dataset)

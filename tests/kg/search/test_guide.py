@@ -263,3 +263,11 @@ def test_a_trained_guide_proves_over_other_facts(tmp_path):
         assert proved
     with pytest.raises(ValueError, match="expected a run that ranks"):
         run_subject(opened)
+    # Some facts say nothing of what is absent.
+    rules = dataset.rules.copy()
+    rules[0, 1, 0] *= -1
+    negated = dataclasses.replace(dataset, rules=rules)
+    with pytest.raises(ValueError, match="without negation"):
+        answers.find_guided_facts(
+            opened, negated, tuple(dataset.test[0].tolist()), 2, NO_DEADLINE
+        )
