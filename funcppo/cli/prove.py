@@ -224,9 +224,9 @@ class Prove(TargetOptions):
         """Return facts from which the search of the guide proves a query, none without a proof; and its JSON fields."""
         if self.guide is None:
             return [], {}
-        if query.variables:
+        if query.variables or self.proofs:
             raise ValueError(
-                f"--guide: expected a query without variables, got {self.query!r}"
+                f"--guide: expected a query without variables, and no --proofs, got {self.query!r}"
             )
         from funcppo.kg.answers import find_guided_facts
         from funcppo.kg.run.run import open_run
