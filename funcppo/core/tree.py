@@ -246,7 +246,10 @@ def check_layout(
     # Names take long; a compiler reads them once, and knows no comparison of structures.
     if not compiler.is_compiling() and structure(value) == structure(like):
         pairs = zip(leaves(value), leaves(like))
-        if all(x.dtype == y.dtype and x.shape == y.shape for x, y in pairs):
+        if all(
+            isinstance(x, Tensor) and x.dtype == y.dtype and x.shape == y.shape
+            for x, y in pairs
+        ):
             return
     wanted, found = named_leaves(like, name), named_leaves(value, name)
     expected, got = ([path for path, _ in x] for x in (wanted, found))

@@ -416,6 +416,12 @@ def test_log_compiles_prints_what_compilers_and_graphs_did(programs, tmp_path):
     assert "fallback_reason no CUDA tensor in the state" in line
 
 
+def rounded(results):
+    """Results with numbers of 12 decimals."""
+    text = json.dumps(results)
+    return json.loads(text, parse_float=lambda x: round(float(x), 12))
+
+
 def test_a_run_that_learns_from_questions_through_all_programs(
     programs, tmp_path
 ):
@@ -433,7 +439,8 @@ def test_a_run_that_learns_from_questions_through_all_programs(
     assert any("listwise fit: " in note for note in results["notes"])
 
     again = programs.json(*words, *options, "--resume")
-    assert again["test"] == results["test"]
+    # Rounds of another size add the same numbers in another order.
+    assert rounded(again["test"]) == rounded(results["test"])
 
     details = tmp_path / "details.jsonl"
     ranked = programs.json("evaluate", out, "--details", details)

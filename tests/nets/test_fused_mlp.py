@@ -217,7 +217,8 @@ def test_a_compiled_learner_on_a_gpu_has_kernels(
     learner = make_learner(name, network, 64, 64)
     state = learner.init(random.key(0, "cuda"))
     fast = fp.compile(learner, state, strategy="one-graph")
-    assert (fast.record.network, fast.record.failures) == ("kernels", ())
+    assert fast.record.network == "kernels"
+    assert "network" not in {failure.name for failure in fast.record.failures}
     got, _ = fast.step(state)
     expected, _ = learner.step(learner.init(random.key(0, "cuda")))
     for a, b in zip(tree.leaves(got.params), tree.leaves(expected.params)):
