@@ -48,8 +48,6 @@ class QuestionConfig:
     links: bool = True
     """Weigh the facts that link a candidate to the question's entity. Some benchmarks never link a pair twice, which
     these facts give away. Default: on."""
-    degrees: bool = False
-    """Weigh the degrees of a candidate in every relation."""
     embedding: bool | Literal["auto"] = "auto"
     """Weigh a prior of each candidate by link embeddings (--embedding.*), which proves nothing. auto: if that ranks the
     valid split better by more than two standard errors, and there is time to train them."""
@@ -96,8 +94,6 @@ class Penalty:
     """Weight of the sum of squares of the weights of rules, in the listwise loss."""
     link_weight: NonNegativeFloat = 1e-4
     """Weight of the sum of squares of the weights of links, in the listwise loss."""
-    degree_weight: NonNegativeFloat = 1e-5
-    """Weight of the sum of squares of the weights of degrees, in the listwise loss."""
     feature_deviation: PositiveFloat = 0.125
     """Prior standard deviation of the other weights (of the counts of rules, of own degrees, of being linked at all)
     about where they start. Unlike the sums of squares it counts less where there are more questions."""

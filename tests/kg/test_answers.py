@@ -274,7 +274,7 @@ CONFIG = RunConfig(
     n_validation_queries=20,
     prover=ProverTaskConfig(max_height=1, smoothing=5.0, object_identity=False),
     questions=QuestionConfig(
-        max_questions=100, degrees=False, embedding=False, bellman_ford=False
+        max_questions=100, embedding=False, bellman_ford=False
     ),
     listwise=ListwiseConfig(n_epochs=1, batch_size=32),
 )

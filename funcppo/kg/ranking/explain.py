@@ -461,9 +461,6 @@ def _term_text(dataset: Dataset, e: Explanation, term: Term) -> str:
         case "own-degree":
             predicate, place = e.predicate, e.side
             n_facts = _count(term.detail, "other fact")
-        case "degree":
-            predicate, place, n = term.detail
-            n_facts = _count(n, "fact")
         case "embedding":
             return "prior by link embeddings, which proves nothing"
         case _:

@@ -205,12 +205,11 @@ def set_up(task: ProverTask, cfg: QuestionConfig) -> QuestionSetup:
         task.cfg.memory_share,
         plan=task.answers_plan,
     )
-    world = learned.make_world(task.kb, task.sizes, facts)
+    world = learned.make_world(task.kb, task.sizes)
     weighed = AggregationConfig(
         sizes=task.sizes,
         n_shapes=learned.n_shapes(world),
         uses_links=cfg.links,
-        uses_degrees=cfg.degrees,
         uses_embedding=cfg.embedding is True,
         uses_bellman_ford=cfg.bellman_ford is True,
         odds_power=cfg.odds_power,
@@ -238,7 +237,7 @@ def widened(setup: QuestionSetup, params: Params) -> Params:
 def with_weights_of(
     setup: QuestionSetup, **settings: bool | float | None
 ) -> QuestionSetup:
-    """Return the setup with changed aggregation settings, such as uses_degrees or odds_power."""
+    """Return the setup with changed aggregation settings, such as uses_embedding or odds_power."""
     return replace(setup, weighed=replace(setup.weighed, **settings))
 
 

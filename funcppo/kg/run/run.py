@@ -909,7 +909,6 @@ _AXES: Mapping[str, tuple[str, ...]] = {
     "own_degree_weight": ("B",),
     "linked_weight": ("B",),
     "link_weight": ("B", "B"),
-    "degree_weight": ("B", "B"),
     "prior_weight": ("B",),
     "network_prior_weight": ("B",),
     "embedding.entity": ("", "C"),

@@ -6,7 +6,7 @@ groundings; and 1), the rules that derive a candidate add up by learnt shares:
 
     score = log sum_firings exp(feature_weight[label, shape] . x + rule_weight[side, rule])
             + own_degree_weight[label, degree] + linked_weight[label]
-            + sum_links link_weight[label of link, label] + sum_b degree_weight[b, degree in b, label]
+            + sum_links link_weight[label of link, label]
             + prior_weight[label] * embedding_score + network_prior_weight[label] * path_score
 
 where the label is that of the question (see `evidence`), the shape of a rule is the number of its atoms and constants,
@@ -29,7 +29,6 @@ from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import embedding_bag
 
 from funcppo.core.settings import FiniteFloat, PositiveFloat, Size, check_fields
 from funcppo.core.types import F32, F64, I32, I64, Bool
@@ -50,15 +49,12 @@ from funcppo.kg.scores.evidence import (
 )
 from funcppo.kg.scores.score import Candidates, Need, Score, Term
 
-TermKind = Literal[
-    "rules", "own-degree", "embedding", "bellman-ford", "links", "degrees"
-]
+TermKind = Literal["rules", "own-degree", "embedding", "bellman-ford", "links"]
 # in the order of an explanation
 EXPLAINED_KINDS: tuple[TermKind, ...] = (
     "rules",
     "links",
     "own-degree",
-    "degrees",
     "embedding",
     "bellman-ford",
 )
@@ -86,8 +82,6 @@ class AggregationConfig:
     """Number of shapes that its rules have."""
     uses_links: bool = True
     """Weigh the facts that link a candidate to the question's entity."""
-    uses_degrees: bool = False
-    """Weigh the candidate's degrees in the labels other than the question's."""
     uses_embedding: bool = False
     """Weigh the candidate's prior by link embeddings."""
     uses_bellman_ford: bool = False
@@ -103,16 +97,13 @@ class AggregationConfig:
 
 
 class AggregationWorld(NamedTuple):
-    """Counts and shapes of rules and degrees of entities, which the score reads and training never writes."""
+    """Counts and shapes of rules, which the score reads and training never writes."""
 
     support: F32[Tensor, "R"]
     body_pairs: F32[Tensor, "R"]
     # the least support of any rule: with less, a rule does not count
     min_support: F32[Tensor, ""]
     shape: I64[Tensor, "R"]  # of each rule
-    # Entity e has the entries degree_offsets[e] to degree_offsets[e + 1].
-    degree_offsets: I64[Tensor, "C1"]
-    degree_code: I64[Tensor, "D"]  # label * N_BUCKETS + bucket
 
 
 class Params(NamedTuple):
@@ -123,8 +114,6 @@ class Params(NamedTuple):
     own_degree_weight: F32[Tensor, "B 6"]
     linked_weight: F32[Tensor, "B"]
     link_weight: F32[Tensor, "B B"]  # [label of the link, label]
-    # [label * N_BUCKETS + bucket, label]; without rows where degrees are not weighed
-    degree_weight: F32[Tensor, "BK B"]
     # without entries where the prior by link embeddings is not weighed
     prior_weight: F32[Tensor, "B"]
     # the same of the prior by a Bellman-Ford network
@@ -166,22 +155,15 @@ class Capacity(NamedTuple):
     n_links: int
 
 
-def make_world(
-    kb: KnowledgeBase, sizes: KBSizes, facts: FactIndex
-) -> AggregationWorld:
-    """Build the inputs of the score: counts and shapes of the rules, and the degrees of all entities."""
+def make_world(kb: KnowledgeBase, sizes: KBSizes) -> AggregationWorld:
+    """Build the inputs of the score: counts and shapes of the rules."""
     shape = rule_shapes(kb.rules, sizes.n_constants)
-    entity = facts.degree_key // n_labels(sizes)
-    label = facts.degree_key % n_labels(sizes)
-    ids = torch.arange(sizes.n_constants + 1, device=kb.facts.device)
     support = kb.support.float()
     return AggregationWorld(
         support=support,
         body_pairs=kb.body_pairs.float(),
         min_support=support.min() if len(support) else torch.zeros(()),
         shape=shape,
-        degree_offsets=torch.searchsorted(entity, ids),
-        degree_code=label * N_BUCKETS + degree_bucket(facts.degree),
     )
 
 
@@ -218,8 +200,6 @@ def init(cfg: AggregationConfig, key: I64[Tensor, "2"]) -> Params:
     def zeros(*shape: int) -> Tensor:
         return torch.zeros(shape, device=key.device)
 
-    # With many relations these are most of the weights, and each step of the optimizer costs all of them.
-    n_degrees = n * N_BUCKETS if cfg.uses_degrees else 0
     is_log_odds = torch.arange(N_FEATURES, device=key.device) == 0
     by_feature = cfg.odds_power * is_log_odds.float()
     return Params(
@@ -228,7 +208,6 @@ def init(cfg: AggregationConfig, key: I64[Tensor, "2"]) -> Params:
         own_degree_weight=zeros(n, N_BUCKETS),
         linked_weight=zeros(n),
         link_weight=zeros(n, n),
-        degree_weight=zeros(n_degrees, n),
         prior_weight=zeros(n if cfg.uses_embedding else 0),
         network_prior_weight=zeros(n if cfg.uses_bellman_ford else 0),
     )
@@ -282,7 +261,6 @@ def weighed_kinds(cfg: AggregationConfig) -> tuple[TermKind, ...]:
         "embedding": cfg.uses_embedding,
         "bellman-ford": cfg.uses_bellman_ford,
         "links": cfg.uses_links,
-        "degrees": cfg.uses_degrees,
     }
     return tuple(kind for kind, is_in in is_weighed.items() if is_in)
 
@@ -308,8 +286,6 @@ def _term(
             return params.network_prior_weight[label] * batch.path_score
         case "links":
             return _link_scores(params, batch)
-        case "degrees":
-            return _degree_scores(world, params, batch)
 
 
 def _rule_scores(
@@ -370,30 +346,6 @@ def _link_scores(params: Params, batch: Batch) -> F32[Tensor, "L"]:
     n_links = zero.index_add(0, batch.link_row, batch.link_mask.float())
     linked = torch.where(n_links > 0, params.linked_weight[batch.label], 0.0)
     return linked.index_add(0, batch.link_row, weight)
-
-
-def _degree_scores(
-    world: AggregationWorld, params: Params, batch: Batch
-) -> F32[Tensor, "L"]:
-    """Compute the term of degrees in the score of each candidate."""
-    return _degree_table(world, params)[batch.entity, batch.label]
-
-
-def _degree_table(
-    world: AggregationWorld, params: Params
-) -> F32[Tensor, "C1 B"]:
-    """Compute the term of degrees of each entity as an answer to questions of each label."""
-    label = torch.arange(
-        params.degree_weight.shape[1], device=world.degree_code.device
-    )
-    # The question's own label has weights of its own, which leave its fact out.
-    is_own = label.repeat_interleave(N_BUCKETS)[:, None] == label
-    return embedding_bag(
-        world.degree_code,
-        torch.where(is_own, 0.0, params.degree_weight),
-        world.degree_offsets,
-        mode="sum",
-    )
 
 
 # -- batches
@@ -576,7 +528,7 @@ class LearnedScore(Score):
 
     def log_odds_of_all(self, questions: Questions) -> F64[Tensor, "Q E"]:
         """Compute the score of every entity as an answer that no rule derives; the questions leave nothing out."""
-        facts, cfg, world, params, *_ = self.weights
+        facts, cfg, _, params, *_ = self.weights
         label = make_label(questions.predicate, questions.side)
         given = questions.entity
         total = params.linked_weight.new_full(
@@ -595,8 +547,6 @@ class LearnedScore(Score):
             total += params.network_prior_weight[label, None] * scores
         if "links" in self._kinds:
             total += _links_of_all(facts, params, label, given, total.shape[1])
-        if "degrees" in self._kinds:
-            total += _degree_table(world, params)[1:, label].T
         return total
 
     def _score(
@@ -607,13 +557,12 @@ class LearnedScore(Score):
             return score(*self.weights[1:4], batch, kinds)
 
     def explain(self, found: Candidates, row: int) -> list[Term]:
-        """Return the term of each piece of evidence; facts and degrees are listed one by one."""
+        """Return the term of each piece of evidence; facts are listed one by one."""
         part = found.evidence
         batch = whole(part)
         pieces: dict[str, Callable[[Evidence, int], Iterator[Term]]] = {
             "rules": self._explain_rules,
             "links": self._explain_links,
-            "degrees": self._explain_degrees,
         }
         found_terms: list[Term] = []
         for kind in EXPLAINED_KINDS:
@@ -670,34 +619,6 @@ class LearnedScore(Score):
             yield Term("fact", float(params.link_weight[link, label]), fact)
         if link_labels:
             yield Term("linked", float(params.linked_weight[label]))
-
-    def _explain_degrees(self, part: Evidence, row: int) -> Iterator[Term]:
-        """Yield a term for each degree of the candidate in labels other than the question's, largest weight first."""
-        world, label = self.weights.world, self._label(part, row)
-        candidate = int(part.entity[row])
-        # The entries of a candidate are the same in the world and in the index of facts; the last entity's go to their
-        # end.
-        first, *last = world.degree_offsets[candidate : candidate + 2].tolist()
-        entries = slice(first, *(last or [None]))
-        code = world.degree_code[entries]
-        found = [
-            Term(
-                "degree",
-                weight,
-                CountedFacts(other // 2, HEAD + other % 2, n_facts),
-            )
-            for other, n_facts, weight in zip(
-                (code // N_BUCKETS).tolist(),
-                self.weights.facts.degree[entries].tolist(),
-                self.weights.params.degree_weight[code, label].tolist(),
-                strict=True,
-            )
-            if other != label
-        ]
-        yield from sorted(
-            found,
-            key=lambda term: (-abs(term.log_odds), *term.detail[:2]),
-        )
 
     def _label(self, part: Evidence, row: int) -> int:
         """Return the label of a candidate's question."""
@@ -813,7 +734,6 @@ def listwise_loss(
     squares = (
         penalty.rule_weight * (params.rule_weight**2).sum()
         + penalty.link_weight * (params.link_weight**2).sum()
-        + penalty.degree_weight * (params.degree_weight**2).sum()
     )
     moved = squares_moved(cfg, params)
     n_questions = len(world.question)

@@ -118,7 +118,7 @@ def test_a_rule_score_is_the_same_from_index_joins_questions_and_evidence(
 
 
 def learned_score(task, facts, **changes):
-    world = learned.make_world(task.kb, task.sizes, facts)
+    world = learned.make_world(task.kb, task.sizes)
     cfg = learned.AggregationConfig(
         sizes=task.sizes, n_shapes=learned.n_shapes(world)
     )

@@ -33,7 +33,7 @@ from funcppo.kg.search.task import build_task
 from tests.kg.run.runs import seating
 from tests.learning import assert_trees_equal
 
-PLAIN = QuestionConfig(left_out="fact", degrees=False)
+PLAIN = QuestionConfig(left_out="fact")
 OVER = Deadline(at=0.0, clock=lambda: 1.0)
 
 
@@ -247,11 +247,10 @@ def test_the_first_steps_tell_the_seconds_of_all(setup, colours, chains):
 
 
 def test_weights_are_widened_by_zeros(setup, start):
-    wide = fit.with_weights_of(setup, uses_degrees=True, uses_embedding=True)
+    wide = fit.with_weights_of(setup, uses_embedding=True)
     params = tree.map(lambda x: x + 1.0, start)
     found = fit.widened(wide, params)
     assert torch.equal(found.linked_weight, params.linked_weight)
-    assert not found.degree_weight.any() and len(found.degree_weight)
     assert not found.prior_weight.any() and len(found.prior_weight)
 
 

@@ -33,13 +33,10 @@ def folders(tmp_path_factory):
     """Run folders by what they learn from; their source is beside them."""
     top = tmp_path_factory.mktemp("runs")
     graph = random_graph(n_valid=6)
-    priors = replace(
-        QUESTIONS.questions, degrees=True, embedding=True, bellman_ford=True
-    )
+    priors = replace(QUESTIONS.questions, embedding=True, bellman_ford=True)
     # a link by a new relation would change what the links say of all entities
     rules_alone = replace(
         priors,
-        degrees=False,
         embedding=False,
         bellman_ford=False,
         no_proof=None,

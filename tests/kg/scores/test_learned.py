@@ -26,12 +26,9 @@ from tests.oracles import Program, programs
 def problem(program, questions, **options: Any):
     """Settings, what the score reads, initial params, and the evidence."""
     built, sizes, facts = build(program)
-    world = learned.make_world(built, sizes, facts)
+    world = learned.make_world(built, sizes)
     cfg = AggregationConfig(
-        sizes=sizes,
-        n_shapes=learned.n_shapes(world),
-        uses_degrees=True,
-        **options,
+        sizes=sizes, n_shapes=learned.n_shapes(world), **options
     )
     found = evidence.collect_evidence(
         built, sizes, facts, questions, None, EvidenceConfig()
@@ -93,12 +90,6 @@ def test_each_weight_acts_on_its_evidence_alone():
     own = params.own_degree_weight.clone()
     own[label] = torch.tensor([1.0, 2.0, 3.0, 0.0, 0.0, 0.0])
     assert change(own_degree_weight=own) == {1: 3.0, 2: 2.0, 3: 1.0, 4: 3.0}
-    # 2 and 3 have one parent, 1 is the parent of two
-    degree = params.degree_weight.clone()
-    degree[(2 * PARENT + 1) * learned.N_BUCKETS + 1, label] = 0.25
-    degree[2 * PARENT * learned.N_BUCKETS + 2, label] = 0.125
-    degree[label * learned.N_BUCKETS : (label + 1) * 6, label] = 9.0
-    assert change(degree_weight=degree) == {1: 0.125, 2: 0.25, 3: 0.25}
     # the prior of each candidate by link embeddings
     prior = torch.arange(len(found.entity)).float() - 1.0
     cfg = replace(cfg, uses_embedding=True)
