@@ -425,14 +425,8 @@ def performance_time_of_update() -> str:
 def performance_prover() -> str:
     """Return an iteration of learning to prove, and its rollout."""
     s3, family = "prover-h200-s3", "prover-h200-family"
-    loops = f"{s3}-loop-body-graphs"
     cells = (  # record, cell, label
         (s3, "s3 captured", "Countries S3, 64 x 64, 2 epochs x 32 minibatches"),
-        (
-            loops,
-            "s3 eager-loop-body-graphs",
-            "the same, nothing compiled, loop-body graphs",
-        ),
         (
             family,
             "family captured",
@@ -465,7 +459,7 @@ def performance_prover() -> str:
     head = ["learning to prove, height 2", "ms an iteration", "ms a rollout"]
     head += ["rollout steps/s", "MB"]
     head += ["difference from eager, share of the update"]
-    return table(head, rows) + origin(s3, loops, family)
+    return table(head, rows) + origin(s3, family)
 
 
 def performance_startup() -> str:

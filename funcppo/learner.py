@@ -70,7 +70,6 @@ from funcppo.runtime.capture import (
     ReasonCode,
     are_trees_demanded,
     capture,
-    capture_loop_bodies,
     cudagraph_trees_only,
     without_cuda_graphs,
 )
@@ -714,11 +713,7 @@ def prepare_step(
         agree=agree,
     )
 
-    # Recording all kernels of an uncompiled iteration takes seconds, so a short run records one step of each loop.
-    if is_short and device_type != "cpu":
-        captured = capture_loop_bodies(step, parts, state, agree=agree)
-    else:
-        captured = capture(partial(step, parts=parts), state, agree=agree)
+    captured = capture(partial(step, parts=parts), state, agree=agree)
     if is_reason:
         reason = (
             f"that would take longer than it saves: {calls:,} rollout steps and minibatches, repaid from "

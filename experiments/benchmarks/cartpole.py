@@ -5,14 +5,12 @@
 Work: 4 and 2048 environments x 128 steps, 4 epochs x 4 minibatches, 64-64 tanh; 64 and 1024 learners under vmap, 4 x
 128 each. Ways to run it (`--mode`):
 
-    captured                  compiled parts; the whole iteration is one CUDA graph
-    loop-body-graphs          compiled parts; one CUDA graph a rollout step and one a minibatch
-    compiled                  compiled parts, called from Python
-    eager-graph               eager parts in one CUDA graph, as LeanRL does it
-    eager-loop-body-graphs    eager parts, graphs as `loop-body-graphs`
-    forward                   compiled forward and loss, eager backward, fused Adam: the `forward` strategy
-    eager                     nothing compiled
-    jax                       where it is installed: one jitted JAX call (jax_peer.py)
+    captured     compiled parts; the whole iteration is one CUDA graph
+    compiled     compiled parts, called from Python
+    eager-graph  eager parts in one CUDA graph, as LeanRL does it
+    forward      compiled forward and loss, eager backward, fused Adam: the `forward` strategy
+    eager        nothing compiled
+    jax          where it is installed: one jitted JAX call (jax_peer.py)
 
 A row holds the seconds of a cold start, and the median and spread of an iteration. Rows of funcppo also hold the number
 of kernels, the most memory held, and the difference of their params from the eager step's after one update, as a share
@@ -50,7 +48,7 @@ from funcppo.interfaces import NoWorld
 from funcppo.nets import networks as mlp
 from funcppo.runtime import compile as strategies
 from funcppo.runtime import memory
-from funcppo.runtime.capture import CapturedStep, capture, capture_loop_bodies
+from funcppo.runtime.capture import CapturedStep, capture
 from funcppo.runtime.compile import BF16_TOLERANCE, DEFAULT_TOLERANCE
 
 # Environments and learners of each work; 0 learners: one, without vmap.
@@ -62,14 +60,11 @@ WORK = {
 }
 MODES = (
     "captured",
-    "loop-body-graphs",
     "compiled",
     "eager-graph",
-    "eager-loop-body-graphs",
     "forward",
     "eager",
 )
-LOOP_BODY_MODES = ("loop-body-graphs", "eager-loop-body-graphs")
 N_STEPS = 128
 N_MINIBATCHES = 4
 ppo_config = partial(
@@ -228,8 +223,6 @@ class StepCase:
         """A step, which calls the parts that it is given, as this mode runs it."""
         parts, on_gpu = self.parts, self.device == "cuda"
         memory.reset_peak(self.device)
-        if self.mode in LOOP_BODY_MODES:
-            return capture_loop_bodies(step, parts, self.state, strict=on_gpu)
         use_graph = on_gpu and self.mode in ("captured", "eager-graph")
         return capture(
             partial(step, parts=parts),

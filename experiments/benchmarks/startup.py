@@ -38,7 +38,7 @@ IMPORTS = {
 }
 # modes of prover.py and of cartpole.py
 MODES = {
-    "cuda": {"nothing": "eager-loop-body-graphs", "all": "captured"},
+    "cuda": {"nothing": "eager-graph", "all": "captured"},
     "cpu": {"nothing": "eager", "all": "compiled"},
 }
 WORKS = ("S3", "CartPole")

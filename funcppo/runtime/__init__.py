@@ -14,9 +14,8 @@ The runtime receives the functions of a training step as arguments. From this pa
     inductor.py          graph rewrites and lowerings that Inductor uses
     env_kernel/          the rollout of an environment and a network as one Triton kernel
 
-Tensors are overwritten in this folder only, and in five places of it. `capture.py` copies the new state of a step over
-its buffers, and writes the outputs of a loop body into their rows of the stacked result. `memory.py`
-fills staging buffers and pinned memory. `compile.fused_adam` updates copies of its arguments, and `distributed.py`
-receives into copies. All other functions return new tensors, and no function writes to a tensor that a caller passes
-in.
+Tensors are overwritten in this folder only, and in four places of it. `capture.py` copies the new state of a step over
+its buffers. `memory.py` fills staging buffers and pinned memory. `compile.fused_adam` updates copies of its arguments,
+and `distributed.py` receives into copies. All other functions return new tensors, and no function writes to a tensor
+that a caller passes in.
 """

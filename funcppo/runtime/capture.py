@@ -6,10 +6,9 @@
 A CUDA graph reads and writes fixed addresses, so the new state is copied over the old one. The copy happens inside the
 captured region, but outside any compiled function: a compiler might move one leaf's write before another leaf's read.
 
-    step = GraphedStep(evaluate_step)                               # step(cfg, world, ..., state): one launch a call
-    captured = capture_loop_bodies(train_step, EAGER_PARTS, state)  # one launch for each step of each loop
+    step = GraphedStep(evaluate_step)     # step(cfg, world, ..., state): one launch a call
 
-These capture at the first call, and again for every other cfg, world and shape of the inputs. The world must stay at
+It captures at the first call, and again for every other cfg, world and shape of the inputs. The world must stay at
 its addresses. `cudagraph_trees_only` lets PyTorch record the compiled functions instead (`mode="reduce-overhead"`), to
 compare the two.
 
@@ -19,7 +18,6 @@ at the same time, unless they are made within `separate_graph_pools`.
 
 from __future__ import annotations
 
-import dataclasses
 import operator
 import threading
 import time
@@ -30,7 +28,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from enum import StrEnum, unique
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -44,13 +42,10 @@ if TYPE_CHECKING:
 State = TypeVar("State")
 Output = TypeVar("Output")
 Tree = TypeVar("Tree")
-Carry = TypeVar("Carry")
 Result = TypeVar("Result")
 
 # how a step is replayed, if at all; "cuda-graph-trees": its compiled functions are, by PyTorch
-ReplayMode = Literal[
-    "none", "cuda-graph", "cuda-graph-per-loop-body", "cuda-graph-trees"
-]
+ReplayMode = Literal["none", "cuda-graph", "cuda-graph-trees"]
 
 _memory_pools: dict[int, _POOL_HANDLE] = {}  # by device index
 
@@ -535,37 +530,9 @@ def _explain(error: BaseException) -> CaptureError:
     return CaptureError(f"{type(error).__name__}: {line}{place}", code)
 
 
-# ---- Repeated calls, and loops, that replay graphs.
+# ---- Repeated calls that replay graphs.
 
 _Capture = CapturedStep[Any, tuple[()]]  # states of several types in one table
-
-
-class _GraphCache:
-    """Captures of pure functions, each made at its first call."""
-
-    def __init__(self, *, strict: bool = False, agree: Agree = alone) -> None:
-        """Start with no captures; `strict` and `agree` are arguments of `capture`."""
-        self._capture = partial(capture, strict=strict, agree=agree)
-        self._captures: dict[tuple[object, ...], _Capture] = {}
-
-    def captures(self) -> list[_Capture]:
-        """List all captures so far."""
-        return list(self._captures.values())
-
-    def fallback_reasons(self) -> list[str]:
-        """List why calls do not replay graphs; empty if all do."""
-        reasons = {captured.fallback_reason for captured in self.captures()}
-        return sorted(reasons - {""})
-
-    def _get_or_capture(
-        self,
-        key: tuple[object, ...],
-        fn: Callable[[Any], tuple[Any, tuple[()]]],
-        make_initial_state: Callable[[], object],
-    ) -> _Capture:
-        if key not in self._captures:
-            self._captures[key] = self._capture(fn, make_initial_state())
-        return self._captures[key]
 
 
 def _capture_key(
@@ -577,7 +544,7 @@ def _capture_key(
     return (cfg, *world_key, *input_key)
 
 
-class GraphedStep(_GraphCache, Generic[State]):
+class GraphedStep(Generic[State]):
     """Pure `step(cfg, world, *inputs, state) -> state` whose calls on a GPU replay a CUDA graph.
 
     It returns its buffers, which the next call overwrites. A call with the state that the last call returned, and with
@@ -586,8 +553,8 @@ class GraphedStep(_GraphCache, Generic[State]):
 
     def __init__(self, step: Callable[..., State]) -> None:
         """Start with no capture; `step` must be a pure function."""
-        super().__init__()
         self._step = step
+        self._captures: dict[tuple[object, ...], _Capture] = {}
         self._captured: _Capture | None = None
         # the arguments of a call that continues in place
         self._in_place_args: tuple[object, ...] = ()
@@ -609,13 +576,23 @@ class GraphedStep(_GraphCache, Generic[State]):
         is_same = is_same and all(map(operator.is_, args, self._in_place_args))
         if captured is None or not is_same:
             key = _capture_key(cfg, world, inputs)
-            captured = self._captured = self._get_or_capture(
-                key, partial(self._advance, cfg, world), lambda: inputs
-            )
+            if key not in self._captures:
+                advance = partial(self._advance, cfg, world)
+                self._captures[key] = capture(advance, inputs)
+            captured = self._captured = self._captures[key]
             captured.load(inputs)
             self._in_place_args = (*args[:-1], captured.state[-1])
         captured.step()
         return captured.state[-1]
+
+    def captures(self) -> list[_Capture]:
+        """List all captures so far."""
+        return list(self._captures.values())
+
+    def fallback_reasons(self) -> list[str]:
+        """List why calls do not replay graphs; empty if all do."""
+        reasons = {captured.fallback_reason for captured in self.captures()}
+        return sorted(reasons - {""})
 
     def release(self) -> None:
         """Free all graphs and their buffers; later calls capture again."""
@@ -630,134 +607,6 @@ class GraphedStep(_GraphCache, Generic[State]):
         """Return the inputs with the state replaced by the next state."""
         state = self._step(cfg, world, *inputs)
         return (*inputs[:-1], state), ()
-
-
-class ScanState(NamedTuple):
-    """Buffers of a loop between two steps."""
-
-    # arguments of the body that are the same in every step
-    inputs: tuple[object, ...]
-    carry: Any  # what the body passes on
-    xs: object  # inputs of all n steps [n, ...]
-    # outputs of all n steps [n, ...]; those of steps to come are not filled
-    ys: Any
-    step_index: Tensor  # number of the next step [1]
-
-
-class GraphedScan(_GraphCache):
-    """`scan` whose body is captured once as a CUDA graph and replayed for each step; on a CPU it runs eagerly.
-
-    As `tree.scan` it is a pure function: what it returns is not overwritten by later calls.
-    """
-
-    def __call__(
-        self, fn: partial[tuple[Carry, Output]], carry: Carry, xs: object
-    ) -> tuple[Carry, Output]:
-        """Return the last carry, and the outputs of all steps stacked.
-
-        Args:
-          fn: `partial(part, cfg, world, *inputs)`, where `part(cfg, world, *inputs, carry, x) -> (carry, y)`.
-          carry: the carry before the first step.
-          xs: inputs of the steps, along the leading axis of every leaf.
-
-        Raises:
-          CaptureError: as by `capture`.
-        """
-        cfg, world, *inputs = fn.args
-        body = partial(fn.func, cfg, world, **fn.keywords)
-        first = (tuple(inputs), carry, xs)
-        arguments = _capture_key(cfg, world, first)
-        key = (fn.func, *fn.keywords.items(), *arguments)
-        loop = self._get_or_capture(
-            key,
-            partial(_run_body, body),
-            partial(_initial_scan_state, body, *first),
-        )
-
-        # The step index begins at 0 at every call, also after one that was interrupted.
-        index = torch.zeros_like(loop.state.step_index)
-        loop.load(ScanState(*first, loop.state.ys, index))
-        for _ in range(tree.length(xs)):
-            loop.step()
-        result = (loop.state.carry, loop.state.ys)
-        return tree.map(torch.clone, result)
-
-
-def _initial_scan_state(
-    body: Callable[..., tuple[Any, Any]],
-    inputs: tuple[object, ...],
-    carry: object,
-    xs: object,
-) -> ScanState:
-    """Build the loop's state before its first step; the body runs once to find its output shapes."""
-    _, y = body(*inputs, carry, tree.item(xs, 0))
-    n_steps = tree.length(xs)
-    ys = tree.map(lambda leaf: leaf.new_zeros((n_steps, *leaf.shape)), y)
-    device = tree.leaves(carry)[0].device
-    step_index = torch.zeros(1, dtype=torch.int64, device=device)
-    return ScanState(inputs, carry, xs, ys, step_index)
-
-
-def _run_body(
-    body: Callable[..., tuple[Any, Any]], loop: ScanState
-) -> tuple[ScanState, tuple[()]]:
-    """Run the loop's body for one step; return the loop's next state.
-
-    The outputs are written into their rows of `ys` here. As new tensors, all rows would be copied in every step.
-    """
-    index = loop.step_index
-    x = tree.map(lambda rows: rows.index_select(0, index)[0], loop.xs)
-    carry, y = body(*loop.inputs, loop.carry, x)
-    tree.map(
-        lambda rows, row: rows.index_copy_(0, index, row[None]), loop.ys, y
-    )
-    return loop._replace(carry=carry, step_index=index + 1), ()
-
-
-def capture_loop_bodies(
-    step: Callable[..., tuple[State, Output]],
-    parts: Any,
-    state: State,
-    *,
-    strict: bool = False,
-    agree: Agree = alone,
-) -> CapturedStep[State, Output]:
-    """Capture each loop body of a training step as a CUDA graph, instead of the whole step as one graph.
-
-    Warm-up and capture then take a few loop bodies instead of all of them, which saves seconds with eager kernels. The
-    price is one launch for each step of a loop, and the few hundred kernels between the loops launched one by one.
-
-    Args:
-      step: `step(state, parts=...)`; its loops are `parts.scan` over functions of `parts`.
-      parts: the parts to run, except their scan, `train_step.StepFunctions`.
-      state: the first state. One step from it is computed and dropped, to capture the loop bodies.
-      strict: raise instead of falling back to calls of the bodies.
-      agree: as of `capture`.
-
-    Returns:
-      The step and its buffers; `n_graphs` and `capture_ms` are those of the loop bodies.
-
-    Raises:
-      CaptureError: as by `capture`.
-    """
-    scan = GraphedScan(strict=strict, agree=agree)
-    graphed_parts = dataclasses.replace(parts, scan=scan)
-    captured = capture(
-        partial(step, parts=graphed_parts), state, use_cuda_graph=False
-    )
-    captured.fn(captured.state)
-
-    reasons = scan.fallback_reasons()
-    captures = scan.captures()
-    codes = (body.fallback_code for body in captures if body.fallback_code)
-    return dataclasses.replace(
-        captured,
-        replay_mode="none" if reasons else "cuda-graph-per-loop-body",
-        fallback_reason="; ".join(reasons),
-        fallback_code=next(codes, None),
-        n_graphs=sum(body.n_graphs for body in captures),
-        capture_ms=sum(body.capture_ms for body in captures),
-    )
 
 
 # ---- CUDAGraph Trees: the CUDA graphs that PyTorch records of compiled functions by itself.

@@ -19,7 +19,6 @@ from funcppo.core import random, tree
 from funcppo.runtime.capture import (
     CUDAGRAPH_OPTIONS,
     CaptureError,
-    GraphedScan,
     GraphedStep,
     ReasonCode,
     TreeFunction,
@@ -287,44 +286,6 @@ def test_a_graphed_step_equals_the_step_whatever_its_arguments(device):
     if device == "cuda":
         # called by the test; warmed up and recorded
         assert traced.count(3) == 4 + 2
-
-
-def body(
-    cfg: int,
-    world: tuple[torch.Tensor],
-    weight: torch.Tensor,
-    carry: Pair,
-    x: torch.Tensor,
-):
-    """The leaves change places, and the old ones are shown."""
-    return Pair(carry.b * weight + cfg * x, carry.a + world[0]), (
-        carry.a,
-        (carry.b * x).sum(),
-    )
-
-
-@devices
-def test_a_graphed_scan_equals_the_scan(device):
-    """Whatever it is called with; one recording serves a cfg and shapes, and what was returned stays as it was."""
-    graphed_scan, world, kept = (
-        GraphedScan(),
-        (torch.arange(3.0, device=device),),
-        [],
-    )
-    for cfg, weight, n in ((2, 0.5, 4), (2, 0.25, 4), (3, 0.5, 4), (2, 0.5, 5)):
-        fn = partial(body, cfg, world, torch.full((3,), weight, device=device))
-        xs = torch.arange(1.0, 1.0 + n, device=device) * weight
-        start = pair(device)
-        kept.append(
-            (graphed_scan(fn, start, xs), tree.scan(fn, pair(device), xs))
-        )
-        assert_trees_equal(start, pair(device), rtol=0, atol=0)
-    for got, want in kept:
-        assert_trees_equal(got, want, rtol=0, atol=0)
-    assert len(graphed_scan.captures()) == 3
-    assert graphed_scan.fallback_reasons() == (
-        [] if device == "cuda" else ["no CUDA tensor in the state"]
-    )
 
 
 CFG = cartpole_config(max_steps=5, **SMALL)
