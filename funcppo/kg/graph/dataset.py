@@ -483,13 +483,13 @@ def with_rules(
     _check_strata(rules, path)
     notes = [*dataset.notes, *notes, *unknown_notes, *repeat_notes]
     numbers = _new_numbers(dataset, rules)
-    if numbers:
+    if numbers:  # else names that are mapped from a file stay there
+        entities = (*dataset.entities, *numbers)
+        dataset = replace(dataset, entities=entities)
         notes.append(
             f"{path}: no triple has {len(numbers)} numbers of comparisons"
         )
-    dataset = replace(
-        dataset, notes=tuple(notes), entities=(*dataset.entities, *numbers)
-    )
+    dataset = replace(dataset, notes=tuple(notes))
 
     # Predicates first: a rule may use a relation that the head of a later rule defines.
     dataset = _with_head_predicates(dataset, rules, path)
