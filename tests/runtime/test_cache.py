@@ -36,9 +36,7 @@ def folder(tmp_path, monkeypatch):
     """No saved functions, but what Inductor has compiled before."""
     compiled = tmp_path / "compiled"
     compiled.mkdir()
-    monkeypatch.setattr(
-        cache, "functions_folder", lambda: compiled if compiled else None
-    )
+    monkeypatch.setattr(cache, "functions_folder", lambda: compiled)
     monkeypatch.setattr(cache, "uncached_reasons", {})
     # Sources may change while tests run.
     monkeypatch.setattr(cache, "STARTED_AT", float("inf"))
@@ -96,11 +94,9 @@ def fall(x):
 
 def test_a_later_process_finds_the_code_unless_a_global_changed(tmp_path):
     """A value that a program gives a global of a user's module."""
-    source = tmp_path / "physics.py"
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
-
-    source.write_text(PHYSICS)
+    (tmp_path / "physics.py").write_text(PHYSICS)
 
     def run(gravity):
         (line,) = printed(program, str(tmp_path), str(gravity))
@@ -140,14 +136,8 @@ def test_each_kind_of_arguments_has_its_own_code(folder):
     """Shapes, strides, dtypes, one tensor in two places, and global settings of PyTorch."""
     fn = CompiledFunction(squares)
     x = torch.rand(4, 4)
-    calls = [
-        (x, LIMIT),
-        (x[:2], LIMIT),
-        (x.t(), LIMIT),
-        (x.double(), LIMIT),
-        ((x, x), LIMIT),
-        ((x, x + 1), LIMIT),
-    ]
+    kinds = x, x[:2], x.t(), x.double(), (x, x), (x, x + 1)
+    calls = [(kind, LIMIT) for kind in kinds]
     with Monitor() as monitor:
         for n, args in enumerate(calls, 1):
             torch.testing.assert_close(fn(*args), squares(*args))
@@ -224,9 +214,8 @@ def test_what_has_no_name_is_compiled_with_guards_and_not_saved(
 ):
     torch.testing.assert_close(CompiledFunction(fn)(*args), fn(*args))
     assert n_saved(folder) == 0
-    assert [*cache.uncached_reasons.values()] == [
-        "its module does not have it by its name"
-    ]
+    (reason,) = cache.uncached_reasons.values()
+    assert reason == "its module does not have it by its name"
 
 
 def test_gradients_and_transforms_pass_through_as_with_guards(folder):
@@ -245,9 +234,8 @@ def test_gradients_and_transforms_pass_through_as_with_guards(folder):
 def test_inside_another_graph_it_is_the_function_itself():
     inner = CompiledFunction(clip_by_global_norm)
     x = torch.rand(4)
-    outer = torch.compile(
-        lambda x: inner(x, LIMIT)[0] * 2, backend="eager", fullgraph=True
-    )
+    double = lambda x: inner(x, LIMIT)[0] * 2
+    outer = torch.compile(double, backend="eager", fullgraph=True)
     torch.testing.assert_close(outer(x), clip_by_global_norm(x, LIMIT)[0] * 2)
 
 
@@ -329,19 +317,18 @@ def plant(cache_folder, what):
     return place
 
 
+GIVEN_AWAY = ("owner", "file", "Inductor", "Triton")
+
+
 @pytest.mark.parametrize("variable", ["XDG_CACHE_HOME", cache.FOLDER_VARIABLE])
 @pytest.mark.parametrize(
-    "what",
-    [
-        *("folder", "group", "parent", "functions"),
-        *("owner", "file", "Inductor", "Triton"),
-    ],
+    "what", ["folder", "group", "parent", "functions", *GIVEN_AWAY]
 )
 def test_a_folder_that_others_could_have_written_is_refused(
     what, variable, tmp_path, monkeypatch
 ):
     """Nothing in it is read: a file of another user's ran."""
-    if what in ("owner", "file", "Inductor", "Triton") and os.getuid() != 0:
+    if what in GIVEN_AWAY and os.getuid() != 0:
         pytest.skip("only root gives files away")
     monkeypatch.undo()
     caches = tmp_path / "caches"

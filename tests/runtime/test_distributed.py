@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import json
 import os
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 import pytest
@@ -32,22 +32,16 @@ from tests.cli.processes import run_processes
 
 def run_ranks(n, function, **settings):
     """What a function returns or raises for each rank, all at once."""
-    store = HashStore()
-    results = [None] * n
+    settings |= {"store": HashStore(), "world_size": n}
 
     def run(rank):
-        processes = Processes(store=store, rank=rank, world_size=n, **settings)
         try:
-            results[rank] = function(processes)
+            return function(Processes(rank=rank, **settings))
         except (ValueError, RuntimeError) as error:
-            results[rank] = error
+            return error
 
-    threads = [threading.Thread(target=run, args=(i,)) for i in range(n)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return results
+    with ThreadPoolExecutor(n) as threads:
+        return list(threads.map(run, range(n)))
 
 
 @pytest.mark.parametrize("n", [1, 3])
@@ -75,9 +69,8 @@ def test_all_hear_who_holds_other_facts():
 
     for error in run_ranks(3, check):
         assert isinstance(error, ValueError)
-        assert str(error) == (
-            "rank 1: expected PyTorch 2.13.0, as rank 0 has, got 2.11.0"
-        )
+        problem = "expected PyTorch 2.13.0, as rank 0 has, got 2.11.0"
+        assert str(error) == f"rank 1: {problem}"
 
 
 def test_who_waits_too_long_hears_how_far_each_is():
@@ -90,9 +83,10 @@ def test_who_waits_too_long_hears_how_far_each_is():
     main.report("4 done, no window left")
     with pytest.raises(StalledError) as error:
         main.exchange("facts", {})
-    assert str(error.value) == (
-        "expected progress within 0.3 s, got none: rank 0: 4 done, no window left; "
-        "rank 1: 3 done, at window 5 of 9; rank 2: not joined"
+    ranks = ["4 done, no window left", "3 done, at window 5 of 9", "not joined"]
+    said = "; ".join(f"rank {i}: {line}" for i, line in enumerate(ranks))
+    assert (
+        str(error.value) == f"expected progress within 0.3 s, got none: {said}"
     )
 
 
@@ -113,14 +107,8 @@ def test_who_waits_hears_the_error_of_another(monkeypatch):
 
 @pytest.mark.parametrize(
     "visible, local_rank, expected",
-    [
-        (None, 0, "0"),
-        (None, 3, "3"),
-        ("4,6", 1, "6"),
-        ("4,6", 2, ""),
-        ("", 0, ""),
-    ],
-)
+    [(None, 0, "0"), (None, 3, "3"), ("4,6", 1, "6"), ("4,6", 2, ""), ("", 0, "")],
+)  # fmt: skip
 def test_a_process_sees_the_gpu_of_its_number(
     monkeypatch, visible, local_rank, expected
 ):
@@ -258,10 +246,8 @@ def sum_of_gathered(x):
     ids=["vmap", "grad", "grad of vmap", "vmap of grad"],
 )
 def test_a_gather_under_a_transformation_is_refused(transformed):
-    with pytest.raises(
-        RuntimeError,
-        match=r"^all_gather: expected a call outside of torch.vmap and torch.func.grad",
-    ):
+    problem = r"expected a call outside of torch.vmap and torch.func.grad"
+    with pytest.raises(RuntimeError, match=f"^all_gather: {problem}"):
         transformed(torch.ones(2, 2))
 
 
@@ -284,9 +270,8 @@ def test_a_compilation_that_fails_in_one_process_leaves_none_waiting(
             torch._dynamo.reset()
             backend = lambda graph, inputs: compile_graph(name, graph, inputs)
             torch._dynamo.register_backend(backend, name=name)
-            return compile_function(
-                lambda x: group.all_gather(x).sum(0), backend=name
-            )
+            gathered = lambda x: group.all_gather(x).sum(0)
+            return compile_function(gathered, backend=name)
 
         x = torch.ones(2, 2)
         reason = ""
@@ -316,19 +301,15 @@ def test_all_record_a_graph_or_none(tmp_path, broken):
         def record(fn, buffers):
             if group.rank == broken:
                 raise capture.CaptureError("planted")
+            fields = {"replay_mode": "cuda-graph", "n_graphs": 1, "fn": fn}
             return capture.CapturedStep(
-                state=buffers,
-                step=lambda: None,
-                replay_mode="cuda-graph",
-                n_graphs=1,
-                fn=fn,
+                state=buffers, step=lambda: None, **fields
             )
 
         capture._reason_against_graph = lambda leaves: None
         capture._capture_cuda_graph = record
-        captured = capture.capture(
-            lambda x: (x + 1, x), torch.zeros(2), agree=group.first_failure
-        )
+        step, agree = lambda x: (x + 1, x), group.first_failure
+        captured = capture.capture(step, torch.zeros(2), agree=agree)
         return captured.replay_mode, captured.fallback_reason
 
     got = in_processes(2, tmp_path, program)
@@ -361,9 +342,8 @@ def test_a_line_says_what_an_error_says_or_where_it_was_raised():
     line = error_line(raised(fail))
     assert line.startswith("test_distributed.py, line ")
     assert line.endswith(": raise AssertionError")
-    of_dynamo = (
-        '\nfrom user code:\n   File "/a/b/net.py", line 3, in f\n    g()'
-    )
+    place = 'File "/a/b/net.py", line 3, in f'
+    of_dynamo = f"\nfrom user code:\n   {place}\n    g()"
     line = error_line(raised(lambda: fail(of_dynamo)))
     assert line.startswith("test_distributed.py, line ")
     assert line.endswith(', from user code: File "net.py", line 3, in f g()')

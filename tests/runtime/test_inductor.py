@@ -43,11 +43,8 @@ def rewritten(*args, thresholds=THRESHOLDS, fn=torch.matmul):
 
 
 def named(graph) -> set[str]:
-    names = {
-        str(n.target).split(".")[1]
-        for n in graph.graph.nodes
-        if n.op == "call_function"
-    }
+    calls = [n for n in graph.graph.nodes if n.op == "call_function"]
+    names = {str(n.target).split(".")[1] for n in calls}
     return names & {"mm", "bmm", "sum", "mul", "permute", "clone"}
 
 
@@ -64,11 +61,8 @@ def normal(seed, *shape):
 )
 def test_every_form_has_the_value_of_the_product(batch, m, k, n, turned):
     """1e-12 in float64; the left factor contiguous, or transposed as a weight gradient's is."""
-    a = (
-        normal(0, *batch, k, m).transpose(-1, -2)
-        if turned
-        else normal(0, *batch, m, k)
-    )
+    a = normal(0, *batch, *((k, m) if turned else (m, k)))
+    a = a.transpose(-1, -2) if turned else a
     b = normal(1, *batch, k, n)
     torch.testing.assert_close(
         rewritten(a, b)(a, b), a @ b, rtol=1e-12, atol=1e-12
@@ -78,30 +72,20 @@ def test_every_form_has_the_value_of_the_product(batch, m, k, n, turned):
 def test_the_form_follows_the_shape():
     """Small, short inside, long inside, none of these; small and narrow, and not small enough."""
     summed, cut, left = {"mul", "sum"}, {"permute", "bmm", "sum"}, {"mm"}
-    cases = {
-        (2, 4, 5): summed,
-        (100, 3, 100): summed,
-        (8, 64, 8): cut,
-        (8, 20, 8): left,
-    }
+    cases = {(2, 4, 5): summed, (100, 3, 100): summed}
+    cases |= {(8, 64, 8): cut, (8, 20, 8): left}
     cases |= {(4, 20, 2): {"permute", "clone", *summed}, (8, 20, 2): left}
     for (m, k, n), want in cases.items():
-        assert named(rewritten(normal(0, m, k), normal(1, k, n))) == want, (
-            m,
-            k,
-            n,
-        )
+        found = named(rewritten(normal(0, m, k), normal(1, k, n)))
+        assert found == want, (m, k, n)
 
 
 def test_a_narrow_product_of_a_transposed_matrix_is_turned():
     """Large, and small enough to be a sum besides; one that is not transposed, or not narrow, is not."""
     a = normal(0, 20, 30).T  # [30, 20], columns first
     assert named(rewritten(a, normal(1, 20, 2))) == {"mm", "permute"}
-    assert named(rewritten(a[:4, :4], normal(1, 4, 2))) == {
-        "mul",
-        "sum",
-        "permute",
-    }
+    found = named(rewritten(a[:4, :4], normal(1, 4, 2)))
+    assert found == {"mul", "sum", "permute"}
     assert named(rewritten(a.contiguous(), normal(1, 20, 2))) == {"mm"}
     assert named(rewritten(a, normal(1, 20, 3))) == {"mm"}
 
@@ -127,12 +111,8 @@ def test_a_small_stack_is_a_sum(shape, dim, dtype):
         "constant_pad_nd"
         not in rewritten(*[x.expand(9, *shape) for x in parts], fn=stack).code
     )
-    assert (
-        "constant_pad_nd"
-        not in rewritten(
-            torch.ones(2), torch.ones(2), fn=lambda *x: torch.cat(x)
-        ).code
-    )
+    join, ones = lambda *x: torch.cat(x), torch.ones(2)
+    assert "constant_pad_nd" not in rewritten(ones, ones, fn=join).code
 
 
 def test_tanh_by_its_exponential_is_tanh():
@@ -145,13 +125,9 @@ def test_tanh_by_its_exponential_is_tanh():
         assert "tanh" not in graph.code
         torch.testing.assert_close(graph(x), torch.tanh(x), rtol=0, atol=near)
     ends = torch.tensor([-torch.inf, -1e4, 0.0, 1e4, torch.inf, torch.nan])
-    torch.testing.assert_close(
-        rewritten(ends, fn=torch.tanh)(ends),
-        torch.tanh(ends),
-        rtol=0,
-        atol=0,
-        equal_nan=True,
-    )
+    exactly = {"rtol": 0, "atol": 0, "equal_nan": True}
+    got = rewritten(ends, fn=torch.tanh)(ends)
+    torch.testing.assert_close(got, torch.tanh(ends), **exactly)
 
 
 @pytest.mark.parametrize("dim", [0, -1])
@@ -191,10 +167,6 @@ def test_the_words_are_those_of_the_operator_which_is_not_called(n):
         torch.equal(a, b)
         for a, b in zip((*words, total), (*expected_words, expected_total))
     )
-    lines = [
-        line
-        for code in codes
-        for line in code.splitlines()
-        if not line.lstrip().startswith("#")
-    ]
+    lines = [line for code in codes for line in code.splitlines()]
+    lines = [line for line in lines if not line.lstrip().startswith("#")]
     assert lines and not any("threefry2x32.default" in line for line in lines)

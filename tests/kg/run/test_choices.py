@@ -564,13 +564,9 @@ def test_link_embeddings_are_weighed_where_valid_says_so(is_better, tmp_path):
 def test_a_path_network_is_weighed_where_valid_says_so(is_better, tmp_path):
     options = QuestionConfig(embedding=False)
     # With one layer it sees no path of two facts.
-    cfg = BellmanFordConfig(
-        width=8,
-        n_layers=2 if is_better else 1,
-        n_steps=100 if is_better else 1,
-        batch_size=8,
-        learning_rate=0.02,
-    )
+    n_layers, n_steps = (2, 100) if is_better else (1, 1)
+    sizes = {"width": 8, "n_layers": n_layers, "n_steps": n_steps}
+    cfg = BellmanFordConfig(batch_size=8, learning_rate=0.02, **sizes)
     # The two variables of the answer's rule stand for one person.
     prover = replace(QUESTIONS.prover, max_height=1, object_identity=False)
     config = replace(
@@ -593,19 +589,13 @@ def test_entities_without_a_proof_are_ranked_where_valid_says_so(
     is_better, tmp_path
 ):
     """Who was born somewhere lives in the capital; of most others no rule derives where, and it is the same."""
-    facts = [
-        (f"p{i}", "bornIn", place)
-        for i in range(60)
-        for place in ("capital", f"village{i}")
-    ]
+    facts = [(f"p{i}", "bornIn", "capital") for i in range(60)]
+    facts += [(f"p{i}", "bornIn", f"village{i}") for i in range(60)]
     facts += [(f"q{i}", "likes", f"p{i}") for i in range(20)]
     lives = [(f"p{i}", "lives", "capital") for i in range(60)]
     others = [(f"q{i}", "lives", "capital") for i in range(20 * is_better)]
-    graph = from_triples(
-        facts + lives[20:],
-        lives[:20] + others,
-        rules="lives(X, Y) :- bornIn(X, Y)",
-    )
+    splits = facts + lives[20:], lives[:20] + others
+    graph = from_triples(*splits, rules="lives(X, Y) :- bornIn(X, Y)")
     options = replace(QUESTIONS.questions, embedding=False)
     config = replace(QUESTIONS, questions=options)
     run = new_run(on_graph(config, graph, tmp_path / "graph"))

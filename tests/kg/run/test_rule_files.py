@@ -34,12 +34,8 @@ def get_or_mine_rules(dataset, cfg, folder, announce=lambda _: None):
 
 
 def build_kb(dataset):
-    return kb.build(
-        dataset.facts,
-        dataset.rules,
-        n_constants=dataset.n_constants,
-        n_predicates=dataset.n_predicates,
-    )
+    sizes = {x: getattr(dataset, x) for x in ("n_constants", "n_predicates")}
+    return kb.build(dataset.facts, dataset.rules, **sizes)
 
 
 def test_notes_on_mining_are_repeated_with_cached_rules(tmp_path):
@@ -59,19 +55,15 @@ def test_notes_on_mining_are_repeated_with_cached_rules(tmp_path):
 
 def test_rules_are_mined_from_train_and_not_from_further_facts(tmp_path):
     people = load("family_tree:60:1")
+    entities, predicates = people.entities, people.predicates
+    rows = people.train[:, :3].tolist()
     names = [
-        (
-            people.entities[h - 1],
-            people.predicates[r - 1],
-            people.entities[t - 1],
-        )
-        for r, h, t in people.train[:, :3].tolist()
+        (entities[h - 1], predicates[r - 1], entities[t - 1])
+        for r, h, t in rows
     ]
+    splits = {"train": names[::2], "valid": [], "test": []}
     alone, wider = (
-        from_splits(
-            "people",
-            {"train": names[::2], "valid": [], "test": [], "facts": facts},
-        )
+        from_splits("people", splits | {"facts": facts})
         for facts in ([], names[1::2])
     )
     paths = []
@@ -114,16 +106,9 @@ def test_neither_the_order_of_lines_nor_held_out_names_change_the_rules(
     """Many of these rules tie: they are taken in the order of names. `max_rows` samples entities and facts."""
     generator = random.Random(0)
     names = [f"entity{i}" for i in range(30)]
-    triples = list(
-        {
-            (
-                generator.choice(names),
-                f"relation{generator.randrange(6)}",
-                generator.choice(names),
-            )
-            for _ in range(300)
-        }
-    )
+    name, number = lambda: generator.choice(names), generator.randrange
+    triples = {(name(), f"relation{number(6)}", name()) for _ in range(300)}
+    triples = list(triples)
     cfg = MiningConfig(
         max_length=2, min_support=1, constants=True, max_rows=1000
     )

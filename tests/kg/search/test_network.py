@@ -31,12 +31,8 @@ def test_the_entropy_bonus_is_the_negative_kl_to_the_prior():
     want = -(0.25 * torch.tensor(0.5).log() + 0.75 * torch.tensor(1.5).log())
     torch.testing.assert_close(interfaces.negative_kl_to_prior(out), want[None])
     cfg, world, state = small_problem()
-    untrained = cfg.agent.apply(
-        cfg.agent.cfg,
-        world,
-        state.params,
-        prover_env.observe(cfg.env.cfg, world, state.env_state),
-    )
+    obs = prover_env.observe(cfg.env.cfg, world, state.env_state)
+    untrained = cfg.agent.apply(cfg.agent.cfg, world, state.params, obs)
     assert not interfaces.negative_kl_to_prior(untrained).any()
     assert untrained.prior_logits.any()
 
@@ -97,14 +93,10 @@ def test_rules_embedded_once_equal_successors_with_the_body_as_written(
         (
             torch.log_softmax(out.logits, -1)[:, 0] + out.value**2
         ).mean().backward()
-        return [
-            out.logits.detach(),
-            out.value.detach(),
-            *(
-                torch.zeros_like(x) if x.grad is None else x.grad
-                for x in leaves
-            ),
+        grads = [
+            torch.zeros_like(x) if x.grad is None else x.grad for x in leaves
         ]
+        return [out.logits.detach(), out.value.detach(), *grads]
 
     for got, want in zip(found(shared), found(each)):
         torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-6)

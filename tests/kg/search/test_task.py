@@ -69,12 +69,7 @@ def test_the_oracle_selects_facts_at_height_1_only():
 
 
 CHAIN = "path(X, Y) :- edge(X, Y)\npath(X, Z) :- edge(X, Y), path(Y, Z)"
-EDGES = [
-    ("a", "edge", "b"),
-    ("b", "edge", "c"),
-    ("c", "edge", "d"),
-    ("d", "edge", "e"),
-]
+EDGES = [(a, "edge", b) for a, b in itertools.pairwise("abcde")]
 
 
 def chain_task(valid, **fields):
@@ -161,11 +156,9 @@ def test_without_derivations_a_task_holds_the_same_candidates():
         for side, index in itertools.product(
             (HEAD, TAIL), ("derivable_triples", "true_triples")
         ):
+            tables = (getattr(x.filter_index, index) for x in (bare, whole))
             ours, theirs = (
-                kbase.list_answers(
-                    getattr(task.filter_index, index), split, side
-                )
-                for task in (bare, whole)
+                kbase.list_answers(table, split, side) for table in tables
             )
             assert len(ours.entity) >= len(split)
             assert torch.equal(ours.query_row, theirs.query_row)
@@ -206,11 +199,8 @@ def test_a_known_fact_is_derivable_by_other_facts_alone(
     a, b, c, d, g, h = (LEAKY.entities.index(x) + 1 for x in "abcdgh")
     assert task.unproved_facts.tolist() == [[1, c, d]]
     queries = torch.tensor([[1, a, b], [1, c, d], [1, g, h]])
-    assert prover_task.is_unproved_fact(task, queries).tolist() == [
-        False,
-        True,
-        False,
-    ]
+    is_unproved = prover_task.is_unproved_fact(task, queries)
+    assert is_unproved.tolist() == [False, True, False]
     answered = prover_task.with_answers(task, queries, (HEAD, TAIL))
     for side in (HEAD, TAIL):
         derivable = kbase.contains_triple(

@@ -14,30 +14,18 @@ from funcppo.core import tree
 from funcppo.interfaces import NoWorld
 from funcppo.learner import Learner
 from funcppo.runtime.env_kernel import rollout as rollout_kernel
-from funcppo.runtime.env_kernel.rollout import (
-    RolloutKernel,
-    StepArguments,
-)
+from funcppo.runtime.env_kernel.rollout import RolloutKernel, StepArguments
 from funcppo.runtime.env_kernel.writer import UnsupportedError
-from tests.learning import on_gpu
+from tests.learning import assert_trees_equal, on_gpu
 from tests.runtime.env_kernel import numpy_triton
 
 N_STEPS = 5
-CLASSIC = (
-    "CartPole-v1",
-    "Pendulum-v1",
-    "Acrobot-v1",
-    "MountainCar-v0",
-    "MountainCarContinuous-v0",
-)
-
-
+CLASSIC = ("CartPole-v1", "Pendulum-v1", "Acrobot-v1", "MountainCar-v0")
+CLASSIC += ("MountainCarContinuous-v0",)
 # whose programs are short enough to be compiled in seconds
-GAMES = (
-    "MinAtar/Breakout-v1",
-    "MinAtar/SpaceInvaders-v1",
-    "MinAtar/Asterix-v1",
-    "MinAtar/Freeway-v1",
+GAMES = tuple(
+    f"MinAtar/{name}-v1"
+    for name in ("Breakout", "SpaceInvaders", "Asterix", "Freeway")
 )
 
 
@@ -53,14 +41,9 @@ def make_learner(
     env = fp.envs.make(name)
     if len(env.spec.shape) > 1:
         env = fp.envs.wrappers.flatten_observation(env)
-    ppo = fp.ppo(
-        env=env,
-        network=fp.nets.mlp(*hidden, **options),
-        n_envs=n_envs,
-        n_steps=n_steps,
-        n_updates=2,
-        n_minibatches=1,
-    )
+    sizes = {"n_envs": n_envs, "n_steps": n_steps}
+    sizes |= {"n_updates": 2, "n_minibatches": 1}
+    ppo = fp.ppo(env=env, network=fp.nets.mlp(*hidden, **options), **sizes)
     return ppo, ppo.init(fp.random.key(3, device))
 
 
@@ -70,12 +53,8 @@ def rollout_arguments(learner: Learner, state: Any) -> StepArguments:
     first = rollout.RolloutState(state.env_state, state.episode_stats)
     if learner.cfg.env.truncates:
         # Episodes are about to end, so that rows are reset on the way.
-        first = first._replace(
-            env_state=tree.map(
-                lambda x: x + 196 if x.dtype == torch.int64 else x,
-                first.env_state,
-            )
-        )
+        late = lambda x: x + 196 if x.dtype == torch.int64 else x
+        first = first._replace(env_state=tree.map(late, first.env_state))
     return StepArguments(NoWorld(), state.params, first, inputs.random_inputs)
 
 
@@ -83,10 +62,8 @@ def arguments_of_many(
     learner: Learner, n_learners: int, device: str = "cpu"
 ) -> StepArguments:
     """The arguments of a whole rollout of several learners."""
-    states = [
-        learner.init(fp.random.key(seed, device)) for seed in range(n_learners)
-    ]
-    each = [rollout_arguments(learner, state) for state in states]
+    keys = [fp.random.key(seed, device) for seed in range(n_learners)]
+    each = [rollout_arguments(learner, learner.init(key)) for key in keys]
     args = tree.map(lambda *x: torch.stack(x), *each)
     random_inputs = tree.map(lambda x: x.transpose(0, 1), args.random_inputs)
     return args._replace(random_inputs=random_inputs)
@@ -109,8 +86,7 @@ def functions_of(args: StepArguments, values_apart: bool) -> tuple[Any, Any]:
 
 def first_step(args: StepArguments) -> StepArguments:
     """The arguments of the first step of a rollout."""
-    random_inputs = tree.map(lambda x: x[0], args.random_inputs)
-    return args._replace(random_inputs=random_inputs)
+    return args._replace(random_inputs=tree.item(args.random_inputs, 0))
 
 
 def on_numpy(
@@ -119,9 +95,8 @@ def on_numpy(
     """The kernel of a rollout, which runs on numpy."""
     step, values = functions_of(args, values_apart)
     kernel = RolloutKernel.__new__(RolloutKernel)
-    kernel.code = rollout_kernel.write_rollout_kernel(
-        step, learner.cfg, first_step(args)
-    )
+    first = learner.cfg, first_step(args)
+    kernel.code = rollout_kernel.write_rollout_kernel(step, *first)
     kernel._values = values
     kernel._kernel = numpy_triton.Kernel(kernel.code.source, "rollout_kernel")
     return kernel
@@ -132,9 +107,8 @@ def compile_kernel(
 ) -> RolloutKernel:
     """The kernel of a rollout on a GPU."""
     step, values = functions_of(args, values_apart)
-    return rollout_kernel.compile_unroll(
-        step, learner.cfg, first_step(args), values
-    )
+    first = learner.cfg, first_step(args)
+    return rollout_kernel.compile_unroll(step, *first, values)
 
 
 def assert_equals_the_loop(
@@ -146,16 +120,9 @@ def assert_equals_the_loop(
 ) -> None:
     with torch.no_grad():
         actual = kernel(learner.cfg, *args)
-        expected = rollout.unroll(
-            learner.cfg, *args, tree.scan, parts_of(args).rollout_step
-        )
-    assert tree.paths(actual) == tree.paths(expected)
-    for name, x, y in zip(
-        tree.paths(actual), tree.leaves(actual), tree.leaves(expected)
-    ):
-        torch.testing.assert_close(
-            x, y, rtol=rtol, atol=atol, msg=lambda text, n=name: f"{n}: {text}"
-        )
+        how = tree.scan, parts_of(args).rollout_step
+        expected = rollout.unroll(learner.cfg, *args, *how)
+    assert_trees_equal(actual, expected, rtol=rtol, atol=atol)
 
 
 def check_on_numpy(*learner_of: Any, **options: Any) -> RolloutKernel:
@@ -275,9 +242,8 @@ def test_the_kernel_equals_the_loop_on_a_gpu(name: str, n_envs: int) -> None:
 def test_games_on_a_gpu(
     name: str, hidden: tuple[int, ...], matmul_dtype: torch.dtype | None
 ) -> None:
-    learner, state = make_learner(
-        name, 40, *hidden, device="cuda", matmul_dtype=matmul_dtype
-    )
+    options = {"device": "cuda", "matmul_dtype": matmul_dtype}
+    learner, state = make_learner(name, 40, *hidden, **options)
     args = rollout_arguments(learner, state)
     kernel = compile_kernel(learner, args)
     tolerance = 2e-2 if matmul_dtype else 1e-4
@@ -287,14 +253,9 @@ def test_games_on_a_gpu(
 def grid_world(n_envs: int, device: str = "cpu") -> tuple[Learner, Any]:
     """The learner of the example, and the arguments of a rollout in which rows are reset."""
     world = tree.map(lambda x: x.to(device), grid_world_example.grid)
-    learner = fp.ppo(
-        env=grid_world_example.env,
-        network=fp.nets.mlp(16, 16),
-        world=world,
-        n_envs=n_envs,
-        n_steps=60,
-        n_minibatches=1,
-    )
+    sizes = {"n_envs": n_envs, "n_steps": 60, "n_minibatches": 1}
+    parts = {"env": grid_world_example.env, "network": fp.nets.mlp(16, 16)}
+    learner = fp.ppo(world=world, **parts, **sizes)
     state = learner.init(fp.random.key(3, device))
     inputs = train_step.sample_randomness(learner.cfg, world, state.key)
     first = rollout.RolloutState(state.env_state, state.episode_stats)
