@@ -1697,28 +1697,18 @@ def _build_tree(
     """Build the proof of the root whose goals, leftmost first, are derived in the given ways."""
     rules = rule_tuples(tables.clauses.kb.rules)
     nodes = [Node(tables.query, None, (), None, ())]
-    facts: dict[Atom, int] = {}
     open_goals = [0]
 
     for _, _, rule, body in ways:
-        position = open_goals.pop()
+        position, n = open_goals.pop(), len(nodes)
         goal = nodes[position].goal
-        children: list[int] = []
-        opened: list[int] = []
-        for atom in body:
-            is_fact = tables.is_fact(atom)
-            children.append(facts.get(atom, len(nodes)))
-            if children[-1] == len(nodes):
-                nodes.append(Node(atom, None, (), None, ()))
-            if is_fact:
-                facts[atom] = children[-1]
-            else:
-                opened.append(children[-1])
-        open_goals += reversed(opened)
         bound = _substitution(rules[rule], (goal, *body), tables.n_constants)
-        nodes[position] = Node(
-            goal, rule, bound, confidence[rule], tuple(children)
-        )
+        children = tuple(range(n, n + len(body)))
+        nodes[position] = Node(goal, rule, bound, confidence[rule], children)
+
+        nodes += [Node(atom, None, (), None, ()) for atom in body]
+        derived = [i for i in children if not tables.is_fact(nodes[i].goal)]
+        open_goals += reversed(derived)
     return Proof(nodes=tuple(nodes))
 
 
