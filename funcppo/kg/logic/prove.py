@@ -993,6 +993,7 @@ class _Tables:
             self.n_atoms_after_round[-1] = self.n_atoms
             if self.ends_with_proof and self.root.answers:
                 if not self.opens_goals:
+                    self.limit = min(self.limit, self.round)
                     return True
                 # A smaller proof needs only goals that are less deep.
                 if self.fresh and not is_bounded:
@@ -1200,6 +1201,15 @@ class _Tables:
                 found[atom] = self.root.answers[answer]
         return found
 
+    def count_goals(self) -> int:
+        """Return the number of goals that rules may answer within the limit on depth."""
+        return sum(
+            goal.depth < self.limit
+            for group in self.groups.values()
+            if self.clauses.rules_of(group.predicate)
+            for goal in group.goals.values()
+        )
+
     def needs_heights(self) -> bool:
         """Return whether the rounds of the root's answers may be greater than their heights."""
         last = max(self.root.answers.values(), default=0)
@@ -1213,7 +1223,7 @@ class _Tables:
             other = tables.group(predicate, group.arity, bound)
             for key, goal in group.goals.items():
                 tables.open(other, key, goal.depth)
-        tables.opens_goals = tables.has_least_depths = False
+        tables.opens_goals = False
         tables.n_atoms_after_round = [tables.n_atoms]
         return tables
 
@@ -1331,12 +1341,22 @@ def solve(clauses: Clauses, query: Atom, limits: Limits) -> Answers:
     try:
         with paused_collection():
             # All goals first; then their answers by height.
-            is_whole = tables.run()
-            has_heights = not tables.needs_heights()
-            if not has_heights:
-                leveled = tables.again()
-                leveled.run()
-                tables, has_heights = leveled, True
+            if limits.max_height is None:
+                is_whole = tables.run()
+                has_heights = not tables.needs_heights()
+                if not has_heights:
+                    leveled = tables.again()
+                    leveled.run()
+                    tables, has_heights = leveled, True
+            # Within a height, goals come from answers within it: again, until there are no new ones.
+            tables.opens_goals = False
+            n_known = 1
+            while not has_heights:
+                is_whole = tables.run()
+                n_goals = tables.count_goals()
+                has_heights = n_goals <= n_known
+                if not has_heights:
+                    n_known, tables = n_goals, tables.again()
     except RowBudgetExceeded as error:
         stop = error
         tables.n_atoms_after_round[-2:] = [tables.n_atoms]
