@@ -1336,8 +1336,7 @@ def solve(clauses: Clauses, query: Atom, limits: Limits) -> Answers:
     """
     start = time.perf_counter()
     tables = _Tables(clauses, query, limits)
-    stop: RowBudgetExceeded | None = None
-    is_whole = has_heights = False
+    stop, is_whole, has_heights = None, False, False
     try:
         with paused_collection():
             # All goals first; then their answers by height.
@@ -1349,8 +1348,7 @@ def solve(clauses: Clauses, query: Atom, limits: Limits) -> Answers:
                     leveled.run()
                     tables, has_heights = leveled, True
             # Within a height, goals come from answers within it: again, until there are no new ones.
-            tables.opens_goals = False
-            n_known = 1
+            n_known, tables.opens_goals = 1, False
             while not has_heights:
                 is_whole = tables.run()
                 n_goals = tables.count_goals()
