@@ -22,7 +22,7 @@ import funcppo as fp
 from experiments.benchmarks.side_by_side import write_record
 from experiments.paths import DOCS, RESULTS, ROOT
 from experiments.provenance import describe_machine
-from funcppo.kg.show import drawing
+from funcppo.kg.graph import drawing
 
 # A picture that a page loads has no text around it whose colour it could take.
 COLOURS = (

@@ -262,10 +262,20 @@ class Predict(ScoreOptions):
         Raises:
           ValueError: a query is bad; of a file, the message names the line.
         """
-        from funcppo.kg.answers import read_open_query
+        from funcppo.kg.answers import (
+            format_query,
+            read_open_query,
+            relation_queries,
+        )
 
+        dataset = answerer.dataset
         if self.new:
-            return _relation_queries(answerer, self.relation), ()
+            try:
+                asked = relation_queries(dataset, self.relation)
+            except ValueError as error:
+                line = f"--relation {shorten(str(self.relation))}: {error}"
+                raise ValueError(line) from None
+            return [(x, format_query(dataset, x)) for x in asked], ()
         if self.query is not None:
             query, read = read_open_query(answerer.dataset, self.query)
             return [(query, self.query)], read.notes
@@ -556,33 +566,6 @@ def _add_probabilities(
     triples = [tuple(answer[name] for name in names) for answer in answers]
     for answer, found in zip(answers, scorer.score(triples)):
         answer["probability"] = found["probability"]
-
-
-def _relation_queries(
-    answerer: Answerer, name: str | None
-) -> list[WrittenQuery]:
-    """Build the queries for the tails of every entity by a binary relation, or by each for None.
-
-    Raises:
-      ValueError: the data have none of that name.
-    """
-    from funcppo.kg.answers import OpenQuery, format_query
-    from funcppo.kg.graph.text import unknown_name_message
-    from funcppo.kg.logic.kb import TAIL
-
-    dataset = answerer.dataset
-    relations = dict(zip(dataset.predicates, dataset.arities))
-    binary = [x for x, arity in relations.items() if arity == TAIL]
-    if name is not None and name not in binary:
-        message = unknown_name_message("relation", name, tuple(binary))
-        raise ValueError(f"--relation {shorten(name)}: {message}")
-    wanted = binary if name is None else [name]
-    queries = [
-        OpenQuery(dataset.predicates.index(relation) + 1, TAIL, entity)
-        for relation in wanted
-        for entity in range(1, dataset.n_constants + 1)
-    ]
-    return [(query, format_query(dataset, query)) for query in queries]
 
 
 def _sort_facts(answered: Sequence[JsonObject]) -> list[JsonObject]:

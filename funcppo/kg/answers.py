@@ -31,6 +31,7 @@ from funcppo.core import tree
 from funcppo.core.files import Json, escape_unprintable, shorten
 from funcppo.core.host import Deadline
 from funcppo.core.types import F64, I32, I64, Bool
+from funcppo.kg.graph import drawing
 from funcppo.kg.graph.dataset import (
     Dataset,
     index_entities,
@@ -45,7 +46,7 @@ from funcppo.kg.graph.rules import (
     free_variable,
     read_query,
 )
-from funcppo.kg.graph.text import format_name
+from funcppo.kg.graph.text import format_name, unknown_name_message
 from funcppo.kg.logic import derive
 from funcppo.kg.logic import kb as kbase
 from funcppo.kg.logic.kb import HEAD, SIDE_NAMES, TAIL, TripleIndex
@@ -148,6 +149,14 @@ def _cell(value: object) -> str:
     return text if text.isprintable() else ascii(text)[1:-1]
 
 
+def proof_html(dataset: Dataset, proof: Proof | None, text: str) -> str:
+    """Format the picture of a proof, if there is one, and a text as HTML, with names escaped."""
+    nodes = () if proof is None else proof.nodes
+    goals = ((node.goal, node.rule) for node in nodes)
+    picture = drawing.draw_proof(dataset, goals, text.partition("\n")[0])
+    return f"{picture}<pre>{html.escape(text)}</pre>"
+
+
 class AnswerProof(NamedTuple):
     """Proof of an answer with the evidence for its score."""
 
@@ -161,6 +170,10 @@ class AnswerProof(NamedTuple):
     def __repr__(self) -> str:
         """Format the proof and the evidence as lines of text."""
         return "\n".join(self.to_lines())
+
+    def _repr_html_(self) -> str:
+        """Format a picture of the proof and the lines as HTML, with names escaped."""
+        return proof_html(self.dataset, self.proof, repr(self))
 
     def to_lines(self) -> list[str]:
         """Format the proof as an indented tree, followed by the evidence and by the term of other facts."""
@@ -275,6 +288,11 @@ class Predictions(Table, Sequence[Answer]):
             names.append("n_unproved")
         fields = {name: getattr(self, name) for name in names}
         return fields | {"answers": self.to_json()}
+
+    def _repr_html_(self) -> str:
+        """Format the table, and the explanation of the best answer if it has one, as HTML."""
+        best = self.answers[0].explanation if self.answers else None
+        return super()._repr_html_() + (best._repr_html_() if best else "")
 
     def _title(self) -> str:
         left_out = ", itself left out (with_self keeps it)" * self.n_self
@@ -1115,6 +1133,23 @@ def read_pair(dataset: Dataset, text: str) -> tuple[str, str] | None:
         )
     _, head, tail = query.atom.tolist()[: TAIL + 1]
     return dataset.entities[int(head) - 1], dataset.entities[int(tail) - 1]
+
+
+def relation_queries(dataset: Dataset, name: str | None) -> list[OpenQuery]:
+    """Return the queries for the tails of every entity by a binary relation, or by each of them for None.
+
+    Raises:
+      ValueError: the data have none of that name.
+    """
+    arities = zip(dataset.predicates, dataset.arities)
+    binary = [x for x, arity in arities if arity == TAIL]
+    if name is not None and name not in binary:
+        raise ValueError(unknown_name_message("relation", name, tuple(binary)))
+    return [
+        OpenQuery(dataset.predicates.index(relation) + 1, TAIL, entity)
+        for relation in (binary if name is None else [name])
+        for entity in range(1, dataset.n_constants + 1)
+    ]
 
 
 def format_query(dataset: Dataset, query: OpenQuery) -> str:

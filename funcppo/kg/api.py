@@ -6,6 +6,8 @@
     graph = fp.mine(graph)                               # the graph with rules
     run = fp.fit(graph)                                  # a trained run; fp.open(graph) scores without training
     run.predict("parent", head="ann", k=10)              # ranked answers
+    run.predict_many(["parent(ann, X)", "parent(X, eve)"]).to_dataframe()
+    run.new_facts("parent")                              # the best answers that no split holds
     run.prove("parent(ann, bob)")                        # a verdict and a proof
     run.evaluate("test")                                 # the metrics of a ranking
 
@@ -16,12 +18,16 @@ from __future__ import annotations
 
 import dataclasses
 import html
+import shutil
+import sys
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 import torch
@@ -36,20 +42,25 @@ from funcppo.core.settings import (
     checks_arguments,
 )
 from funcppo.kg.answers import (
+    Answer,
     Answerer,
     AnswerProof,
+    OpenQuery,
     Predictions,
     Table,
     TripleScorer,
+    proof_html,
     read_open_query,
+    relation_queries,
 )
 from funcppo.kg.config import (
     CHOICE_SECONDS,
     MINED_RULES_FILE,
+    FitOptions,
     ProverTaskConfig,
     RunConfig,
 )
-from funcppo.kg.graph import loaders
+from funcppo.kg.graph import drawing, loaders
 from funcppo.kg.graph.dataset import Dataset
 from funcppo.kg.graph.loaders import to_triples
 from funcppo.kg.graph.rules import (
@@ -66,7 +77,7 @@ from funcppo.kg.logic.fixpoint import Verdict
 from funcppo.kg.logic.kb import HEAD, TAIL
 from funcppo.kg.logic.proof import Proof
 from funcppo.kg.logic.prove import BestProofs
-from funcppo.kg.mining import MiningConfig
+from funcppo.kg.mining import MiningOptions
 from funcppo.kg.ranking import ranking
 from funcppo.kg.ranking.explain import (
     best_proofs,
@@ -84,7 +95,8 @@ from funcppo.kg.run.subject import (
     dataset_subject,
     run_subject,
 )
-from funcppo.kg.show import drawing, measure, report
+from funcppo.kg.search.task import PhaseCallback, ignore_phase
+from funcppo.kg.show import measure, report
 from funcppo.logs import LoggerName
 
 # What `funcppo prove` allows by default: rows that the joins of T_P make.
@@ -159,10 +171,13 @@ class Graph(Table):
         source = self._source or self.dataset.name
         return RunConfig(dataset=source, rules=rules, data=self._config)
 
-    def with_mined_rules(self, **options: Any) -> Graph:
+    def with_mined_rules(
+        self, progress: bool | None = None, **options: Unpack[MiningOptions]
+    ) -> Graph:
         """Mine rules from the graph's facts; return the graph with these rules.
 
         Args:
+          progress: show what is being done, as `fit` does.
           options: fields of `MiningConfig`; the others are chosen for the graph.
 
         Raises:
@@ -170,7 +185,10 @@ class Graph(Table):
           KeyboardInterrupt: mining was interrupted.
         """
         cfg = rule_files.mining_config(self.dataset, **options)
-        mined = rule_files.mine_dataset(self.dataset, cfg)
+        with _progress(progress) as on_phase:
+            mined = rule_files.mine_dataset(
+                self.dataset, cfg, progress=on_phase
+            )
         if mined.result.interrupt is not None:
             raise mined.result.interrupt
         return Graph(
@@ -181,6 +199,27 @@ class Graph(Table):
             ),
             config=self._config,
         )
+
+    def _repr_html_(self) -> str:
+        """Format the picture of an entity with its neighbours, and the table of relations, as HTML."""
+        entities, relations = self.entities, self.relations
+        facts = self.dataset.facts
+        facts = facts[np.array([0, *self.dataset.arities])[facts[:, 0]] == TAIL]
+        if not len(facts):
+            return super()._repr_html_()
+        # the entity of the most facts, as head or tail
+        center = int(np.bincount(facts[:, 1:3].reshape(-1)).argmax())
+        rows = facts[(facts[:, 1:3] == center).any(1)].tolist()
+        edges = [
+            drawing.Edge(head, tail, relations[relation - 1])
+            for relation, head, tail, *_ in rows
+        ]
+        chosen, columns = drawing.neighbourhood(center, edges, limit=5)
+        title = f"{entities[center - 1]} and its neighbours"
+        picture = drawing.draw(
+            chosen, columns, lambda i: entities[i - 1], title=title
+        )
+        return picture + super()._repr_html_()
 
     def _title(self) -> str:
         dataset = self.dataset
@@ -253,10 +292,46 @@ class ProofResult:
 
     def _repr_html_(self) -> str:
         """Format the verdict, a picture of the proof and its tree as HTML, with names escaped."""
-        nodes = () if self.proof is None else self.proof.nodes
-        goals = ((node.goal, node.rule) for node in nodes)
-        picture = drawing.draw_proof(self.dataset, goals, self.query)
-        return f"{picture}<pre>{html.escape(repr(self))}</pre>"
+        return proof_html(self.dataset, self.proof, repr(self))
+
+
+class Answers(Table, Sequence[Answer]):
+    """Answers of several queries, one after the other: a sequence of `Answer` objects.
+
+    Attributes:
+      queries: of each answer the query.
+    """
+
+    def __init__(
+        self, title: str, answers: Iterable[tuple[str, Answer]]
+    ) -> None:
+        """Set the title and each query with its answer."""
+        self._text = title
+        rows = tuple(answers)
+        self.queries = tuple(query for query, _ in rows)
+        self._answers = tuple(answer for _, answer in rows)
+
+    def __len__(self) -> int:
+        """Return the number of answers."""
+        return len(self._answers)
+
+    def __getitem__(self, index: Any) -> Any:
+        """Return the answer at a position, or the answers of a slice."""
+        return self._answers[index]
+
+    def _title(self) -> str:
+        return self._text
+
+    def _columns(self) -> tuple[str, ...]:
+        names = ("head", "relation", "tail", "score", "known", "verdict")
+        return ("query", "rank", *names)
+
+    def _rows(self) -> list[tuple[object, ...]]:
+        names = self._columns()[1:]
+        return [
+            (query, *(getattr(answer, name) for name in names))
+            for query, answer in zip(self.queries, self._answers)
+        ]
 
 
 @dataclass(frozen=True, repr=False)
@@ -401,6 +476,85 @@ class Knowledge:
         return dataclasses.replace(
             found, notes=read.notes if text == relation else ()
         )
+
+    @checks_arguments
+    def predict_many(
+        self,
+        queries: Sequence[str],
+        *,
+        k: PositiveInt | None = 10,
+        known: bool = False,
+        min_score: UnitInterval = 0.0,
+    ) -> Answers:
+        """Rank the answers of many queries; return the best of each in one table.
+
+            run.predict_many(["locatedIn(france, X)", "locatedIn(X, europe)"]).to_dataframe()
+
+        Args:
+          queries: as `funcppo predict` reads them.
+          k: the number of answers of a query; None for all.
+          known: list known answers too.
+          min_score: leave out answers that score less.
+
+        Raises:
+          ValueError: a name is unknown, or a query has no or several variables; the message has its place.
+        """
+        read: list[OpenQuery] = []
+        for place, text in enumerate(queries):
+            try:
+                read.append(read_open_query(self.dataset, text)[0])
+            except ValueError as error:
+                raise ValueError(f"queries[{place}]: {error}") from None
+        found = self._answerer.answer(
+            read, k=k, with_known=known, min_score=min_score
+        )
+        rows = [(text, x) for text, of in zip(queries, found) for x in of]
+        title = f"{len(rows):,} answers of {len(read):,} queries, score {self.score}"
+        return Answers(title, rows)
+
+    @checks_arguments
+    def new_facts(
+        self,
+        relation: str,
+        *,
+        k: PositiveInt = 100,
+        min_score: UnitInterval = 0.0,
+    ) -> Answers:
+        """Return the best answers that no split holds, of the queries for the tails of every entity.
+
+            run.new_facts("locatedIn", k=1000).to_dataframe()
+
+        Args:
+          relation: of two arguments.
+          k: the number of facts.
+          min_score: leave out facts that score less.
+
+        Returns:
+          The facts, best first; equal scores share a rank.
+
+        Raises:
+          ValueError: the relation is unknown.
+        """
+        queries = relation_queries(self.dataset, relation)
+        best: list[tuple[str, Answer]] = []
+
+        def order(row: tuple[str, Answer]) -> float:
+            score = row[1].quantised_score
+            return sys.maxsize if score is None else -score
+
+        # in parts, so that the answers of all entities are never held at once
+        for start in range(0, len(queries), 1024):
+            part = queries[start : start + 1024]
+            found = self._answerer.answer(part, k=k, min_score=min_score)
+            best += [(of.query, answer) for of in found for answer in of]
+            best = sorted(best, key=order)[:k]
+        places = [order(row) for row in best]
+        ranked = [
+            (query, answer._replace(rank=1 + places.index(place)))
+            for (query, answer), place in zip(best, places)
+        ]
+        title = f"{len(best):,} new facts of {relation}, score {self.score}"
+        return Answers(title, ranked)
 
     @checks_arguments
     def prove(self, query: str, proofs: int = 1) -> ProofResult:
@@ -556,6 +710,12 @@ class Knowledge:
             f"{len(self.dataset.rules):,} rules{folder}"
         )
 
+    def _repr_html_(self) -> str:
+        """Format the line of `repr` and the notes as HTML, with names escaped."""
+        notes = "".join(f"<li>{html.escape(x)}</li>" for x in self.notes)
+        title = f"<p><b>{html.escape(repr(self))}</b></p>"
+        return f"{title}<details><summary>{len(self.notes)} notes</summary><ul>{notes}</ul></details>"
+
 
 @checks_arguments
 def load(
@@ -620,13 +780,18 @@ def load(
     return Graph(dataset, rules_text=text)
 
 
-def mine(graph: Graph | object, **options: Any) -> Graph:
+def mine(
+    graph: Graph | object,
+    progress: bool | None = None,
+    **options: Unpack[MiningOptions],
+) -> Graph:
     """Mine the rules that the facts of a graph support; return the graph with these rules.
 
         graph = fp.mine("countries_s1", seconds=10)
 
     Args:
       graph: a graph, or what `load` takes.
+      progress: show what is being done, as `fit` does.
       options: fields of `MiningConfig`, such as max_length, min_support, constants and seconds.
 
     Returns:
@@ -636,8 +801,8 @@ def mine(graph: Graph | object, **options: Any) -> Graph:
       ValueError: an option is out of range, or the graph cannot be loaded.
       TypeError: an option is unknown.
     """
-    _check_options(MiningConfig, options, "mine")
-    return _as_graph(graph).with_mined_rules(**options)
+    _check_options(MiningOptions, options, "mine")
+    return _as_graph(graph).with_mined_rules(progress, **options)
 
 
 def fit(
@@ -646,7 +811,8 @@ def fit(
     on_update: Callable[[int, dict[str, float]], object] = lambda *_: None,
     log: Sequence[LoggerName] = (),
     memory: int | None = None,
-    **options: Any,
+    progress: bool | None = None,
+    **options: Unpack[FitOptions],
 ) -> Knowledge:
     """Train a prover on a graph and return the trained run; rules are mined first if the graph has none.
 
@@ -659,6 +825,7 @@ def fit(
       log: where these go too: csv, tensorboard or wandb, in the folder `out`.
       memory: limit of this process, or of the GPU, in bytes, as `funcppo train --memory`; None for no limit. What would
         exceed it is computed in smaller parts, and a note of the run says so.
+      progress: show on one line what is being done; None: in a notebook and on a terminal.
       options: fields of `RunConfig`, such as steps, seed, learner, prover and ppo; their defaults are those of
         `funcppo train`.
 
@@ -669,17 +836,18 @@ def fit(
       ValueError: a setting is bad, the graph supports no rules, or the folder holds a run.
       TypeError: an option is unknown.
     """
-    _check_options(RunConfig, options, "fit")
+    _check_options(FitOptions, options, "fit")
     if log and out is None:
         raise ValueError("log: expected a folder `out` for it, got none")
     graph = _as_graph(graph)
-    if out is None:
-        with tempfile.TemporaryDirectory() as name:
-            run = _fit(graph, Path(name), on_update, (), memory, options)
-        return Knowledge(run_subject(run), run)
-    folder = Path(out)
-    run = _fit(graph, folder, on_update, log, memory, options)
-    return Knowledge(run_subject(run), run, folder)
+    with (
+        tempfile.TemporaryDirectory() as name,
+        _progress(progress) as on_phase,
+    ):
+        folder = Path(name if out is None else out)
+        settings = {**options}
+        run = _fit(graph, folder, on_phase, on_update, log, memory, settings)
+    return Knowledge(run_subject(run), run, None if out is None else folder)
 
 
 @checks_arguments
@@ -742,9 +910,48 @@ def open(
     return Knowledge(run_subject(run, score), run, folder)
 
 
+@contextmanager
+def _progress(is_shown: bool | None) -> Iterator[Callable[..., None]]:
+    """Yield a callback that shows on one line of standard error what is being done.
+
+    Args:
+      is_shown: None for whether somebody reads it: in a notebook, or on a terminal.
+    """
+    if is_shown is None:
+        is_shown = "ipykernel" in sys.modules or sys.stderr.isatty()
+    if not is_shown:
+        yield ignore_phase
+        return
+    width = shutil.get_terminal_size().columns - 1
+    start = last = time.monotonic()
+
+    def print_line(text: str) -> None:
+        line = f"\r{text[:width]:<{width}}\r"
+        print(line, end="", file=sys.stderr, flush=True)
+
+    def on_phase(
+        text: str,
+        done: float = 0,
+        total: float | None = None,
+        deadline: object = None,
+    ) -> None:
+        nonlocal last
+        now = time.monotonic()
+        if now - last > 0.2:
+            last = now
+            part = f" {done:,.0f} of {total:,.0f}" if total else ""
+            print_line(f"{text}{part}, {now - start:.0f} s")
+
+    try:
+        yield on_phase
+    finally:
+        print_line("")
+
+
 def _fit(
     graph: Graph,
     folder: Path,
+    on_phase: PhaseCallback,
     on_update: Callable[[int, dict[str, float]], object],
     log: Sequence[LoggerName],
     memory: int | None,
@@ -765,7 +972,8 @@ def _fit(
         return train.train_run(
             config,
             folder,
-            on_update=on_update,
+            on_phase,
+            on_update,
             log=log,
             memory_limit=memory,
             dataset=graph.dataset,
@@ -778,7 +986,7 @@ def _as_graph(graph: Graph | object) -> Graph:
 
 
 def _check_options(
-    config: type[RunConfig] | type[MiningConfig],
+    config: type[FitOptions] | type[MiningOptions],
     options: Iterable[str],
     function: str,
 ) -> None:
@@ -787,10 +995,10 @@ def _check_options(
     Raises:
       TypeError: one is not; the message has the nearest spellings.
     """
-    known = [field.name for field in dataclasses.fields(config)]
+    known = [*config.__annotations__]
     for name in options:
         if name not in known:
             hint = similar_names_hint(name, known)
             raise TypeError(
-                f"{function}: unknown setting {name}: expected a field of {config.__name__} ({hint})"
+                f"{function}: unknown setting {name}: expected one of {config.__name__} ({hint})"
             )

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, NamedTuple, Self
+from typing import Literal, NamedTuple, Self, TypedDict
 
 from funcppo.config import PPOConfig, Schedule
 from funcppo.core import files
@@ -424,6 +424,31 @@ class RunConfig:
     def __post_init__(self) -> None:
         """Raise ValueError naming a field that is out of range."""
         check_fields(self)
+
+
+class FitOptions(TypedDict, total=False):
+    """Settings of `fit` beside its graph, by name: fields of `RunConfig`."""
+
+    steps: int | None
+    seconds: float | None
+    seed: int
+    device: str
+    threads: int
+    strategy: Literal["auto", "one-graph", "forward", "eager"]
+    precision: Literal["highest", "high", "bfloat16"]
+    learner: Literal["auto", "questions", "proofs"]
+    score: Literal["auto", "success", "best-proof"]
+    rule_score: str
+    n_validations: int
+    n_validation_queries: int | None
+    early_stop_validations: int | None
+    max_nonfinite_updates: int
+    questions: QuestionConfig
+    embedding: EmbeddingConfig
+    bellman_ford: BellmanFordConfig
+    listwise: ListwiseConfig
+    prover: ProverTaskConfig
+    ppo: PPOConfig
 
 
 def finish_start(folder: Path) -> None:

@@ -1,7 +1,9 @@
 """Knowledge graphs in Python: the answers of the command line, results that print, nothing left behind."""
 
 import builtins
+import dataclasses
 import html
+import itertools
 import json
 import math
 import re
@@ -14,7 +16,13 @@ import pytest
 
 import funcppo as fp
 from funcppo.config import PPOConfig
-from funcppo.kg.config import ProverTaskConfig, QuestionConfig
+from funcppo.kg.config import (
+    FitOptions,
+    ProverTaskConfig,
+    QuestionConfig,
+    RunConfig,
+)
+from funcppo.kg.mining import MiningConfig, MiningOptions
 from funcppo.kg.run import choices, train
 from tests.cli.runner import funcppo
 
@@ -35,6 +43,7 @@ SMALL_PROVER = ProverTaskConfig(
     embed_dim=4,
     hidden_dim=4,
 )
+PANDAS = SimpleNamespace(DataFrame=lambda rows, columns: (rows, columns))
 HOSTILE = "<script>'&\"\x1b[1m"
 
 
@@ -188,9 +197,71 @@ def test_results_print_with_names_escaped():
         assert "<script>" not in text and "\x1b" not in text
     assert html.escape("<script>") in found._repr_html_()
     proved = knowledge.prove("p(c, b)")
+    (answer,) = knowledge.predict("p", head="c", explain=True)
+    assert answer.explanation._repr_html_().startswith("<svg")
     picture, text = proved._repr_html_().split("<pre>")
     assert text.startswith("proved") and "<svg" in picture
     assert set(fp.load(rows).triples) == set(rows)
+
+
+def test_graphs_and_runs_are_drawn_and_described_with_names_escaped():
+    rows = [(HOSTILE, "q", "b"), ("c", "q", "b")]
+    graph = fp.load(rows, rules="p(X, Y) :- q(X, Y).")
+    opened = fp.open(graph)
+    opened.notes = (HOSTILE,)
+    for text in (graph._repr_html_(), opened._repr_html_()):
+        assert "<script>" not in text and html.escape("<script>") in text
+    assert graph._repr_html_().startswith("<svg") and "1 notes" in text
+    program = fp.load(rows[:1]).dataset
+    unary = fp.Graph(dataclasses.replace(program, arities=(1,)))
+    assert unary._repr_html_().startswith("<table")
+
+
+def test_many_queries_are_answered_in_one_table(graph, monkeypatch):
+    opened = fp.open(graph)
+    texts = [f"p(e{i}, X)" for i in range(12)] + ["q(X, e3)"]
+    found = opened.predict_many(texts, k=3, known=True)
+    alone = [opened.predict(text, k=3, known=True) for text in texts]
+    assert list(found) == [answer for of in alone for answer in of]
+    assert found.queries == tuple(of.query for of in alone for _ in of)
+    monkeypatch.setitem(sys.modules, "pandas", PANDAS)
+    rows, columns = found.to_dataframe()
+    names = ["query", "rank", "head", "relation", "tail"]
+    assert columns[:5] == names
+    assert [row[2] for row in rows] == [answer.head for answer in found]
+    with pytest.raises(ValueError, match=r"queries\[1\]: .*unknown entity"):
+        opened.predict_many(["p(e1, X)", "p(zzz, X)"])
+
+
+def test_new_facts_are_those_of_the_command_line(run, monkeypatch, capsys):
+    words = ("predict", run.folder, "--relation", "p", "--new", "--k", 7)
+    expected = command(monkeypatch, capsys, *words)["facts"]
+    found = run.new_facts("p", k=7)
+    assert [answer.to_json() for answer in found] == [
+        {k: v for k, v in fact.items() if k != "query"} for fact in expected
+    ]
+    assert list(found.queries) == [fact["query"] for fact in expected]
+    with pytest.raises(ValueError, match="unknown relation 'zzz'"):
+        run.new_facts("zzz")
+
+
+def test_progress_is_shown_where_somebody_reads_it(graph, monkeypatch, capsys):
+    monkeypatch.setattr("time.monotonic", itertools.count().__next__)
+    fp.mine(graph, max_length=1, seconds=1e6)
+    assert capsys.readouterr().err == ""
+    fp.mine(graph, progress=True, max_length=1, seconds=1e6)
+    lines = capsys.readouterr().err.split("\r")
+    assert lines[-2].strip() == lines[-1] == ""
+    assert len(lines) > 3 and lines[1].rstrip().endswith(" s")
+
+
+def test_the_typed_options_are_the_settings():
+    for options, settings, own in (
+        (FitOptions, RunConfig, {"dataset", "rules", "data"}),
+        (MiningOptions, MiningConfig, set()),
+    ):
+        names = {field.name for field in dataclasses.fields(settings)}
+        assert {*options.__annotations__} == names - own
 
 
 def test_a_query_says_how_its_names_were_read():
@@ -210,9 +281,7 @@ def test_a_query_says_how_its_names_were_read():
 
 def test_results_are_data_frames_where_pandas_is(graph, monkeypatch):
     found = fp.open(graph).predict("p", head="e1", k=2)
-
-    pandas = SimpleNamespace(DataFrame=lambda rows, columns: (rows, columns))
-    monkeypatch.setitem(sys.modules, "pandas", pandas)
+    monkeypatch.setitem(sys.modules, "pandas", PANDAS)
     rows, columns = found.to_dataframe()
     assert columns == ["rank", "entity", "score", "known", "verdict"]
     assert [row[1] for row in rows] == [answer.entity for answer in found]
@@ -286,7 +355,7 @@ def test_the_examples_of_the_docstrings_run(monkeypatch, tmp_path):
     """The indented lines of every docstring, in the order of the module's own."""
     graph = fp.load("countries_s1")
     run = fp.open(graph)
-    names = ("predict", "prove", "explain", "evaluate")
+    names = ("predict", "predict_many", "new_facts", "prove", "explain")
     methods = (getattr(fp.Knowledge, name) for name in names)
     pattern = re.compile(r"^ +((?:graph|run|print)\b.*)$", re.MULTILINE)
     for function in (fp.load, *methods):

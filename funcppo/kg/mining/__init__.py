@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, TypedDict
 
 from funcppo.core.settings import (
     PositiveFloat,
@@ -22,6 +22,19 @@ MAX_EXTENDED_LENGTH = 3
 ROWS_PER_SECOND = 7_000_000
 # A graph is tiny with at most so many facts, and dense with at least one fact for each pair of entities.
 MAX_TINY_FACTS = 2_000
+
+
+class MiningOptions(TypedDict, total=False):
+    """Settings of `mine` beside its graph, by name: fields of `MiningConfig`."""
+
+    max_length: int
+    min_support: int
+    min_confidence: float
+    constants: bool
+    votes_per_fact: int
+    seconds: float
+    max_rows: int | None
+    seed: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

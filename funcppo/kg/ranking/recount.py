@@ -13,7 +13,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from typing import NamedTuple
 
 Atom = tuple[int, ...]
 Rule = tuple[Atom, ...]
@@ -34,13 +33,6 @@ class Logic:
     n_constants: int
     # different variables of a rule bind different constants, none of which the rule names
     object_identity: bool
-
-
-class RankBounds(NamedTuple):
-    """Numbers of better, and of better or equal, candidates that rounding errors allow; the answer is not counted."""
-
-    n_better: range
-    n_not_worse: range  # better and equal candidates together
 
 
 class Atoms:
@@ -308,8 +300,10 @@ def list_candidates(
 
 def bound_ranks(
     answer: Atom, log_odds: Mapping[Atom, float], tolerance: float
-) -> RankBounds:
+) -> tuple[range, range]:
     """Bound the numbers of candidates better than, and no worse than, the answer if scores err by up to `tolerance`.
+
+    The answer is not counted.
 
     Args:
       log_odds: of the score of each candidate, the answer among them.
@@ -321,7 +315,7 @@ def bound_ranks(
     perhaps_better = sum(high[atom] > low[answer] for atom in others)
     surely_not_worse = sum(low[atom] >= high[answer] for atom in others)
     perhaps_not_worse = sum(high[atom] >= low[answer] for atom in others)
-    return RankBounds(
+    return (
         range(surely_better, perhaps_better + 1),
         range(surely_not_worse, perhaps_not_worse + 1),
     )

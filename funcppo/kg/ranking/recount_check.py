@@ -418,18 +418,18 @@ class _RankCheck:
             )
         # Scores that are taken are the engine's to the last digit.
         tolerance = LOG_ODDS_TOLERANCE if self.score.has_recount else 0.0
-        bounds = recount.bound_ranks(row.query, log_odds, tolerance)
+        better, not_worse = recount.bound_ranks(row.query, log_odds, tolerance)
         n_better, n_equal, n_candidates = row[3:]
         if (
             n_candidates == len(log_odds)
-            and n_better in bounds.n_better
-            and n_better + n_equal in bounds.n_not_worse
+            and n_better in better
+            and n_better + n_equal in not_worse
         ):
             return []
-        again = bounds.n_better.start
+        again = better.start
         texts = [
             _rank_text(*row[3:]),
-            _rank_text(again, bounds.n_not_worse.start - again, len(log_odds)),
+            _rank_text(again, not_worse.start - again, len(log_odds)),
         ]
         return [f"{self.check.row_name(row)}: {', recounted '.join(texts)}"]
 

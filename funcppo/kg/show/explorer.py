@@ -51,6 +51,7 @@ from funcppo.kg.answers import (
     format_query,
     read_open_query,
 )
+from funcppo.kg.graph import drawing
 from funcppo.kg.graph.dataset import Dataset, assign_ids
 from funcppo.kg.graph.rules import format_atom, format_rule, read_query
 from funcppo.kg.graph.text import (
@@ -66,7 +67,7 @@ from funcppo.kg.logic.kb import HEAD, SIDE_NAMES, TAIL
 from funcppo.kg.ranking import explain
 from funcppo.kg.ranking.scoring import graph_fallback_notes
 from funcppo.kg.run.subject import describe_numbers
-from funcppo.kg.show import drawing, values
+from funcppo.kg.show import values
 from funcppo.kg.show.measure import explain_failure
 from funcppo.kg.show.report import make_templates
 from funcppo.kg.show.server import Guard, RequestError, Worker, is_api

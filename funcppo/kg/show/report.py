@@ -26,10 +26,10 @@ import numpy as np
 from funcppo.core import VERSION
 from funcppo.core.files import Json
 from funcppo.core.types import F64
+from funcppo.kg.graph.drawing import MAX_LABEL, label
 from funcppo.kg.graph.text import display, score_text
 from funcppo.kg.ranking import evaluate
 from funcppo.kg.run.held_out import TEMPERED, TRAINED, UNTRAINED
-from funcppo.kg.show.drawing import MAX_LABEL, label
 from funcppo.kg.show.measure import RuleUse, RunMeasurements
 from funcppo.rl import POLICIES, Returns, estimate
 

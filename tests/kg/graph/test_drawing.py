@@ -2,7 +2,7 @@
 
 import xml.etree.ElementTree as ElementTree
 
-from funcppo.kg.show.drawing import Edge, draw, neighbourhood, proof_edges
+from funcppo.kg.graph.drawing import Edge, draw, neighbourhood, proof_edges
 from tests.kg.show.graphs import HOSTILE
 
 SVG = "{http://www.w3.org/2000/svg}"
