@@ -383,7 +383,8 @@ class Answerer:
         )
 
     @cached_property
-    def _program(self) -> Program:
+    def program(self) -> Program:
+        """Return the rules of the subject for proofs."""
         return explain.build_program(self.subject.task)
 
     def answer(
@@ -489,7 +490,7 @@ class Answerer:
             (found,) = explain.smallest_proofs(task, atom[None])
         else:
             weighed = explain_answer(run, atom, side)
-            found = most_probable_proof(run, atom, self._program, weighed, side)
+            found = most_probable_proof(run, atom, self.program, weighed, side)
         if found is None:
             found = explain.prove_from_other_facts(
                 task, atom, explain.MAX_FACT_PROOF_ROWS

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import dataclasses
 import html
-import shutil
 import sys
 import tempfile
 import time
@@ -202,22 +201,14 @@ class Graph(Table):
 
     def _repr_html_(self) -> str:
         """Format the picture of an entity with its neighbours, and the table of relations, as HTML."""
-        entities, relations = self.entities, self.relations
         facts = self.dataset.facts
-        facts = facts[np.array([0, *self.dataset.arities])[facts[:, 0]] == TAIL]
         if not len(facts):
             return super()._repr_html_()
-        # the entity of the most facts, as head or tail
-        center = int(np.bincount(facts[:, 1:3].reshape(-1)).argmax())
-        rows = facts[(facts[:, 1:3] == center).any(1)].tolist()
-        edges = [
-            drawing.Edge(head, tail, relations[relation - 1])
-            for relation, head, tail, *_ in rows
-        ]
-        chosen, columns = drawing.neighbourhood(center, edges, limit=5)
-        title = f"{entities[center - 1]} and its neighbours"
-        picture = drawing.draw(
-            chosen, columns, lambda i: entities[i - 1], title=title
+        # the first argument of the most facts
+        center = int(np.bincount(facts[:, HEAD]).argmax())
+        rows = facts[(facts[:, [HEAD, TAIL]] == center).any(1)]
+        picture = drawing.draw_neighbours(
+            self.dataset, [center], lambda _: rows, limit=5
         )
         return picture + super()._repr_html_()
 
@@ -255,6 +246,8 @@ class ProofResult:
     """Whether train or facts.txt state it; the proof is from other facts."""
     proof: Proof | None
     """None unless it is proved."""
+    height: int
+    """Of the proofs that were looked for."""
     dataset: Dataset
     """The names of the proof."""
     best: BestProofs | None = None
@@ -287,7 +280,9 @@ class ProofResult:
     def __repr__(self) -> str:
         """Format the verdict and the tree."""
         known = " (stated as a fact)" if self.known else ""
-        headline = f"{self.verdict}: {self.query}{known}"
+        headline = (
+            f"{self.verdict} within height {self.height}: {self.query}{known}"
+        )
         return "\n".join([headline, self.tree]).rstrip("\n")
 
     def _repr_html_(self) -> str:
@@ -557,14 +552,17 @@ class Knowledge:
         return Answers(title, ranked)
 
     @checks_arguments
-    def prove(self, query: str, proofs: int = 1) -> ProofResult:
-        """Prove an atom from other facts, up to the height of the score.
+    def prove(
+        self, query: str, proofs: int = 1, height: PositiveInt | None = None
+    ) -> ProofResult:
+        """Prove an atom from other facts, up to a height.
 
             run.prove("locatedIn(france, europe)")
 
         Args:
           query: an atom without variables.
           proofs: how many of the most probable proofs `best` is to hold, by the confidences of their rules; 1 for none.
+          height: of the proof, the most rules above one another; None for that of the score.
 
         Returns:
           The verdict; if it is proved a proof, of a trained run the one that its policy finds most probable.
@@ -577,18 +575,21 @@ class Knowledge:
                 f"proofs: expected a number from 1 on, got {proofs}"
             )
         atom = self._read_atom(query)
-        found = prove_from_other_facts(self._subject.task, atom, MAX_PROOF_ROWS)
+        task = self._subject.task
+        task = dataclasses.replace(task, max_height=height or task.max_height)
+        found = prove_from_other_facts(task, atom, MAX_PROOF_ROWS)
         proof = found.proof
-        if proof is not None and self.trained:
+        if proof is not None and self.trained and height is None:
             proof = self._answerer.explain(atom, TAIL).proof or proof
         best = None
         if proof is not None and proofs > 1:
-            best = best_proofs(self._subject.task, atom, MAX_PROOF_ROWS, proofs)
+            best = best_proofs(task, atom, MAX_PROOF_ROWS, proofs)
         return ProofResult(
             query=format_atom(self.dataset, atom.numpy()),
             verdict=Verdict(found.verdict).name.lower(),
             known=found.is_fact,
             proof=proof,
+            height=task.max_height,
             dataset=self.dataset,
             best=best,
         )
@@ -845,8 +846,13 @@ def fit(
         _progress(progress) as on_phase,
     ):
         folder = Path(name if out is None else out)
+
+        def tell(update: int, metrics: dict[str, float]) -> None:
+            on_phase(f"update {update} of PPO")
+            on_update(update, metrics)
+
         settings = {**options}
-        run = _fit(graph, folder, on_phase, on_update, log, memory, settings)
+        run = _fit(graph, folder, on_phase, tell, log, memory, settings)
     return Knowledge(run_subject(run), run, None if out is None else folder)
 
 
@@ -922,30 +928,21 @@ def _progress(is_shown: bool | None) -> Iterator[Callable[..., None]]:
     if not is_shown:
         yield ignore_phase
         return
-    width = shutil.get_terminal_size().columns - 1
     start = last = time.monotonic()
 
-    def print_line(text: str) -> None:
-        line = f"\r{text[:width]:<{width}}\r"
-        print(line, end="", file=sys.stderr, flush=True)
-
-    def on_phase(
-        text: str,
-        done: float = 0,
-        total: float | None = None,
-        deadline: object = None,
-    ) -> None:
+    def show(text: str, done: float = 0, total: float | None = 0, *_: Any):
         nonlocal last
         now = time.monotonic()
         if now - last > 0.2:
             last = now
             part = f" {done:,.0f} of {total:,.0f}" if total else ""
-            print_line(f"{text}{part}, {now - start:.0f} s")
+            line = f"{text}{part}, {now - start:.0f} s"
+            print(f"\r{line[:79]:<79}", end="\r", file=sys.stderr, flush=True)
 
     try:
-        yield on_phase
+        yield show
     finally:
-        print_line("")
+        print(f"\r{'':79}", end="\r", file=sys.stderr, flush=True)
 
 
 def _fit(

@@ -164,7 +164,15 @@ def test_a_graph_is_scored_without_training(graph):
     assert found[0].rank == 1 and found[:1] == found.answers[:1]
     refuted = untrained.prove("r(e1, e1)")
     assert refuted.verdict == "refuted" and refuted.tree == ""
-    assert repr(refuted).startswith("refuted: r(e1, e1)")
+    assert repr(refuted).startswith("refuted within height 1: r(e1, e1)")
+
+
+def test_a_proof_is_looked_for_up_to_a_height():
+    rows = [(f"e{i}", "next", f"e{i + 1}") for i in range(4)]
+    rules = "to(X, Y) :- next(X, Y).\nto(X, Y) :- next(X, Z), to(Z, Y)."
+    opened = fp.open(fp.load(rows, rules=rules))
+    found = [opened.prove("to(e0, e4)", height=n).verdict for n in (1, 3, 4)]
+    assert found == ["refuted", "refuted", "proved"]
 
 
 def test_nothing_is_left_behind_without_a_folder(graph, tmp_path, monkeypatch):

@@ -11,6 +11,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape
 from typing import NamedTuple
 
+import numpy as np
+
+from funcppo.core.types import I64
 from funcppo.kg.graph.dataset import Dataset
 from funcppo.kg.graph.text import display
 
@@ -45,7 +48,10 @@ class Edge(NamedTuple):
 
 
 def neighbourhood(
-    center: int, edges: Sequence[Edge], limit: int = 10
+    center: int,
+    edges: Sequence[Edge],
+    limit: int = 10,
+    columns: Mapping[int, int] | None = None,
 ) -> tuple[list[Edge], dict[int, int]]:
     """Choose the edges of an entity to draw, and the column of each entity: heads left of it, tails right of it.
 
@@ -53,27 +59,32 @@ def neighbourhood(
 
     Args:
       limit: the most neighbours on each side.
+      columns: of entities that are drawn, this one among them, whose further neighbours stand on its outer side.
 
     Returns:
       The edges, and the column of each of their entities.
     """
+    before = dict(columns or {})
+    place = before.get(center, 1)
     between: dict[int, list[Edge]] = {}
     for edge in edges:
         other = edge.tail if edge.head == center else edge.head
         between.setdefault(other, []).append(edge)
 
-    columns = {center: 1}
+    added: dict[int, int] = {}
     chosen: list[Edge] = []
     for other, found in between.items():
-        column = 2 if found[0].head == center else 0
-        n_there = list(columns.values()).count(column)
-        if other not in columns and n_there == limit:
-            continue
-        columns.setdefault(other, column)
+        is_right = found[0].head == center if place == 1 else place > 1
+        column = place + (1 if is_right else -1)
+        if other != center and other not in before:
+            n_there = list(added.values()).count(column)
+            if other not in added and n_there == limit:
+                continue
+            added[other] = column
         more = f" +{len(found) - 1}" if len(found) > 1 else ""
         text = label(found[0].text, EDGE_CHARS - len(more)) + more
         chosen.append(found[0]._replace(text=text))
-    return chosen, columns
+    return chosen, {center: place} | before | added
 
 
 def proof_edges(
@@ -114,6 +125,45 @@ def proof_edges(
     return sorted(edges, key=lambda edge: edge.is_derived), columns
 
 
+def draw_neighbours(
+    dataset: Dataset,
+    centers: Sequence[int],
+    facts_of: Callable[[int], I64[np.ndarray, "n W"]],
+    link: Callable[[int], str] | None = None,
+    more: Callable[[int], str | None] = lambda entity: None,
+    limit: int = 10,
+) -> str:
+    """Return the picture of an entity with its neighbours, and those of some of these; empty without a binary fact.
+
+    Args:
+      centers: the entity, then drawn ones whose neighbours are drawn too.
+      facts_of: of an entity; those of other than two arguments are left out.
+      limit: the most neighbours of the first on each side; of the others half as many.
+    """
+    pairs: dict[frozenset[int], Edge] = {}
+    columns: dict[int, int] = {}
+    for center in centers:
+        facts = [
+            Edge(head, tail, dataset.predicates[relation - 1])
+            for relation, head, tail in facts_of(center)[:, :3].tolist()
+            if dataset.arities[relation - 1] == 2
+        ]
+        chosen, columns = neighbourhood(center, facts, limit, columns)
+        for edge in chosen:
+            pairs.setdefault(frozenset(edge[:2]), edge)
+        limit = max(limit // 2, 1)
+    name = dataset.entities[centers[0] - 1]
+    title = f"{name} and its neighbours"
+    return draw(
+        list(pairs.values()),
+        columns,
+        lambda i: dataset.entities[i - 1],
+        link,
+        title,
+        more,
+    )
+
+
 def draw_proof(
     dataset: Dataset,
     nodes: Iterable[tuple[Sequence[int], int | None]],
@@ -132,6 +182,7 @@ def draw(
     name: Callable[[int], str],
     link: Callable[[int], str] | None = None,
     title: str = "graph",
+    more: Callable[[int], str | None] = lambda entity: None,
 ) -> str:
     """Return the picture of some edges as SVG text; empty without an edge.
 
@@ -140,6 +191,7 @@ def draw(
       name: of an entity.
       link: the address that an entity leads to; None for no links.
       title: what the picture shows, for readers that do not see it.
+      more: the address of the picture with an entity's further neighbours; None where there is none.
     """
     if not edges:
         return ""
@@ -171,6 +223,13 @@ def draw(
         )
         address = link and escape(link(entity))
         lines.append(f'<a href="{address}">{box}</a>' if link else box)
+        if address := more(entity):
+            what = escape(f"expand {label(name(entity), NODE_CHARS)}")
+            lines.append(
+                f'<a href="{escape(address)}" aria-label="{what}"><rect x="{x + BOX_WIDTH}" y="{y - 12}" width="24" '
+                f'height="24" fill="none" pointer-events="all"/><text x="{x + BOX_WIDTH + 12}" y="{y + 5}" '
+                'text-anchor="middle">+</text></a>'
+            )
     return "\n".join([*lines, "</svg>"])
 
 

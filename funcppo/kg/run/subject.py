@@ -93,8 +93,10 @@ def describe_default_score(run: Run) -> str:
     is_policy = run.default_score == run.score
     chosen, other = (policy, rule) if is_policy else (rule, policy)
     is_chance = run.default_score_reason.endswith("by-chance")
-    chance = ", which gains less than two standard errors" if is_chance else ""
-    same = "training changed nothing on valid: " * (policy[2] == rule[2])
+    is_same = policy[2] == rule[2]
+    same = "training changed nothing on valid: " * is_same
+    is_chance = is_chance and not is_same
+    chance = ", which gains less than two standard errors" * is_chance
     return (
         f"{same}answers are ranked by {chosen[1]}, {selection_metric(run.task)} {chosen[2]} on valid, rather than by "
         f"{other[1]}, {other[2]}{chance} (--score {other[0]} takes that one)"

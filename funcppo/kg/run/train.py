@@ -919,7 +919,6 @@ def train_run(
             loggers=loggers,
         )
         for run, metrics in updates:
-            on_phase("training", run.update, run.n_updates)
             on_update(run.update, metrics)
     return run
 

@@ -127,6 +127,14 @@ class KnownFacts:
         bits = int(self._bits[row])
         return [name for i, name in enumerate(SPLITS) if bits >> i & 1]
 
+    def facts_of(self, entity: int) -> I64[np.ndarray, "n W"]:
+        """Return the first hundred facts with an entity as the first argument, and as the second."""
+        heads, tails = (
+            self.find(None, {HEAD: entity}),
+            self.find(None, {TAIL: entity}),
+        )
+        return self.atoms[np.union1d(heads[:100], tails[:100])]
+
     def groups_of(self, entity: int) -> dict[tuple[int, int], np.ndarray]:
         """Return the rows of an entity's facts by relation and argument position."""
         groups: dict[tuple[int, int], np.ndarray] = {}
@@ -321,6 +329,11 @@ class Explorer:
             n_facts=sum(map(len, groups.values())),
             n_groups=len(groups),
             groups=listed,
+            expanded=[
+                self.name("entity", int(x)).id
+                for x in query.expand.split(",")
+                if x
+            ],
         )
 
     def relation(self, query: values.RelationQuery) -> values.Relation:
@@ -501,7 +514,8 @@ class Explorer:
         reasons: Json = {"verdict": Verdict.PROVED}
         if score <= 0:
             reasons = explain_failure(subject.task, atom)
-        if reasons["verdict"] is Verdict.PROVED:
+        verdict = reasons["verdict"].name.lower()
+        if verdict == "proved":
             proof = self.answerer.explain(atom, place)
             reasons |= proof._replace(dataset=self.dataset.shown).to_json()
             if query.proofs > 1:
@@ -512,6 +526,14 @@ class Explorer:
                     query.proofs,
                 )
                 reasons |= explain.best_proofs_json(self.dataset.shown, best)
+        if verdict != "unknown":
+            verdict = self.answerer.verdict(verdict == "proved")
+        beside = None
+        if query.beside_id is not None:
+            side = SIDE_NAMES[place]
+            asked = {side: None, f"{side}_id": query.beside_id}
+            asked |= {"beside_id": None, "proofs": 1}
+            beside = self.why(query.model_copy(update=asked))
         fields = {
             "atom": self._fact(atom.tolist()),
             "side": SIDE_NAMES[place],
@@ -521,7 +543,8 @@ class Explorer:
             "score": score,
             "score_name": subject.score.name,
             "trained": subject.policy_run is not None,
-            "verdict": reasons["verdict"].name.lower(),
+            "verdict": verdict,
+            "beside": beside,
         }
         return values.AtomExplanation.model_validate(reasons | fields)
 
@@ -622,6 +645,26 @@ def _name_in(names: Mapping[str, str], number: int) -> Name:
     """Return the name of a number in a proof."""
     name = names[str(number)]
     return Name(id=number, name=name, label=name)
+
+
+def compare_terms(
+    value: values.AtomExplanation, other: values.AtomExplanation
+) -> list[tuple[str, tuple[float | None, float | None]]]:
+    """Return the first forty terms of evidence of two answers, with what each adds; the largest difference first."""
+    adds: list[dict[str, float]] = [{}, {}]
+    for found, answer in zip(adds, (value, other)):
+        place = 1 if answer.side == "tail" else 0
+        name = re.escape(answer.atom.arguments[place].label)
+        for term in answer.evidence.terms if answer.evidence else ():
+            text = re.sub(rf"(?<!\w){name}(?!\w)", "it", term.text)
+            is_rules = term.kind == "rules"
+            found["rules that derive it" if is_rules else text] = term.log_odds
+    rows = [
+        (text, (adds[0].get(text), adds[1].get(text)))
+        for text in {**adds[0], **adds[1]}
+    ]
+    rows.sort(key=lambda row: -abs((row[1][0] or 0) - (row[1][1] or 0)))
+    return rows[:40]
 
 
 # of an answer in JSON; pages cut names that are very long
@@ -833,30 +876,38 @@ class Site:
         path = f"{self._templates.globals['root']}{path}"
         return f"{path}?{urlencode(given)}" if given else path
 
-    def _draw(self, value: values.Entity | values.AtomExplanation) -> str:
-        """Draw an entity's neighbours, or a proof, as SVG; empty without a binary fact."""
+    def _draw(
+        self,
+        value: values.Entity | values.AtomExplanation,
+        proof: values.Proof | None = None,
+    ) -> str:
+        """Draw an entity's neighbours, or a proof of an atom, as SVG; empty without a binary fact.
+
+        Args:
+          proof: None for that of the explanation.
+        """
         names = self.explorer.dataset.shown
 
-        def link(entity: int) -> str:
-            return self._link("/entity", entity_id=entity)
+        def link(entity: int, **more: str) -> str:
+            return self._link("/entity", entity_id=entity, **more)
 
         if isinstance(value, values.AtomExplanation):
-            assert value.proof is not None
-            goals = ((node.goal, node.rule) for node in value.proof.nodes)
+            proof = proof or value.proof
+            assert proof is not None
+            goals = ((node.goal, node.rule) for node in proof.nodes)
             title = f"proof of {value.atom.text}"
             return drawing.draw_proof(names, goals, title, link)
-        facts = [
-            drawing.Edge(
-                fact.arguments[0].id, fact.arguments[1].id, fact.relation.label
-            )
-            for group in value.groups
-            for fact in group.facts
-            if len(fact.arguments) == TAIL
-        ]
-        edges, columns = drawing.neighbourhood(value.entity.id, facts)
-        title = f"{value.entity.label} and its neighbours"
-        return drawing.draw(
-            edges, columns, lambda i: names.entities[i - 1], link, title
+        center, expanded = value.entity.id, value.expanded
+
+        def more(entity: int) -> str | None:
+            if entity in (center, *expanded) or len(expanded) == 10:
+                return None
+            ids = ",".join(map(str, (*expanded, entity)))
+            return link(center, expand=ids)
+
+        known, centers = self.explorer.known, (center, *expanded)
+        return drawing.draw_neighbours(
+            names, centers, known.facts_of, link, more
         )
 
     async def _on_error(self, request: Request, error: Exception) -> Response:
@@ -886,6 +937,8 @@ def describe_invalid(error: dict[str, Any]) -> str:
     if error["type"] == "extra_forbidden":
         return f"unknown parameter {shorten(name)}"
     expected = error["msg"].split(", unable")[0]
+    if error["type"] == "string_pattern_mismatch":
+        expected = "ten ids at most, with commas between"
     expected = re.sub(
         "^Input should be (?=greater|less)", "a number ", expected
     )
@@ -904,6 +957,7 @@ def _make_templates(explorer: Explorer) -> jinja2.Environment:
         "is_trained": subject.policy_run is not None,
         "score_name": subject.score.name,
         "numbers": describe_numbers(subject),
+        "compare": compare_terms,
         "smoothing": subject.task.cfg.smoothing or 0.0,
         "version": VERSION,
     }

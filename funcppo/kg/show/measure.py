@@ -398,7 +398,7 @@ def query_entry(
 ) -> Json:
     """Describe a query for a report: its atom, status, proof or the reasons for having none, and both sides.
 
-    The status is "proved", "not derivable" or "missed by the search".
+    The status is "derived", "no proof" or "missed by the search".
 
     Args:
       row: of the query among the ranked ones.
@@ -411,9 +411,9 @@ def query_entry(
     }
     if not ranked.provable[row]:
         failure = explain_failure(answerer.subject.task, atom)
-        return entry | {"status": "not derivable", "failure": failure}
+        return entry | {"status": "no proof", "failure": failure}
     best = int(ranked.answer_score[list(places)].max())
-    status = "proved" if best > ZERO_SCORE else "missed by the search"
+    status = "derived" if best > ZERO_SCORE else "missed by the search"
     lines = AnswerProof(answerer.dataset, proof, None).to_lines()
     return entry | {"status": status, "proof": lines}
 

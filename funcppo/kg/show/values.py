@@ -44,6 +44,11 @@ class EntityQuery(Query):
 
     entity: str | None = Field(default=None, description="Entity.")
     entity_id: Id = None
+    expand: str = Field(
+        "",
+        pattern=r"^(\d{1,9}(,\d{1,9}){0,9})?$",
+        description="Ids of at most ten entities, with commas between, whose neighbours the picture shows too.",
+    )
 
 
 class AtomQuery(RelationQuery):
@@ -88,6 +93,9 @@ class WhyQuery(AtomQuery):
         ge=1,
         le=100,
         description="How many of the most probable proofs to show, if more than one.",
+    )
+    beside_id: Id = Field(
+        None, description="Id of another answer to compare it with."
     )
 
 
@@ -188,6 +196,8 @@ class Entity(BaseModel):
     n_facts: int
     n_groups: int
     groups: list[FactGroup]
+    expanded: list[int]
+    """Ids of the entities whose neighbours the picture shows too."""
 
 
 class Facts(BaseModel):
@@ -371,6 +381,8 @@ class AtomExplanation(BaseModel):
     proofs_stop_reason: str = ""
     evidence: Evidence | None = None
     other_facts: OtherFacts | None = None
+    beside: AtomExplanation | None = None
+    """Another answer to the query."""
     failed_rules: list[FailedRule] = []
     n_matching_rules: int = 0
     note: str = ""

@@ -119,6 +119,9 @@ def test_a_proof_is_a_tree_that_leads_from_entity_to_entity(clients):
     found = client.get("/api/answers", params=fields).json()["answers"][0]
     path = f"relation={INVERSE}&head_id={found['entity_id']}&tail_id=20"
     text = client.get(f"/why?{path}").text
+    assert "proofs=5" in text
+    again = client.get(f"/why?{path}&proofs=5").text
+    assert again.count("by the confidences of its rules") >= 1
     tree = text[text.index('<ul class="tree">') : text.index("</section>")]
     page = Page(tree)
     tags = [tag for tag, _ in page.tags]

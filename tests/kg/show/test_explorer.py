@@ -20,6 +20,7 @@ from funcppo.kg.show import measure
 from funcppo.kg.show.explorer import (
     Explorer,
     KnownFacts,
+    compare_terms,
     fold,
     proof_tree,
     search,
@@ -310,7 +311,7 @@ def test_a_proof_holds_and_its_score_is_that_of_the_ranking(explorer):
         for answer in proved:
             atom = {"head": answer.head, "tail": answer.tail}
             why = explorer.why(WhyQuery(relation=INVERSE, **atom, side=side))
-            assert why.verdict == "proved"
+            assert why.verdict == "derived"
             assert why.score == answer.score
             assert (why.atom.splits != []) == answer.known
             assert_holds(explorer, why.proof)
@@ -340,14 +341,41 @@ def not_derivable(explorer):
     return WhyQuery(relation=ALSO, head_id=1, tail_id=other)
 
 
+def test_an_answer_stands_beside_another(explorer):
+    query = AnswersQuery(relation=ALSO, head="e3", k=50, known=True)
+    first, second, *_ = explorer.answers(query).answers
+    asked = {"relation": ALSO, "head": "e3", "tail_id": second.entity_id}
+    why = explorer.why(WhyQuery(**asked, beside_id=first.entity_id))
+    assert why.beside.atom.arguments[1].id == first.entity_id
+    assert (why.beside.score, why.score) == (first.score, second.score)
+    rows = compare_terms(why, why.beside)
+    assert bool(rows) == bool(why.evidence)
+    assert all(
+        here is not None or there is not None for _, (here, there) in rows
+    )
+
+
+def test_neighbours_of_neighbours_are_drawn_where_they_are_asked_for(client):
+    pictures = []
+    for expand in ("", "16", "16,17"):
+        text = client.get(f"/entity?entity=e5&expand={expand}").text
+        picture = text[text.index("<svg") : text.index("</svg>")]
+        assert picture.count("<rect") <= 2 * 30
+        pictures.append(picture.count('rx="6"'))
+    assert pictures == sorted(pictures) and pictures[0] < pictures[-1]
+    for wrong in ("x", "1,,2", "999", "1," * 20):
+        found = client.get(f"/api/entity?entity=e5&expand={wrong}")
+        assert found.status_code in (400, 404) and found.json()["error"]
+
+
 def test_an_atom_without_a_proof_says_which_rules_fail(explorers):
     explorer = explorers["questions"]
     why = explorer.why(not_derivable(explorer))
-    assert (why.verdict, why.score, why.proof) == ("refuted", 0, None)
+    assert (why.verdict, why.score, why.proof) == ("no proof", 0, None)
     assert why.n_matching_rules == len(why.failed_rules) == 2
     assert all(failed.goals for failed in why.failed_rules)
     why = explorer.why(WhyQuery(relation=LIKES, head_id=1, tail_id=2))
-    assert why.verdict == "refuted" and why.n_matching_rules == 0
+    assert why.verdict == "no proof" and why.n_matching_rules == 0
 
 
 # -- the drawing of proofs

@@ -111,13 +111,13 @@ def test_a_rule_is_used_where_it_is_the_last_step(runs, name):
 def test_entries_say_why_and_why_not(reports, name):
     entries = reports[name].entries
     assert len(entries) == 14
-    failed = [entry for entry in entries if entry["status"] == "not derivable"]
+    failed = [entry for entry in entries if entry["status"] == "no proof"]
     assert len(failed) == 2
     for entry in failed:
         assert entry["failure"]["n_matching_rules"] == 0
         assert all(side["score"] == 0 for side in entry["sides"])
     for entry in entries:
-        if entry["status"] == "proved":
+        if entry["status"] == "derived":
             assert "by rule" in entry["proof"][0]
             has_evidence = all(side["evidence"] for side in entry["sides"])
             assert has_evidence == (name == "questions")
