@@ -25,7 +25,9 @@ extensions = [
     "sphinx.ext.autodoc",
     "sphinx.ext.napoleon",
     "sphinx.ext.viewcode",
+    "sphinx.ext.mathjax",
 ]
+myst_enable_extensions = ["dollarmath"]
 exclude_patterns = ["_build", "conf.py"]
 default_role = "code"  # of single backticks
 html_theme = "furo"
@@ -77,10 +79,14 @@ def write_help_texts(app: object) -> None:
     (MADE / "cli.md").write_text("\n".join(lines))
 
 
-def write_investigation(app: object) -> None:
-    """INVESTIGATION.md and its full tables as pages; a link to another file becomes its path."""
+def write_files(app: object) -> None:
+    """INVESTIGATION.md with its full tables, the changelog and the citation as pages; a link becomes a path."""
+    citation = (ROOT / "CITATION.cff").read_text()
+    lines = ["# Citation", "", "```yaml", citation.rstrip(), "```", ""]
+    (MADE / "citation.md").write_text("\n".join(lines))
     pages = {
         "investigation.md": ROOT / "INVESTIGATION.md",
+        "changelog.md": ROOT / "CHANGELOG.md",
         "investigation_tables.md": ROOT
         / "experiments"
         / "results"
@@ -147,7 +153,7 @@ def name_aliases(
 
 def setup(app: Any) -> None:
     """Write the pages that are made of other files before all are read; read docstrings before napoleon does."""
-    for write in (write_help_texts, write_investigation):
+    for write in (write_help_texts, write_files):
         app.connect("builder-inited", write)
     app.connect("source-read", link_to_investigation)
     app.connect("autodoc-process-signature", name_aliases)

@@ -15,7 +15,10 @@ ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 MADE = {
     f"_made/{name}.md"
-    for name in ("investigation", "investigation_tables", "cli")
+    for name in (
+        *("investigation", "investigation_tables", "cli"),
+        *("changelog", "citation"),
+    )
 }
 PAGES = sorted(
     path

@@ -136,13 +136,14 @@ def test_the_workflow_checks_by_the_script_of_ci_alone():
 
 
 def test_the_version_is_that_of_the_tag(tmp_path, monkeypatch):
-    """Without git, without a tag, at a tag, after a tag, and in a source archive."""
+    """Without git, without a tag, at a tag, after a tag, and in a source archive; links lead to the repository."""
     found = []
-    monkeypatch.setattr(
-        "setuptools.setup", lambda version: found.append(version)
-    )
+    monkeypatch.setattr("setuptools.setup", lambda **words: found.append(words))
+    monkeypatch.delenv("GITHUB_REPOSITORY", raising=False)
     copy = tmp_path / "setup.py"
     copy.write_bytes((ROOT / "setup.py").read_bytes())
+    text = "![a](docs/a.svg) [b](docs/b.md#c) [d](https://d.example)"
+    (tmp_path / "README.md").write_text(text)
 
     def git(*words):
         options = ("-c", "user.name=a", "-c", "user.email=a@b.c")
@@ -150,7 +151,7 @@ def test_the_version_is_that_of_the_tag(tmp_path, monkeypatch):
 
     def build():
         runpy.run_path(str(copy))
-        return found[-1]
+        return found[-1]["version"]
 
     if subprocess.run(["git", "--version"], capture_output=True).returncode:
         pytest.skip("no git on this system")
@@ -162,5 +163,17 @@ def test_the_version_is_that_of_the_tag(tmp_path, monkeypatch):
     assert build() == "1.2.3"
     git("commit", "-q", "--allow-empty", "-m", "second")
     assert build().startswith("1.2.3.post1+g")
+    assert (
+        found[-1]["long_description"] == text and not found[-1]["project_urls"]
+    )
+    git("remote", "add", "origin", "https://forge.example/x/y.git")
+    build()
+    head = (tmp_path / ".git" / "refs" / "heads").iterdir()
+    commit = next(head).read_text().strip()
+    url = "https://forge.example/x/y"
+    assert found[-1]["project_urls"]["Repository"] == url
+    assert found[-1]["long_description"] == (
+        f"![a]({url}/raw/{commit}/docs/a.svg) [b]({url}/blob/{commit}/docs/b.md#c) [d](https://d.example)"
+    )
     (tmp_path / "PKG-INFO").write_text("Name: funcppo\nVersion: 4.5.6\n")
     assert build() == "4.5.6"
