@@ -119,6 +119,7 @@ def _break_lines(console: Console, text: str) -> str:
         if cell_len(line) <= console.width:
             lines.append(line)
             continue
+
         body = line.lstrip(" │├└─")
         start = line[: len(line) - len(body)]
         below = start.translate({ord("├"): "│", ord("└"): " ", ord("─"): " "})

@@ -591,6 +591,7 @@ def _add_argument(group: Any, setting: Setting, text: str) -> None:
         words["nargs"] = "*" if has_several else "?"
         group.add_argument(setting.name, metavar=setting.metavar, **words)
         return
+
     words["dest"] = setting.name
     if setting.is_flag:
         words["action"] = (
@@ -750,6 +751,7 @@ def completion_script(programs: Mapping[str, type]) -> str:
         words = [setting.option for setting in shown if not setting.is_argument]
         words += ["--help", "--quiet", "--set", "--help-all"]
         cases.append(f"    {name}) words='{' '.join(words)}' ;;")
+
     script = COMPLETION.replace("CASES", "\n".join(cases))
     return script.replace("PROGRAMS", " ".join(programs))
 

@@ -503,6 +503,7 @@ class Predict(ScoreOptions):
         else:
             result["facts"] = shown
         write_json(self.json, result)
+
         if self._is_quiet:
             return
         print_text(line)

@@ -427,6 +427,7 @@ class Answerer:
                 n_unproved = -len(ranked.entity)
                 ranked = self._add_unproved(ranked, with_self)
                 n_unproved += len(ranked.entity)
+
             answers = self._iter_answers(ranked, k, with_explanations)
             found.append(
                 Predictions(
@@ -759,10 +760,7 @@ class Calibration(NamedTuple):
     weight: F64[np.ndarray, "F"]
     n_triples: int  # of valid
     threshold: float  # of the probability, with which most triples of valid and false ones are told apart
-    calibration_error: (
-        float  # expected, on triples that the weights were not fitted on
-    )
-    log_loss: float
+    bins: evaluate.Bins  # of triples that the weights were not fitted on
 
     def probability(self, found: ScoredTriples) -> F64[np.ndarray, "n"]:
         """Return the probability that each triple is true."""
@@ -770,7 +768,13 @@ class Calibration(NamedTuple):
 
     def to_json(self) -> Json:
         """Return the fit as JSON values."""
-        return self._asdict() | {"weight": self.weight.tolist()}
+        return {
+            "weight": self.weight.tolist(),
+            "n_triples": self.n_triples,
+            "threshold": self.threshold,
+            "calibration_error": evaluate.calibration_error(self.bins),
+            "log_loss": evaluate.log_loss(self.bins),
+        }
 
 
 def score_triples(
@@ -864,8 +868,7 @@ def calibrate(answerer: Answerer, seed: int = 0) -> Calibration | None:
         _fit_logistic(x, y),
         len(true),
         float(edges[best : best + 2].mean()),
-        evaluate.calibration_error(bins),
-        evaluate.log_loss(bins),
+        bins,
     )
 
 

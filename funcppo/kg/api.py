@@ -494,12 +494,14 @@ class Knowledge:
         Raises:
           ValueError: a name is unknown, or a query has no or several variables; the message has its place.
         """
+
         read: list[OpenQuery] = []
         for place, text in enumerate(queries):
             try:
                 read.append(read_open_query(self.dataset, text)[0])
             except ValueError as error:
                 raise ValueError(f"queries[{place}]: {error}") from None
+
         found = self._answerer.answer(
             read, k=k, with_known=known, min_score=min_score
         )
@@ -581,6 +583,7 @@ class Knowledge:
         proof = found.proof
         if proof is not None and self.trained and height is None:
             proof = self._answerer.explain(atom, TAIL).proof or proof
+
         best = None
         if proof is not None and proofs > 1:
             best = best_proofs(task, atom, MAX_PROOF_ROWS, proofs)

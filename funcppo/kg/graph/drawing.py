@@ -152,6 +152,7 @@ def draw_neighbours(
         for edge in chosen:
             pairs.setdefault(frozenset(edge[:2]), edge)
         limit = max(limit // 2, 1)
+
     name = dataset.entities[centers[0] - 1]
     title = f"{name} and its neighbours"
     return draw(

@@ -90,6 +90,7 @@ def describe_default_score(run: Run) -> str:
         f"what was learnt (score {run.score})",
         f"{best:.4f}" if is_validated else "not validated",
     )
+
     is_policy = run.default_score == run.score
     chosen, other = (policy, rule) if is_policy else (rule, policy)
     is_chance = run.default_score_reason.endswith("by-chance")

@@ -324,6 +324,7 @@ class Explorer:
             )
             for (relation, place), rows in list(groups.items())[:100]
         ]
+
         return values.Entity(
             entity=name,
             n_facts=sum(map(len, groups.values())),
@@ -528,12 +529,6 @@ class Explorer:
                 reasons |= explain.best_proofs_json(self.dataset.shown, best)
         if verdict != "unknown":
             verdict = self.answerer.verdict(verdict == "proved")
-        beside = None
-        if query.beside_id is not None:
-            side = SIDE_NAMES[place]
-            asked = {side: None, f"{side}_id": query.beside_id}
-            asked |= {"beside_id": None, "proofs": 1}
-            beside = self.why(query.model_copy(update=asked))
         fields = {
             "atom": self._fact(atom.tolist()),
             "side": SIDE_NAMES[place],
@@ -544,9 +539,17 @@ class Explorer:
             "score_name": subject.score.name,
             "trained": subject.policy_run is not None,
             "verdict": verdict,
-            "beside": beside,
+            "beside": self._beside(query),
         }
         return values.AtomExplanation.model_validate(reasons | fields)
+
+    def _beside(self, query: values.WhyQuery) -> values.AtomExplanation | None:
+        """Explain the other answer of a query; None without one."""
+        if query.beside_id is None:
+            return None
+        asked = {query.side: None, f"{query.side}_id": query.beside_id}
+        asked |= {"beside_id": None, "proofs": 1}
+        return self.why(query.model_copy(update=asked))
 
     def read_text(self, query: str) -> dict[str, int]:
         """Return the ids of relation, head and tail of a query given as text, without that of a variable.

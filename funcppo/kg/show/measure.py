@@ -25,6 +25,7 @@ from funcppo.kg.answers import (
     Answerer,
     AnswerProof,
     OpenQuery,
+    calibrate,
     explain_answer,
     format_query,
     probability,
@@ -52,6 +53,9 @@ from funcppo.kg.run import held_out
 from funcppo.kg.run.run import Run, present_graph
 from funcppo.kg.run.subject import describe_default_score, run_subject
 from funcppo.kg.search.task import PhaseCallback, ProverTask, ignore_phase
+
+# the name of the bins of what `funcppo score` says of triples
+OF_TRIPLES = "funcppo score, of triples"
 
 
 class RankedTest(NamedTuple):
@@ -112,7 +116,7 @@ class RunMeasurements:
     metrics: dict[str, Json]
     """By name of the score: rule confidences, the policy untrained and trained; empty without test queries."""
     bins: dict[str, Bins]
-    """Candidates by the probability that a policy gives them, see `held_out.policy_bins`."""
+    """Candidates by the probability that a policy gives them, see `held_out.policy_bins`; triples of `OF_TRIPLES`."""
     rules: tuple[RuleUse, ...]
     """The rules that were used."""
     entries: tuple[Json, ...] = ()
@@ -214,10 +218,18 @@ def measure(
         log=tuple(log),
         n_ranked=len(ranked.queries),
         metrics=ranked.metrics,
-        bins=ranked.bins,
+        bins=ranked.bins | _triple_bins(run, ranked),
         rules=tuple(count_uses(run.task, proofs)),
         entries=tuple(entries),
     )
+
+
+def _triple_bins(run: Run, ranked: RankedTest) -> dict[str, Bins]:
+    """Return triples by the probability that `funcppo score` gives them, if queries of test are ranked."""
+    if not ranked.metrics:
+        return {}
+    fit = calibrate(Answerer(run_subject(run)))
+    return {} if fit is None else {OF_TRIPLES: fit.bins}
 
 
 # -- data, files and settings

@@ -30,7 +30,7 @@ from funcppo.kg.graph.drawing import MAX_LABEL, label
 from funcppo.kg.graph.text import display, score_text
 from funcppo.kg.ranking import evaluate
 from funcppo.kg.run.held_out import TEMPERED, TRAINED, UNTRAINED
-from funcppo.kg.show.measure import RuleUse, RunMeasurements
+from funcppo.kg.show.measure import OF_TRIPLES, RuleUse, RunMeasurements
 from funcppo.rl import POLICIES, Returns, estimate
 
 if TYPE_CHECKING:
@@ -47,6 +47,12 @@ MAX_ROWS = 200
 # mid tones, which stand out on white and on black, also for the colour-blind
 COLOURS = ("#8c8c8c", "#2f7ed8", "#e07b39", "#2a9d6f")
 GREY, BLUE, ORANGE, GREEN = COLOURS
+RELIABILITY_COLOURS = {
+    UNTRAINED: GREY,
+    TRAINED: BLUE,
+    TEMPERED: ORANGE,
+    OF_TRIPLES: GREEN,
+}
 # the colour of text and axes, which a page replaces by its own
 INK = "#1b1b1f"
 METRICS = ("mrr", "hits@1", "hits@3", "hits@10", "auc_pr", "proved", "ceiling")
@@ -210,7 +216,7 @@ def reliability(runs: Runs) -> list[Table]:
         state: evaluate.bins_to_json(
             evaluate.add_bins(run.bins[state] for run in runs)
         )
-        for state in (UNTRAINED, TRAINED, TEMPERED)
+        for state in RELIABILITY_COLOURS
         if all(state in run.bins for run in runs)
     }
     losses = [{"policy": k, **v} for k, v in found.items()]
@@ -245,6 +251,7 @@ def rules(runs: Runs) -> list[Table]:
             "last_step_of": sum(n_proofs),
         }
         rows.append(row)
+
     rows.sort(key=lambda x: (-x["last_step_of"], x["rule"]))
     return [_to_columns(rows, tuple(rows[0]))]
 
@@ -381,7 +388,7 @@ def _draw_reliability(tables: list[Table]) -> Figure:
     axes = figure.subplots()
     axes.plot([0, 1], [0, 1], "--", color=GREY, linewidth=1)
     columns = {name: np.array(column) for name, column in bins.items()}
-    for state, colour in zip(losses["policy"], (GREY, BLUE, ORANGE)):
+    for state in losses["policy"]:
         drawn = {k: x[columns["policy"] == state] for k, x in columns.items()}
         x, y = drawn["mean_probability"], drawn["share_right"]
         axes.errorbar(
@@ -389,7 +396,7 @@ def _draw_reliability(tables: list[Table]) -> Figure:
             y,
             yerr=np.maximum([y - drawn["low"], drawn["high"] - y], 0.0),
             fmt="o-",
-            color=colour,
+            color=RELIABILITY_COLOURS[state],
             capsize=3,
             markersize=4,
             label=state.replace("_", " "),
