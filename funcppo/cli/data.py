@@ -381,7 +381,9 @@ def _derivation_heights(
     atoms = torch.from_numpy(split).long()
     height = fixpoint.atom_height(model, atoms)
     last_height = len(model.n_atoms_after_step) - 1
-    if model.stop_reason and not deadline.is_over and not is_train:
+    has_conditions = bool((knowledge_base.rules[:, :, 0] < 0).any())
+    is_open = bool(model.stop_reason) and not has_conditions
+    if is_open and not deadline.is_over and not is_train:
         with suppress(RowBudgetExceeded):
             derived_next = derive.derived_in_next_step(
                 knowledge_base, model, atoms, budget

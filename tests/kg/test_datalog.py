@@ -317,8 +317,10 @@ def test_strata_are_those_of_clingo_and_prolog(tmp_path):
         path.write_text(format_program(clauses, random))
         dataset = load(path)
         assert_model(dataset, answers, random)
+        assert_answers(path, clauses, random, answers)
         answers = clingo_answers(clauses, object_identity=True)
         assert_model(dataset, answers, random, object_identity=True)
+        assert_answers(path, clauses, random, answers, object_identity=True)
 
 
 def assert_model(dataset, answers, random, object_identity=False):

@@ -724,7 +724,8 @@ def rules_from_kb(
         conditions = tuple(atom for atom in atoms if atom[0] < 0)
         if conditions and not with_conditions:
             raise ValueError(
-                f"rule {i}: expected no negation and no comparison"
+                f"rule {i}: expected no negation and no comparison, which only `funcppo prove`, `data` and `check "
+                "PROOF.json` evaluate"
             )
         rules.append(Rule(i, head, tuple(body), conditions))
     return rules

@@ -234,19 +234,24 @@ def _rule_errors(
                 f"{part} of rule {rule_id}: expected {list(expected)}, got {list(goal)}"
             )
 
-    if object_identity and not _keeps_identity(atoms, binding, n_constants):
+    named = _named_constants(atoms, n_constants)
+    if object_identity and not _keeps_identity(named, binding):
         errors.append(
-            f"expected another constant for each variable, none of those that rule {rule_id} names, got {pairs}"
+            f"expected another constant for each variable, none of the rule's {sorted(named)}, got {pairs}"
         )
     return errors
 
 
-def _keeps_identity(
-    atoms: Iterable[Sequence[int]], binding: Mapping[int, int], n_constants: int
-) -> bool:
-    """Return whether no two variables of a rule have one constant, and none has one that the rule names."""
+def _named_constants(
+    atoms: Iterable[Sequence[int]], n_constants: int
+) -> set[int]:
+    """Return the constants that a rule names outside of comparisons."""
     rows = (atom[1:] for atom in atoms if not _is_comparison(atom))
-    named = {t for row in rows for t in row if 0 < t <= n_constants}
+    return {t for row in rows for t in row if 0 < t <= n_constants}
+
+
+def _keeps_identity(named: set[int], binding: Mapping[int, int]) -> bool:
+    """Return whether no two variables have one constant, and none has one that the rule names."""
     n_distinct = len(named.union(binding.values()))
     return n_distinct == len(named) + len(binding)
 
@@ -396,9 +401,8 @@ class Conditions:
         self, rule: list[Atom], row: Mapping[int, int], below: set[Atom]
     ) -> bool:
         """Return whether a row keeps object identity and satisfies the conditions of a rule."""
-        if self.object_identity and not _keeps_identity(
-            rule, row, self.n_constants
-        ):
+        named = _named_constants(rule, self.n_constants)
+        if self.object_identity and not _keeps_identity(named, row):
             return False
         conditions = [self._bind(atom, row) for atom in rule if atom[0] < 0]
         decided = {c: self._decide(c) for c in conditions}

@@ -21,6 +21,7 @@ Sources: Tamaki and Sato 1986, "OLD resolution with tabulation"; Beeri and Ramak
 from __future__ import annotations
 
 import math
+import operator
 import sys
 import time
 from collections import defaultdict
@@ -45,6 +46,8 @@ from torch import Tensor
 
 from funcppo.core.host import paused_collection
 from funcppo.core.types import I32, I64
+from funcppo.kg.graph.dataset import OPERATORS
+from funcppo.kg.graph.text import TESTS
 from funcppo.kg.logic import derive, fixpoint
 from funcppo.kg.logic.fixpoint import (
     StepCallback,
@@ -279,7 +282,8 @@ Picker = Callable[[Row], Row]
 Packer = Callable[[Row], Packed]
 # from rows of a layout to the wanted terms of those that pass; None: all as they are
 Projection = Callable[[Iterable[Row]], set[Row]] | None
-TermPair = tuple[int, int]  # two terms whose constants must differ
+# terms, and the test that their constants must pass
+Condition = tuple[Row, Callable[..., object]]
 Rank = Callable[[Atom, AbstractSet[int]], tuple[int, int]]
 
 
@@ -353,29 +357,29 @@ def _extension(
 
 
 def _projection(
-    terms: Row, wanted: Row, different: Sequence[TermPair] = ()
+    terms: Row, wanted: Row, conditions: Sequence[Condition] = ()
 ) -> Projection:
     """Return the projection of rows to wanted terms; a term that occurs twice must have one constant.
 
     Args:
-      different: pairs of terms that must have different constants.
+      conditions: those that rows must satisfy.
     """
     same = [
         (i, terms.index(term))
         for i, term in enumerate(terms)
         if terms.index(term) < i
     ]
-    differ = [(terms.index(a), terms.index(b)) for a, b in different]
-    if terms == wanted and not differ and not same:
+    tests = [(_picker(terms, part), test) for part, test in conditions]
+    if terms == wanted and not tests and not same:
         return None
     pick = _picker(terms, wanted)
-    if not differ and not same:
+    if not tests and not same:
         return lambda rows: set(map(pick, rows))
     return lambda rows: {
         pick(row)
         for row in rows
         if all(row[i] == row[j] for i, j in same)
-        and all(row[i] != row[j] for i, j in differ)
+        and all(test(*part(row)) for part, test in tests)
     }
 
 
@@ -383,7 +387,7 @@ def _plan_body(
     body: Iterable[Atom],
     given: Iterable[int],
     output: Row,
-    different: Sequence[TermPair],
+    conditions: Sequence[Condition],
     n_constants: int,
     rank: Rank,
 ) -> _Plan:
@@ -392,15 +396,16 @@ def _plan_body(
     Args:
       given: the variables whose constants are known first.
       output: the terms to know in the end.
-      different: pairs of terms; each is compared once both are known.
+      conditions: each is tested once its terms are known.
       rank: of an atom given the known terms; the atom that ranks least is solved next.
     """
     remaining = list(dict.fromkeys(body))
-    terms = {*output, *chain(*different), *chain(*map(_arguments, remaining))}
+    tested = chain(*(part for part, _ in conditions))
+    terms = {*output, *tested, *chain(*map(_arguments, remaining))}
     constants = tuple(sorted(t for t in terms if t <= n_constants))
     layout = (*given, *constants)
     known = set(layout)
-    now = [pair for pair in different if known.issuperset(pair)]
+    now = [c for c in conditions if known.issuperset(c[0])]
     check = _projection(layout, layout, now)
 
     steps: list[_Step] = []
@@ -409,10 +414,12 @@ def _plan_body(
         atom = min(remaining, key=lambda atom: rank(atom, known))
         remaining.remove(atom)
         before, known = known, known.union(_arguments(atom))
-        open_pairs = [p for p in different if not before.issuperset(p)]
-        now = [pair for pair in open_pairs if known.issuperset(pair)]
-        later = [pair for pair in open_pairs if pair not in now]
-        needed = {*output, *chain(*later), *chain(*map(_arguments, remaining))}
+        open_ = [c for c in conditions if not before.issuperset(c[0])]
+        now = [c for c in open_ if known.issuperset(c[0])]
+        later = chain(
+            *(part for part, _ in open_ if not known.issuperset(part))
+        )
+        needed = {*output, *later, *chain(*map(_arguments, remaining))}
         step, layout = _plan_step(atom, layout, needed, now)
         steps.append(step)
         layouts.append(layout)
@@ -423,14 +430,14 @@ def _plan_step(
     atom: Atom,
     layout: Row,
     needed: set[int],
-    different: Sequence[TermPair],
+    conditions: Sequence[Condition],
 ) -> tuple[_Step, Row]:
     """Plan one step; return it and the layout of the rows after it."""
     # Arguments that are known make the key of a goal; the others are its answer.
     arguments = _arguments(atom)
     bound = tuple(i for i, t in enumerate(arguments) if t in layout)
     free = tuple(t for t in arguments if t not in layout)
-    held = needed.union(*different)
+    held = needed.union(*(part for part, _ in conditions))
     kept = tuple(t for t in layout if t in held)
     new = tuple(t for t in dict.fromkeys(free) if t in held)
     after = tuple(t for t in kept + new if t in needed)
@@ -444,7 +451,7 @@ def _plan_step(
         is_whole=free == new,
         terms=kept + new,
         n_kept=len(kept),
-        finish=_projection(kept + new, after, different),
+        finish=_projection(kept + new, after, conditions),
     )
     return step, after
 
@@ -505,6 +512,10 @@ class Clauses:
         self._rule_offsets = int_list(kb.rule_offsets)
         self._indices: dict[tuple[int, Row], dict[Packed, list[Packed]]] = {}
         self._rules: dict[int, list[Rule]] = {}
+        self._number_rank = int_list(kb.number_rank)
+        # goals of negations, by object identity and by how many negations are above them; what bounds their evaluation
+        self._negated: dict[tuple[bool, int], _Tables] = {}
+        self.limits = Limits()
         self._searches: dict[tuple[int, frozenset[int], Row, bool], _Plan] = {}
 
     def rules_of(self, predicate: int) -> list[Rule]:
@@ -512,7 +523,9 @@ class Clauses:
         if predicate not in self._rules:
             span = slice(*self._rule_offsets[predicate : predicate + 2])
             ids = int_list(self.kb.rule_ids_by_predicate[span])
-            self._rules[predicate] = rules_from_kb(self.kb, ids)
+            self._rules[predicate] = rules_from_kb(
+                self.kb, ids, with_conditions=True
+            )
         return self._rules[predicate]
 
     def facts_among(self, atoms: Collection[Atom]) -> set[Atom]:
@@ -638,7 +651,8 @@ class Clauses:
             if not values:
                 return None
             binding.update(zip(output, min(values)))
-        return substitute_rule(rule, binding).body
+        ground = substitute_rule(rule, binding)
+        return ground.body + ground.conditions
 
     def bodies(
         self,
@@ -656,10 +670,102 @@ class Clauses:
         values = self._search(
             rule, binding, (*unbound,), object_identity, find, budget
         )
-        return [
-            substitute_rule(rule, binding | dict(zip(unbound, row))).body
+        ground = [
+            substitute_rule(rule, binding | dict(zip(unbound, row)))
             for row in sorted(values)
         ]
+        return [found.body + found.conditions for found in ground]
+
+    def conditions(
+        self, rule: Rule, object_identity: bool, n_negations: int
+    ) -> list[Condition]:
+        """Return what a rule's terms must satisfy: its conditions, and object identity.
+
+        Args:
+          n_negations: how many negations are above the goals of the rule.
+        """
+        pairs = object_identity_constraints(
+            rule, self.sizes.n_constants, object_identity
+        )
+        conditions: list[Condition] = [
+            ((left[0], right[0]), operator.ne) for left, right in pairs
+        ]
+        key = object_identity, n_negations + 1
+        for atom in rule.conditions:
+            test = partial(self._compare, OPERATORS.get(atom[0], ""))
+            if atom[0] not in OPERATORS:
+                places = tuple(i for i, term in enumerate(atom[1:]) if term)
+                test = partial(self._is_absent, key, -atom[0], places)
+            conditions.append((_arguments(atom), test))
+        return conditions
+
+    def _compare(self, name: str, left: int, right: int) -> bool:
+        """Return whether a comparison holds; one of numbers does not hold of other names."""
+        if name not in ("=", "!="):
+            left, right = self._number_rank[left], self._number_rank[right]
+        return left > 0 and right > 0 and TESTS[name](left, right)
+
+    def _is_absent(
+        self,
+        table_key: tuple[bool, int],
+        predicate: int,
+        places: Row,
+        *constants: int,
+    ) -> bool:
+        """Return whether no fact and no rule gives an atom of a predicate with some constants at some places.
+
+        Raises:
+          RowBudgetExceeded: a bound ends the work.
+        """
+        key = constants[0] if len(constants) == 1 else constants
+        tables = self._negated.get(table_key)
+        group = tables and tables.groups.get((predicate, places))
+        goal = group and group.goals.get(key)
+        if not goal:
+            goal = self._solve_negated(table_key, predicate, places, constants)
+        return not (goal and goal.answers)
+
+    def _solve_negated(
+        self,
+        table_key: tuple[bool, int],
+        predicate: int,
+        places: Row,
+        constants: Row,
+    ) -> _Goal | None:
+        """Return a goal with all its answers; None for a predicate without facts and rules."""
+        object_identity, n_negations = table_key
+        if n_negations > 64:
+            raise RowBudgetExceeded("more than 64 negations, one in another")
+        first, last = self._fact_offsets[predicate : predicate + 2]
+        some = [rule.head for rule in self.rules_of(predicate)[:1]]
+        some += atom_tuples(self.kb.facts[first : min(first + 1, last)])
+        if not some:
+            return None
+
+        # The others are variables of the goal.
+        arity = len(_arguments(some[0]))
+        known = dict(zip(places, constants))
+        terms = (
+            known.get(i, self.sizes.n_constants + 1 + i) for i in range(arity)
+        )
+        padding = (0,) * (len(some[0]) - 1 - arity)
+        limits = replace(
+            self.limits, max_height=None, object_identity=object_identity
+        )
+        tables = self._negated.get(table_key)
+        if tables is None:
+            atom = (predicate, *terms, *padding)
+            tables = _Tables(self, atom, limits, n_negations)
+            self._negated[table_key] = tables
+        tables.limits = limits
+        key = constants[0] if len(constants) == 1 else constants
+        goal = tables.open(tables.group(predicate, arity, places), key, 0)
+        try:
+            tables.run()
+        except RowBudgetExceeded:
+            self._negated.clear()
+            raise
+        return goal
 
     def _body_variables(self, rule: Rule) -> dict[int, None]:
         """Return the variables of a rule's body in order of occurrence."""
@@ -684,7 +790,7 @@ class Clauses:
                 rule.body,
                 binding,
                 output,
-                _different_terms(rule, self.sizes, object_identity),
+                self.conditions(rule, object_identity, 0),
                 self.sizes.n_constants,
                 self.rank,
             )
@@ -748,16 +854,6 @@ def _group_facts(
     for key, rest in zip(packed(bound), packed(free)):
         index[key].append(rest)
     return dict(index)
-
-
-def _different_terms(
-    rule: Rule, sizes: KBSizes, object_identity: bool
-) -> list[TermPair]:
-    """Return the pairs of a rule's terms, variables and constants, that object identity keeps apart."""
-    pairs = object_identity_constraints(
-        rule, sizes.n_constants, object_identity
-    )
-    return [(left[0], right[0]) for left, right in pairs]
 
 
 # -- tables of goals
@@ -846,7 +942,9 @@ class _Body:
             rule.body,
             [term for term in values if term > n_constants],
             head,
-            _different_terms(rule, clauses.sizes, tables.object_identity),
+            clauses.conditions(
+                rule, tables.object_identity, tables.n_negations
+            ),
             n_constants,
             partial(clauses.rank, values=values),
         )
@@ -896,11 +994,21 @@ class _Tables:
     start, a round gives all new answers; rounds are then the steps of T_P, and r is the least height.
     """
 
-    def __init__(self, clauses: Clauses, query: Atom, limits: Limits) -> None:
+    def __init__(
+        self,
+        clauses: Clauses,
+        query: Atom,
+        limits: Limits,
+        n_negations: int = 0,
+    ) -> None:
         self.clauses, self.query, self.limits = clauses, query, limits
+        self.n_negations = n_negations  # above the goals
+        if not n_negations:
+            clauses.limits = limits
         self.n_constants = clauses.sizes.n_constants
         self.object_identity = limits.object_identity
         is_ground = max(query[1:], default=0) <= self.n_constants
+        is_ground = is_ground and not n_negations
         # a ground query is no fact while it is proved
         self.left_out = query if is_ground else None
         # goals of this depth and more are answered by facts alone
@@ -1243,7 +1351,12 @@ class _Tables:
         """Build a proof of an atom that answers a goal from answers of earlier and earlier rounds."""
         self.collect_held()
         rules = rule_tuples(self.clauses.kb.rules)
-        return from_model(rules, self.n_constants, self.derive, atom)
+        # A condition that was not tested yet is tested without bounds.
+        self.clauses.limits = Limits()
+        try:
+            return from_model(rules, self.n_constants, self.derive, atom)
+        finally:
+            self.clauses.limits = self.limits
 
     def derive(self, atom: Atom) -> tuple[int, tuple[Atom, ...]] | None:
         """Return a rule that derives a held atom, and its ground body; None for a fact.
@@ -1428,6 +1541,8 @@ def _check_proof(tables: _Tables, proof: Proof) -> Proof:
         max_height=None,
         leave_one_out=True,
         object_identity=tables.object_identity,
+        # They were tested, and `funcppo check` tests them again.
+        holds=lambda condition: True,
     )
     assert not errors, errors
     return proof
@@ -1755,13 +1870,14 @@ def failed_rules(found: Answers, atom: Atom, n_rules: int) -> FailedRules:
     matching = [
         body
         for body in tables.bodies(tables.root)
-        if body.start(key, tables.n_constants)
+        if body.rule.conditions or body.start(key, tables.n_constants)
     ]
     rules: list[tuple[int, tuple[Atom, ...]]] = []
     for body in matching[:n_rules]:
         unifier = most_general_unifier(body.rule.head, atom, tables.n_constants)
         tried = {step.atom for step in body.plan.steps[: body.reached + 1]}
         goals = [a for a in body.rule.body if a in tried]
+        goals += body.rule.conditions
         unified = tuple(substitute_atom(goal, unifier or {}) for goal in goals)
         rules.append((body.rule.id, unified))
     return FailedRules(rules, len(matching))
@@ -1795,8 +1911,9 @@ def fact_heights(
     if limits.max_height == 0:
         return FactHeights(height[row_of_fact], 0)
 
-    # At height 1, facts of two arguments by questions.
-    is_asked = is_binary(facts)
+    # At height 1, facts of two arguments by questions, which ask no conditions.
+    has_conditions = bool((kb.rules[:, :, 0] < 0).any())
+    is_asked = is_binary(facts) & (not has_conditions)
     asked = is_asked.nonzero().squeeze(1)
     try:
         if len(asked):

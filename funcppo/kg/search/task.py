@@ -28,7 +28,6 @@ from funcppo.kg.config import (
     proof_settings,
 )
 from funcppo.kg.graph.dataset import Dataset, entity_ids
-from funcppo.kg.graph.rules import check_horn
 from funcppo.kg.logic import (
     derive,
     fixpoint,
@@ -195,7 +194,6 @@ def build_task(
         1, the deadline.
     """
     settings = proof_settings(cfg)
-    check_horn(dataset)
     if not len(dataset.rules):
         raise ValueError(
             f"{dataset.name}: expected rules (--rules FILE, as `funcppo mine` writes it, or rules.txt), got none"

@@ -15,8 +15,10 @@ import pytest
 from hypothesis import assume, event, given
 from hypothesis import strategies as st
 
+from funcppo.kg.graph.loaders import from_text
+from funcppo.kg.graph.rules import comparison_tests, parse_query, proof_names
+from funcppo.kg.logic import kb, prove
 from funcppo.kg.logic import proof as proof_
-from funcppo.kg.logic import prove
 from funcppo.kg.logic.proof import Proof
 from tests import sld
 from tests.kg.logic.proof_cases import (
@@ -135,6 +137,93 @@ def test_a_tampered_proof_is_rejected(program, data):
     same_goals = "goal" not in fields or at == 0
     assume(not (same_goals and proves_the_same(program, false, false[at])))
     assert checked(program, Proof(nodes=tuple(false))) != []
+
+
+# -- conditions
+
+AGES = from_text("""
+    e(ann, bob). e(bob, cid). age(ann, 17). age(bob, 40). age(eve, 50.5). age(dan, old).
+    path(X, Y) :- e(X, Y).
+    path(X, Z) :- path(X, Y), e(Y, Z).
+    q(X, Y) :- age(X, N), age(Y, M), N < M, X \\= bob, \\+ path(X, Y), \\+ e(Y, _).
+""")
+
+
+def ages_proof():
+    """The proof of q(ann, eve): its rule, two ages, two comparisons, two negations."""
+    atom = tuple(parse_query(AGES, "q(ann, eve)").tolist())
+    clauses = prove.Clauses(*kb.from_dataset(AGES))
+    proof = prove.prove_ground(clauses, atom, prove.Limits()).proof
+    assert proof is not None
+    return proof
+
+
+def ages_errors(proof, *more_facts):
+    """The errors of a proof with more facts."""
+    facts = {tuple(fact) for fact in AGES.facts.tolist()}
+    facts |= {tuple(parse_query(AGES, fact).tolist()) for fact in more_facts}
+    rules, n = AGES.rules.tolist(), AGES.n_constants
+    conditions = proof_.Conditions(facts, rules, comparison_tests(AGES), n)
+    limits = {"max_height": 1, "leave_one_out": True, "n_constants": n}
+    return proof_.check_proof(
+        proof, facts, rules, holds=conditions.hold, **limits
+    )
+
+
+def test_a_proof_shows_its_conditions_and_the_checker_tests_them():
+    proof = ages_proof()
+    names = proof_names(AGES)
+    assert proof_.to_text(proof, *names[:2]) == (
+        "q(ann, eve)      by rule 2: q(X, Y) :- age(X, Z), age(Y, W), Z < W, X != bob, not path(X, Y), not e(Y, _)\n"
+        "├─ age(ann, 17)      fact\n"
+        "├─ age(eve, 50.5)      fact\n"
+        "├─ 17 < 50.5      compared\n"
+        "├─ ann != bob      compared\n"
+        "├─ not path(ann, eve)      no fact and no rule gives it\n"
+        "└─ not e(eve, _)      no fact and no rule gives it\n"
+    )
+    document = json.loads(proof_.to_json(proof, *names))
+    assert proof_.from_json(document) == proof
+    assert {"not path", "not e", "<", "!="} < {*document["predicates"].values()}
+    assert ages_errors(proof) == []
+    (error,) = ages_errors(proof, "e(cid, eve)")
+    assert error.startswith("root/4: ") and "does not hold" in error
+    errors = ages_errors(proof, "e(eve, ann)", "path(ann, eve)")
+    assert [error[:7] for error in errors] == ["root/4:", "root/5:"]
+
+
+@pytest.mark.parametrize(
+    ("position", "change"),
+    [
+        (0, {"children": (1, 2, 3, 4, 5)}),
+        (0, {"children": (1, 2, 3, 4, 6, 5)}),
+        (3, {"goal": "reversed"}),
+        (5, {"goal": "reversed"}),
+        (6, {"goal": "positive"}),
+        (3, {"rule": 0}),
+        (5, {"rule": 2}),
+        (5, {"children": (6,)}),
+        (6, {"substitution": ((1, 1),)}),
+    ],
+)
+def test_a_proof_with_a_changed_condition_is_rejected(position, change):
+    nodes = list(ages_proof().nodes)
+    predicate, left, right = nodes[position].goal
+    goals = {
+        "reversed": (predicate, right, left),
+        "positive": (-predicate, left, right),
+    }
+    if "goal" in change:
+        change = {"goal": goals[change["goal"]]}
+    nodes[position] = dataclasses.replace(nodes[position], **change)
+    assert ages_errors(Proof(nodes=tuple(nodes))) != []
+
+
+def test_a_program_without_strata_gives_no_absent_atom():
+    rules = [[(1, 1, 0), (-2, 1, 0)], [(2, 1, 0), (-1, 1, 0)]]
+    conditions = proof_.Conditions([], rules, {}, 1)
+    assert not conditions.hold((-1, 1, 0))
+    assert conditions.hold((-3, 1, 0))
 
 
 def test_the_checker_imports_nothing_of_the_package():
