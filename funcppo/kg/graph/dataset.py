@@ -559,9 +559,9 @@ def _find_users(
 
 def _new_numbers(dataset: Dataset, rules: Sequence[Clause]) -> list[str]:
     """Return the numbers that rules compare with and that the data do not have."""
-    known = index_entities(dataset)
     atoms = (a for r in rules for a in r.body if a.sign == COMPARED)
     names = dict.fromkeys(chain.from_iterable(map(_constants, atoms)))
+    known = index_entities(dataset) if names else {}
     return [name for name in names if name not in known]
 
 
