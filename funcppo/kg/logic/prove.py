@@ -748,13 +748,12 @@ class Clauses:
         terms = (
             known.get(i, self.sizes.n_constants + 1 + i) for i in range(arity)
         )
-        padding = (0,) * (len(some[0]) - 1 - arity)
         limits = replace(
             self.limits, max_height=None, object_identity=object_identity
         )
         tables = self._negated.get(table_key)
         if tables is None:
-            atom = (predicate, *terms, *padding)
+            atom = (predicate, *terms, *some[0][1 + arity :])
             tables = _Tables(self, atom, limits, n_negations)
             self._negated[table_key] = tables
         tables.limits = limits
@@ -1002,13 +1001,14 @@ class _Tables:
         n_negations: int = 0,
     ) -> None:
         self.clauses, self.query, self.limits = clauses, query, limits
-        self.n_negations = n_negations  # above the goals
-        if not n_negations:
-            clauses.limits = limits
         self.n_constants = clauses.sizes.n_constants
-        self.object_identity = limits.object_identity
-        is_ground = max(query[1:], default=0) <= self.n_constants
-        is_ground = is_ground and not n_negations
+        # how many negations are above the goals
+        self.object_identity, self.n_negations = (
+            limits.object_identity,
+            n_negations,
+        )
+        most = -1 if n_negations else self.n_constants
+        is_ground = max(query[1:], default=0) <= most
         # a ground query is no fact while it is proved
         self.left_out = query if is_ground else None
         # goals of this depth and more are answered by facts alone
@@ -1086,6 +1086,8 @@ class _Tables:
         Raises:
           RowBudgetExceeded: a bound ends the work; what was found so far stays.
         """
+        if not self.n_negations:
+            self.clauses.limits = self.limits
         is_bounded = False
         while True:
             fresh, changed = self._next_goals()
