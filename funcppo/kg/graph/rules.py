@@ -653,6 +653,21 @@ def comparison_tests(
     return {i: partial(test, name) for i, name in OPERATORS.items()}
 
 
+def check_horn(dataset: Dataset) -> None:
+    """Check that no rule has a negation or a comparison, which evidence and confidences do not count.
+
+    Raises:
+      ValueError: one has; the message shows the first.
+    """
+    rows = np.flatnonzero((dataset.rules[:, :, 0] < 0).any(1))
+    if len(rows):
+        text = shorten(format_rule(dataset, dataset.rules[rows[0]]))
+        problem = "without negation and comparison, which only `funcppo prove`, `data` and `check` take"
+        raise ValueError(
+            f"{dataset.name}: expected rules {problem}, got {len(rows)} of {len(dataset.rules)} with, as {text}"
+        )
+
+
 def format_clause(
     head: Atom, body: Sequence[Atom], file_format: RuleTableFormat
 ) -> str:

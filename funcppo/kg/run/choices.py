@@ -33,6 +33,7 @@ from funcppo.kg.config import (
     RunConfig,
 )
 from funcppo.kg.graph.dataset import Dataset
+from funcppo.kg.graph.rules import check_horn
 from funcppo.kg.logic import derive, fixpoint, resolve
 from funcppo.kg.logic import kb as kbase
 from funcppo.kg.logic.derive import RulePlan, plan_rules
@@ -543,6 +544,7 @@ class _Grid:
         deadline: Deadline,
     ) -> None:
         """Set the data and the deadline of all trials; count the rules without object identity."""
+        check_horn(dataset)
         # by whether it is with object identity; counts that miss are added
         self.counts_of: dict[bool, RuleCounts] = {}
         if cfg.object_identity is not True:

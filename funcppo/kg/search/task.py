@@ -28,6 +28,7 @@ from funcppo.kg.config import (
     proof_settings,
 )
 from funcppo.kg.graph.dataset import Dataset, entity_ids
+from funcppo.kg.graph.rules import check_horn
 from funcppo.kg.logic import (
     derive,
     fixpoint,
@@ -194,6 +195,7 @@ def build_task(
         1, the deadline.
     """
     settings = proof_settings(cfg)
+    check_horn(dataset)
     if not len(dataset.rules):
         raise ValueError(
             f"{dataset.name}: expected rules (--rules FILE, as `funcppo mine` writes it, or rules.txt), got none"
