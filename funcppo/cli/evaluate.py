@@ -44,8 +44,8 @@ from funcppo.cli.common import (
 )
 from funcppo.cli.options import (
     HIDDEN,
-    CacheFolder,
     CudaGraphs,
+    DataOptions,
     MemoryOption,
     MetricsPort,
     Opt,
@@ -55,6 +55,7 @@ from funcppo.cli.options import (
 from funcppo.core.files import shorten
 from funcppo.core.settings import PositiveInt, Seed
 from funcppo.kg.config import Note, read_config
+from funcppo.kg.graph.triples import DEFAULT_CONFIG
 from funcppo.runtime import distributed
 from funcppo.runtime.distributed import Processes
 
@@ -102,6 +103,8 @@ class Evaluate(ScoreOptions):
         "funcppo evaluate graph/ --rules rules.tsv --score noisy-or --split valid",
     )
 
+    data: DataOptions = DEFAULT_CONFIG
+    """How files of triples are read and split."""
     split: Annotated[str, Opt("test|valid|NAME")] = "test"
     """Split whose queries are ranked: test, valid, or another file of triples, by its name in the folder of the data
     (test_hard) or its path. Those of test are then known to be true."""
@@ -119,16 +122,16 @@ class Evaluate(ScoreOptions):
     """Rank at most N queries, a random sample, always the same one. Default: all queries."""
     seed: Seed = 0
     """Random seed of the sampled corruptions; unused with --negatives all."""
-    debug: bool = False
+    debug: Annotated[bool, HIDDEN] = False
     """Run as a bug report needs it: record nothing, wait for each kernel, use deterministic algorithms, print
     tracebacks, and say what to attach. Default: off."""
-    compile: Literal["on", "off"] = "off"
+    compile: Annotated[Literal["on", "off"], HIDDEN] = "off"
     """Compile the search of a policy as one graph: on a GPU it takes half a minute with an empty cache and saves 3
     microseconds a candidate. It is an error where it fails."""
     cuda_graphs: CudaGraphs = "auto"
     """Replay the search as CUDA graphs on a GPU. auto: where they can be recorded; off: never, to rule them out;
     manual: always, and it is an error where one cannot be recorded."""
-    cache_dir: CacheFolder = None
+    cache_dir: Annotated[Path | None, HIDDEN] = None
     """Folder for compiled code, as --cache-dir of `funcppo train`. Default: $XDG_CACHE_HOME/funcppo."""
     memory: MemoryOption = None
     """Memory limit of this process, or of the GPU: a number of bytes or with a unit, such as 2GB or 512MiB. A search
@@ -858,7 +861,7 @@ def _compile_step(
             cause = error
     if problem:
         raise ValueError(
-            f"--compile on: expected a search that can be compiled, got: {problem}"
+            f"compile: expected a search that can be compiled, got: {problem}"
         ) from cause
     setup.search_step, setup.is_compiled = step, True
     seconds = time.perf_counter() - start

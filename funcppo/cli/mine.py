@@ -111,7 +111,7 @@ class Mine:
     memory: MemoryOption = None
     """Memory limit of this process, or of the GPU: a number of bytes or with a unit, such as 2GB or 512MiB. Default:
     three quarters of what is free."""
-    seed: Seed = _DEFAULT.seed
+    seed: Annotated[Seed, HIDDEN] = _DEFAULT.seed
     """Random seed of the samples."""
     device: DeviceName = "cpu"
     """Device to count on: cpu, cuda, or cuda:N for GPU number N."""

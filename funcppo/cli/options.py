@@ -156,7 +156,7 @@ class TargetOptions:
     recount: Annotated[bool, HIDDEN] = False
     """Count the rules of a run over the facts that it is asked about. Default: their confidences are those of
     training."""
-    data: DataOptions = DEFAULT_CONFIG
+    data: Annotated[DataConfig, Opt(shown=("columns",))] = DEFAULT_CONFIG
     """How files of triples are read and split."""
     threads: Annotated[PositiveInt | None, HIDDEN] = None
     """Number of CPU threads of an operation. Default: as many as the run was trained with; 1 for a data set."""
