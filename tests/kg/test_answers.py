@@ -191,7 +191,7 @@ def test_each_answer_has_a_name_a_verdict_and_a_proof(answerer):
     for name, answer in by_name.items():
         lines = answer.explanation.to_lines()
         # In a list the proof is shown, not the data set.
-        assert repr(answer).endswith("\n".join(lines) + ")")
+        assert "explanation=" + "\n".join(lines) + ", label" in repr(answer)
         assert lines[0].startswith(f"p(a, {name})") and "q(a, " in lines[1]
         assert answer.to_json()["proof"]["nodes"][0]["rule"] == 0
 

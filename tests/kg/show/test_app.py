@@ -94,7 +94,11 @@ def test_names_are_shown_with_escapes_and_kept_in_json(client, explorers):
         page = page_of(client, f"/entity?entity_id={entity}")
         assert display(name) in page.words
         response = client.get("/api/entity", params={"entity_id": entity})
-        assert response.json()["entity"] == {"id": entity, "name": name}
+        assert response.json()["entity"] == {
+            "id": entity,
+            "name": name,
+            "label": name,
+        }
         assert response.text.isascii() and response.text.isprintable()
         if len(name) < 1000:
             by_name = client.get("/api/entity", params={"entity": name})
