@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Protocol, Self, TypeVar
+from typing import Any, Protocol, Self, TypeVar
 
 import numpy as np
 import torch
@@ -107,7 +107,9 @@ def _threefry2x32_eager(
 ) -> tuple[Tensor, Tensor]:
     """Compute the operator eagerly: on a CPU in NumPy's uint32; else in int64, as torch has no portable uint32."""
     if k0.device.type == "cpu":
-        words = [x.numpy().astype(np.uint32) for x in (k0, k1, x0, x1)]
+        words: list[Any] = [
+            x.numpy().astype(np.uint32) for x in (k0, k1, x0, x1)
+        ]
         with np.errstate(over="ignore"):
             made = threefry_rounds(
                 *words, constant=np.uint32, rotate_left=_rotate_uint32

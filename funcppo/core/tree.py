@@ -247,7 +247,8 @@ def check_layout(
     if not compiler.is_compiling() and structure(value) == structure(like):
         pairs = zip(leaves(value), leaves(like))
         if all(
-            isinstance(x, Tensor) and x.dtype == y.dtype and x.shape == y.shape
+            # A leaf of a wrong value may be a number.
+            getattr(x, "dtype", None) == y.dtype and x.shape == y.shape
             for x, y in pairs
         ):
             return

@@ -428,9 +428,10 @@ def max_known_fanout(kb: KnowledgeBase) -> int:
     """Return the most facts of a predicate that have one argument in common."""
     widest = 1
     for place in range(1, kb.facts.shape[1]):
-        pairs = kb.facts[:, [0, place]]
-        counts = pairs.unique(dim=0, return_counts=True)[1]
-        widest = max(widest, int(counts.max())) if len(counts) else widest
+        pairs = kb.facts[:, 0] << 32 | kb.facts[:, place]
+        counts = row_index.value_counts(pairs)
+        if len(counts):
+            widest = max(widest, int(counts.max()))
     return widest
 
 

@@ -1299,7 +1299,7 @@ class _Learner:
                 self._obstacle_of_priors,
                 is_set=option is True,
             )
-            if option == "auto" and train == self._add_network:
+            if option == "auto" and isinstance(cfg, BellmanFordConfig):
                 larger = f"larger {name}"
                 cfg = replace(
                     cfg, n_layers=cfg.n_layers + 1, n_steps=16 * cfg.n_steps
