@@ -841,6 +841,10 @@ def fit(
       TypeError: an option is unknown.
     """
     _check_options(FitOptions, options, "fit")
+    if options.get("learner") == "guide":
+        raise ValueError(
+            "fit: learner: expected one that ranks, got 'guide' (`funcppo train` trains it)"
+        )
     if log and out is None:
         raise ValueError("log: expected a folder `out` for it, got none")
     graph = _as_graph(graph)

@@ -339,6 +339,7 @@ def test_results_are_data_frames_where_pandas_is(graph, monkeypatch):
         (lambda k: fp.load("countries_s1", rules=5), "rules: expected a text"),
         (lambda k: fp.load([("\udcff", "p", "b")]), "expected three names"),
         (lambda k: fp.fit("countries_s1", out="/dev/null"), "/dev/null: expected a folder, got a file"),
+        (lambda k: fp.fit("countries_s1", learner="guide"), "learner: expected one that ranks"),
     ],
 )  # fmt: skip
 def test_bad_input_is_one_line(graph, ask, message):
