@@ -133,11 +133,17 @@ def test_every_score_ranks(trained, programs, score):
         ),
         ("countries_s1 --memory 1MB", "--memory 1000000: ... at least"),
         ("{run} --memory 1MB", "--memory 1000000: ... at least"),
+        (
+            "countries_s1 --rules {tmp}/not.pl",
+            "expected rules without negation ... got 1 of 1 with, as 'locatedIn",
+        ),
     ],
 )
 def test_bad_input_is_one_line_and_exit_2(
     trained, programs, tmp_path, args, line
 ):
+    rule = "locatedIn(X, Y) :- neighborOf(X, Y), not neighborOf(Y, X)."
+    (tmp_path / "not.pl").write_text(rule)
     words = args.format(tmp=tmp_path, run=trained).split()
     error = programs.refused("evaluate", *words)
     assert contains(error, line), error

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from funcppo.core.host import NO_DEADLINE, Deadline
 from funcppo.kg.config import CHOICE_SECONDS, Note, ProverTaskConfig
 from funcppo.kg.graph.dataset import Dataset
+from funcppo.kg.graph.rules import check_horn
 from funcppo.kg.ranking import scoring
 from funcppo.kg.ranking.ranking import selection_metric
 from funcppo.kg.run import held_out
@@ -150,6 +151,7 @@ def dataset_subject(
     Raises:
       ValueError: there are no rules, or a setting or the score is bad.
     """
+    check_horn(dataset)
     value = None if score == "auto" else parse(score)
     cfg = _with_height(cfg, value)
     # Whether T_P derives a candidate says nothing of how rules are counted.
