@@ -351,7 +351,8 @@ def read_run(out: Path) -> Files:
     # A run that was killed between two checkpoints ends with another previous one.
     files |= read_run_tensors(out)
     files["config.json"] = (out / "config.json").read_bytes()
-    lines = (out / "metrics.jsonl").read_text().splitlines()
+    metrics = out / "metrics.jsonl"  # of updates, if there are any
+    lines = metrics.read_text().splitlines() if metrics.exists() else []
     for number, line in enumerate(lines):
         files[f"metrics.jsonl {number}"] = without_times(line)
     results = (out / "results.json").read_text()
