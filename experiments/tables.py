@@ -510,7 +510,7 @@ def performance_processes() -> str:
 def guided_proofs() -> str:
     """Return the share of goals proved within 100 steps by order, and what PPO gains."""
     names = sorted(x.stem for x in paths.RESULTS.glob("guided_proofs*.json"))
-    orders = "program", "confidences", "untrained", "listwise", "PPO"
+    orders = "program", "confidences", "untrained", "PPO"
     rows = []
     for row in [row for name in names for row in load_record(name)["rows"]]:
         gains = [

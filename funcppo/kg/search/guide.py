@@ -233,13 +233,18 @@ class ProofSearch:
     def __init__(
         self, program: SearchProgram, query: Atom, goals: OpenGoals = ()
     ) -> None:
+        """Begin a search.
+
+        Args:
+          goals: to prove in place of the query, which is no fact of its own proof.
+        """
         self.program, self.query = program, query
         self.n_steps = self.n_cut = self._n_held = 0
         # facts from which the query follows; None before a proof is found
         self.leaves: list[Atom] | None = None
         # cost, goals, and number of a partial proof; then its goals, depth, and the facts on its path
         self._frontier: list[tuple[float, int, int, OpenGoals, int, tuple]] = [
-            (0.0, 1, 0, ((query, 0),), 0, ())
+            (0.0, 1, 0, goals or ((query, 0),), 0, ())
         ]
         self._seen: dict[tuple[Atom, ...], list[Row]] = {}
 

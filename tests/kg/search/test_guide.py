@@ -137,6 +137,11 @@ def test_steps_of_a_chain_by_hand():
     low = guide.ProofSearch(guide.SearchProgram(Clauses(*kb), 4), (2, 1, 6))
     guide.search([low], guide.program_order, max_steps=100)
     assert low.leaves is None
+    # A search for other goals than the query: path(3, 6) at height 1, and what no facts prove.
+    for start, is_proved in ((3, True), (6, False)):
+        part = guide.ProofSearch(program, (2, 1, 6), (((2, start, 6), 1),))
+        guide.search([part], guide.program_order, max_steps=100)
+        assert (part.leaves is not None) == is_proved
 
 
 def guide_problem(dataset, height=3):
