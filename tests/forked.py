@@ -4,8 +4,6 @@ A fork server imports PyTorch and its compiler, and nothing else, once for all t
 of it. So a script begins in a state that no test has touched, as with `python SCRIPT`, but seconds earlier.
 """
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import runpy

@@ -1,7 +1,5 @@
 """What the tests of the learner share: small problems, compiled parts, and where recorded data lie."""
 
-from __future__ import annotations
-
 import os
 from functools import cache
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Datalog over Python sets, slow and obviously right: the oracle of the fixpoint; and the programs that it runs on."""
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import dataclass
 from random import Random

@@ -1,7 +1,5 @@
 """SWI-Prolog as an oracle: least models by tabling, provability up to a height, successors of one resolution step."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

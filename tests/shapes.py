@@ -1,7 +1,5 @@
 """The shapes and dtypes that annotations of records state, and those of their tensors."""
 
-from __future__ import annotations
-
 from typing import Any, get_args, get_type_hints
 
 import torch

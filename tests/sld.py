@@ -1,7 +1,5 @@
 """SLD resolution over Python lists: the oracle of terms and resolve, slow and obviously right."""
 
-from __future__ import annotations
-
 Atom = tuple[int, ...]
 
 

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import math
 
 import torch
@@ -104,9 +102,7 @@ def test_the_next_value_is_the_next_rows_but_at_a_cut_the_last_states():
     end=st.integers(0, 7),
     bad=st.sampled_from([math.nan, math.inf, -math.inf]),
 )
-def test_nothing_that_is_not_finite_reaches_an_episode_that_has_ended(
-    seed, T, end, bad
-):
+def test_nothing_infinite_reaches_an_ended_episode(seed, T, end, bad):
     """Rewards and values after the end change no advantage up to it, bit for bit."""
     end = min(end, T - 2)
     generator = torch.Generator().manual_seed(seed)

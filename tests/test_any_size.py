@@ -1,7 +1,5 @@
 """The learner at any size, dtype and flag: what was finite stays so, and each structure, shape and dtype stays too."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 
@@ -97,9 +95,7 @@ def assert_like(got, before):
 
 @few
 @given(problem=problems())
-def test_an_update_of_any_size_and_flags_is_finite_and_counts_its_minibatches(
-    problem,
-):
+def test_an_update_of_any_size_is_finite_and_counts_minibatches(problem):
     cfg, state = problem
     after, metrics = train_step(cfg, WORLD, state)
     assert_like(after, state)
@@ -115,9 +111,7 @@ def test_an_update_of_any_size_and_flags_is_finite_and_counts_its_minibatches(
 
 @few
 @given(problem=problems(max_shards=1), bad=BAD, index=st.integers(0, 99))
-def test_one_number_of_a_batch_that_is_not_finite_leaves_one_row_out(
-    problem, bad, index
-):
+def test_one_number_that_is_not_finite_leaves_a_row_out(problem, bad, index):
     cfg, state = problem
     collected = collect(cfg, WORLD, state)
     batch = double(collected.batch)
@@ -141,9 +135,7 @@ def test_one_number_of_a_batch_that_is_not_finite_leaves_one_row_out(
     bad=BAD,
     name=st.sampled_from(Scalars._fields),
 )
-def test_a_scalar_that_is_not_finite_never_reaches_the_parameters(
-    problem, bad, name
-):
+def test_an_infinite_scalar_never_reaches_the_parameters(problem, bad, name):
     cfg, state = problem
     scalars = state.scalars._replace(**{name: torch.tensor(bad)})
     after, _ = train_step(cfg, WORLD, state._replace(scalars=scalars))
@@ -165,9 +157,7 @@ ENVIRONMENTS = (
     dtype=st.sampled_from([torch.float32, torch.float64]),
     seed=SEEDS,
 )
-def test_a_network_of_any_size_fits_the_environment_it_is_built_for(
-    name, hidden, rows, dtype, seed
-):
+def test_a_network_fits_its_environment(name, hidden, rows, dtype, seed):
     env = fp.envs.make(name)
     agent = fp.nets.mlp(*hidden)(env.spec)
     keys = random.split(random.key(seed), 3)

@@ -1,7 +1,5 @@
 """The names of the package: light to import, each what its module defines."""
 
-from __future__ import annotations
-
 import ast
 import subprocess
 import sys

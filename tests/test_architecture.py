@@ -3,8 +3,6 @@
 Every import counts: at the top of a module, within a function, or for type checkers alone. Each module is parsed once.
 """
 
-from __future__ import annotations
-
 import ast
 import subprocess
 import sys

@@ -86,9 +86,7 @@ def test_what_is_restored_is_what_was_saved(leaves, tmp_path_factory):
         ),
     ],
 )
-def test_what_does_not_fit_is_refused_by_name(
-    like, fingerprint, problem, tmp_path
-):
+def test_what_does_not_fit_is_named(like, fingerprint, problem, tmp_path):
     path = tmp_path / "c.npz"
     checkpoint.save(path, state(), META)
     with pytest.raises(ValueError, match=rf"c\.npz: .*{problem}"):

@@ -1,7 +1,5 @@
 """Settings that cannot work are refused when they are made, with the name of the field."""
 
-from __future__ import annotations
-
 from dataclasses import fields, replace
 
 import pytest

@@ -1,7 +1,5 @@
 """The pages lead to each other, quote what the programs say, and hold code that runs."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The examples and the code of the guide run as they stand; the examples learn what they say, and stay short."""
 
-from __future__ import annotations
-
 import importlib
 import re
 import textwrap
@@ -176,9 +174,7 @@ def blocks_of(name):
     return [textwrap.dedent(block) for block in blocks]
 
 
-def test_the_code_of_the_guide_runs_and_exports_its_policy(
-    tmp_path, monkeypatch
-):
+def test_the_code_of_the_guide_exports_its_policy(tmp_path, monkeypatch):
     """Every block of docs/rl.md, in order; compiled by the backend that compiles nothing."""
     monkeypatch.chdir(tmp_path)
     *first, exporting = blocks_of("rl.md")
@@ -205,9 +201,7 @@ def run_page(name):
     return names
 
 
-def test_the_code_of_the_page_on_environments_runs_and_the_boat_arrives(
-    tmp_path, monkeypatch, capsys
-):
+def test_the_boat_of_the_page_arrives(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     names = run_page("write_an_environment.md")
     assert names["result"].evaluations[-1].greedy.low > 0.8

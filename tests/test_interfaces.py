@@ -1,7 +1,5 @@
 """Environments and networks are checked where they meet a learner; distributions over actions equal PyTorch's."""
 
-from __future__ import annotations
-
 import math
 from functools import partial
 
@@ -158,9 +156,7 @@ def test_several_actions_equal_independent_torch_categoricals():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("mean", [-1e4, -20.0, 0.0, 20.0, 1e4])
-def test_a_saturated_squashed_action_has_a_finite_density_and_gradient(
-    mean, dtype
-):
+def test_a_saturated_squashed_action_has_a_finite_gradient(mean, dtype):
     start = torch.full((4, 1), mean, dtype=dtype)
     log_std = torch.tensor([-20.0, -3.0, 0.0, 2.0], dtype=dtype)[:, None]
     out = GaussianPolicyValue(start, log_std, torch.zeros(4))

@@ -1,7 +1,5 @@
 """`fp.ppo` is the full form with less to write; what cannot work is refused in one line."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass, replace
 from functools import partial
@@ -235,9 +233,7 @@ def test_a_compiled_learner_takes_the_same_steps_and_says_how(fast):
     assert (record.replay_mode, record.backend) == ("none", "aot_eager")
 
 
-def test_a_state_from_elsewhere_and_metrics_are_left_alone_and_the_returned_state_is_not(
-    fast,
-):
+def test_only_the_returned_state_is_written_to(fast):
     """The contract on buffers that `CompiledLearner.step` states."""
     learner, compiled = fast
     given = learner.init(fp.random.key(2))
@@ -314,9 +310,7 @@ def test_what_is_no_way_to_compile_is_refused(fast, option):
         ),
     ],
 )
-def test_an_environment_that_is_not_pure_is_refused_before_it_is_compiled(
-    change, problem
-):
+def test_an_environment_that_is_not_pure_is_refused(change, problem):
     def step(cfg, world, state, action, key):
         reached, timestep = classic.cartpole_step(
             cfg, world, state, action, key

@@ -1,7 +1,5 @@
 """The metrics log: what its rows hold, how it is continued, and that every logger holds the same rows."""
 
-from __future__ import annotations
-
 import csv
 import json
 import sys

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import itertools
 from typing import NamedTuple
 
@@ -30,9 +28,7 @@ GRID = list(itertools.product(*VALUES))
 
 
 @pytest.mark.parametrize(("lr", "betas", "eps", "decay", "decoupled"), GRID)
-def test_the_change_after_fifty_steps_equals_torch_adam(
-    lr, betas, eps, decay, decoupled
-):
+def test_fifty_steps_equal_torch_adams(lr, betas, eps, decay, decoupled):
     """float64; the change of the weights agrees to 1e-10 of its size."""
     keys = random.split(random.key(0), 51)
     start = params = draw(keys[0])

@@ -1,7 +1,5 @@
 """What is declared is imported, and the other way round; CI runs what a person runs; the version is that of the tag."""
 
-from __future__ import annotations
-
 import ast
 import re
 import runpy

@@ -1,7 +1,5 @@
 """Acting, exporting and imitating, beside what the environment and the network do in training."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

@@ -3,8 +3,6 @@
 Only `sample_randomness` is replaced: the order of random numbers is a matter of taste, and ours are sampled at once.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

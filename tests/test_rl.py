@@ -1,7 +1,5 @@
 """Published settings, the config.json of a run of `funcppo rl`, its learner, and what returns of several seeds say."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 
@@ -42,9 +40,7 @@ def test_it_is_read_as_it_was_written(tmp_path):
         ({"ppo": {"gamma": 2}}, "ppo.gamma: expected 0 to 1, got 2"),
     ],
 )
-def test_a_bad_one_is_one_line_that_names_file_and_field(
-    changes, problem, tmp_path
-):
+def test_a_bad_one_is_a_line_with_file_and_field(changes, problem, tmp_path):
     write_config(CONFIG, tmp_path)
     path = tmp_path / CONFIG_FILE
     raw = json.loads(path.read_text())
@@ -136,9 +132,7 @@ def test_environments_are_wrapped_as_the_settings_say():
         ("orthogonal", False),
     ],
 )
-def test_gsde_is_refused_where_it_cannot_be_and_its_options_without_it(
-    option, value
-):
+def test_gsde_or_its_options_are_refused_where_they_cannot_be(option, value):
     published = published_settings("CartPole-v1")
     settings = dataclasses.replace(published, **{option: value})
     with pytest.raises(ValueError, match=f"{option}: expected"):

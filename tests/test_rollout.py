@@ -1,7 +1,5 @@
 """Rollouts, and networks with memory applied step by step and to sequences."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 
@@ -138,9 +136,7 @@ def changed(field, change):
         ),
     ],
 )
-def test_a_tensor_that_promotion_or_broadcasting_would_hide_is_refused_in_one_line(
-    field, change, text
-):
+def test_what_promotion_or_broadcasting_hides_is_refused(field, change, text):
     with pytest.raises(TypeError, match=f"^{text}$"):
         trajectory(changed(field, change), n_steps=1)
 
@@ -153,9 +149,7 @@ def test_a_tensor_that_promotion_or_broadcasting_would_hide_is_refused_in_one_li
         (pendulum, {"n_obs": 3, "n_actions": 2}, "action .*: expected rows of"),
     ],
 )
-def test_a_network_of_other_spaces_is_refused_before_anything_is_compiled(
-    env, network, problem
-):
+def test_a_network_of_other_spaces_is_refused(env, network, problem):
     make = networks.mlp_agent if env is cartpole else networks.gaussian_agent
     cfg = replace(
         CONFIGS[env.__name__.rpartition(".")[2]],

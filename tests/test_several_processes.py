@@ -1,7 +1,5 @@
 """A learner in two processes equals the same learner in one, bit for bit: steps, runs, checkpoints."""
 
-from __future__ import annotations
-
 import re
 import textwrap
 from pathlib import Path
@@ -124,9 +122,7 @@ def test_a_compiled_step_of_two_processes_is_one_graph(tmp_path):
     run(2, tmp_path, program)
 
 
-def test_the_example_of_the_guide_runs_as_it_stands_in_two_processes(
-    tmp_path, monkeypatch
-):
+def test_the_example_of_the_guide_runs_in_processes(tmp_path, monkeypatch):
     text = (DOCS / "distributed.md").read_text()
     blocks = re.findall(r"(?:^    .*\n|^\n)+", text, re.MULTILINE)
     (example,) = [

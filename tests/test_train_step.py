@@ -1,7 +1,5 @@
 """The training step: what it is made of, what stops it, and that it learns."""
 
-from __future__ import annotations
-
 from dataclasses import fields, replace
 from functools import partial
 

@@ -1,7 +1,5 @@
 """The loop above the training step, of one seed and of several: evaluation, checkpoints, callbacks."""
 
-from __future__ import annotations
-
 import csv
 from dataclasses import replace
 from functools import partial
@@ -34,9 +32,7 @@ def whole_run():
     return fp.train(LEARNER, TOTAL_STEPS, seed=3)
 
 
-def test_a_run_continued_from_its_checkpoint_equals_one_without_a_stop(
-    whole_run, tmp_path
-):
+def test_a_run_continued_equals_one_without_a_stop(whole_run, tmp_path):
     train = partial(fp.train, LEARNER, TOTAL_STEPS, seed=3)
     path, seen = tmp_path / "run.npz", []
     stop, see = lambda at: at.update == 2, lambda at: seen.append(at.update)
@@ -77,9 +73,7 @@ def test_a_run_whose_schedule_has_ended_does_not_go_on(train, tmp_path):
 
 
 @pytest.mark.parametrize("train", [fp.train, fp.train_many])
-def test_a_checkpoint_that_cannot_be_written_is_named_before_any_update(
-    train, tmp_path
-):
+def test_a_checkpoint_that_cannot_be_written_is_named(train, tmp_path):
     """A folder that is a file; and one that takes no files."""
     (tmp_path / "file").touch()
     updates = []
@@ -260,9 +254,7 @@ def erring(kind: str, value=float("inf")):
 @pytest.mark.parametrize("network", [fp.nets.mlp(8), fp.nets.gru(8)])
 @pytest.mark.parametrize("value", [float("inf"), float("nan")])
 @pytest.mark.parametrize("kind", ["observations", "rewards", "masks"])
-def test_a_bad_row_costs_no_minibatch_and_its_cause_is_named(
-    kind, value, network
-):
+def test_a_bad_row_costs_no_minibatch_and_is_named(kind, value, network):
     """Bounded activations hide an infinite observation from the loss, and not from its gradient."""
     is_mask = kind == "masks"
     cause = "no legal action" if is_mask else f"{kind} were not finite"
@@ -321,9 +313,7 @@ def begin(train, path, learner=LEARNER, **options):
         (MANY, {"scalars": {"gamma": [0.5]}}, "scalars: exp"),
     ],
 )  # fmt: skip
-def test_a_checkpoint_is_of_everything_that_its_result_depends_on(
-    trains, change, problem, tmp_path
-):
+def test_a_checkpoint_is_of_all_its_settings(trains, change, problem, tmp_path):
     for train in trains:
         path = tmp_path / f"{train.__name__}.npz"
         begin(train, path, with_bonus(1.0))
@@ -375,9 +365,7 @@ def test_several_logs_add_up(tmp_path):
     assert (tmp_path / "b" / "metrics.csv").exists()
 
 
-def test_a_run_that_ended_before_its_first_checkpoint_begins_its_log_again(
-    tmp_path,
-):
+def test_a_run_ended_before_its_first_checkpoint_begins_anew(tmp_path):
     def fail(progress):
         raise OSError("no power")
 
@@ -418,9 +406,7 @@ def test_a_run_that_ended_before_its_first_checkpoint_begins_its_log_again(
         ]),
     ],
 )  # fmt: skip
-def test_what_cannot_be_meant_is_named_in_one_line(
-    trains, error, options, line
-):
+def test_what_cannot_be_meant_is_said_in_one_line(trains, error, options, line):
     for train in trains:
         seeds = {"seeds": 2} if train is fp.train_many else {}
         given = {"learner": LEARNER, "total_steps": 32} | seeds | options
@@ -454,9 +440,7 @@ def test_each_seed_is_its_single_run(i, whole_runs):
         assert got[i].sampled.mean == pytest.approx(expected.sampled.mean)
 
 
-def test_a_run_of_seeds_continued_from_its_checkpoint_equals_one_without(
-    whole_runs, tmp_path
-):
+def test_a_run_of_seeds_continued_equals_one_whole(whole_runs, tmp_path):
     arguments = {"checkpoint": tmp_path / "run.npz", **OF_MANY}
     stop = lambda progress: progress.update == 1
     stopped = fp.train_many(LEARNER, N_OF_MANY, callbacks=[stop], **arguments)
@@ -466,9 +450,7 @@ def test_a_run_of_seeds_continued_from_its_checkpoint_equals_one_without(
     assert rest.evaluations == whole_runs.evaluations
 
 
-def test_a_checkpoint_is_written_whenever_its_time_has_come(
-    whole_runs, monkeypatch, tmp_path
-):
+def test_a_checkpoint_is_written_at_its_time(whole_runs, monkeypatch, tmp_path):
     """The one before stays beside it, and serves where the latest is damaged."""
     monkeypatch.setattr(trainer, "CHECKPOINT_SECONDS", 0.0)
     path = tmp_path / "run.npz"
@@ -546,9 +528,7 @@ def _branch(cfg, world, state, action, key):
         ({}, LSTM_CELL, "apply of the network"),
     ],
 )  # fmt: skip
-def test_what_vmap_cannot_map_is_named_before_anything_is_compiled(
-    changes, network, name
-):
+def test_what_vmap_cannot_map_is_named_at_once(changes, network, name):
     env = replace(CARTPOLE, step_with_autoreset=None, **changes)
     sizes = {"n_envs": 2, "n_steps": 8, "n_minibatches": 2}
     learner = fp.ppo(env=env, network=network, **sizes)

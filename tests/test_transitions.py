@@ -4,8 +4,6 @@ the eager function and is traced once.
 A case names a function, its arguments made from a seed, and which output threads which argument.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import cache, partial
 from typing import Any, NamedTuple
@@ -211,9 +209,7 @@ def first_and_next(name):
 @pytest.mark.parametrize(
     "name", [*envs.ENVIRONMENTS, "prover", "success", "greedy"]
 )
-def test_a_first_state_is_laid_out_as_later_ones_with_no_tensor_in_two_places(
-    name,
-):
+def test_a_first_state_is_laid_out_as_later_ones_without_sharing(name):
     """Else a compiled step would be compiled for the first one alone."""
     with torch.no_grad():
         for first, later in first_and_next(name):

@@ -1,7 +1,5 @@
 """Small training runs that several files read."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Programs run by several processes, forked from this one, which has imported PyTorch already."""
 
-from __future__ import annotations
-
 import os
 import sys
 import urllib.request

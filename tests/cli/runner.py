@@ -1,7 +1,5 @@
 """The programs run in this process."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

@@ -1,7 +1,5 @@
 """Any values of any arguments give a result or one line: a seeded fuzz of all programs in this process."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st

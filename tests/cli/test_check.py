@@ -1,7 +1,5 @@
 """`check`: what it prints and returns where all agrees, where the engine is made to err, and for bad input."""
 
-from __future__ import annotations
-
 import json
 import re
 
@@ -143,9 +141,7 @@ def leaky(tmp_path, request):
 @pytest.mark.parametrize(
     ("score", "negatives"), [("noisy-or", "all"), ("exists", "5")]
 )
-def test_a_known_fact_is_provable_if_other_facts_prove_it(
-    leaky, programs, score, negatives
-):
+def test_a_known_fact_is_provable_by_others(leaky, programs, score, negatives):
     """`evaluate`, its --details, `provable`, `data`, `predict` and `check` say the same."""
     folder, height, is_provable = leaky
     n_provable = sum(is_provable)

@@ -34,9 +34,7 @@ def trained(request, tmp_path_factory):
         "--score max-confidence",
     ],
 )
-def test_ranks_are_those_of_the_cpu_but_for_counted_scores(
-    programs, trained, tmp_path, how
-):
+def test_ranks_are_the_cpus_or_counted(programs, trained, tmp_path, how):
     ranks = []
     for device in ("cpu", "cuda"):
         details = tmp_path / device

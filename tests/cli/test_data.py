@@ -1,7 +1,5 @@
 """`data`: its numbers and tables, an index, what the rules prove; one file of triples in the programs that read it."""
 
-from __future__ import annotations
-
 import json
 from functools import partial
 from pathlib import Path
@@ -139,9 +137,7 @@ def test_bad_paths_of_an_index_are_one_line(graph, programs):
 
 
 @pytest.mark.parametrize("is_indexed", [False, True])
-def test_a_run_whose_facts_or_atoms_are_not_held_derives_what_is_asked(
-    graph, is_indexed, programs, monkeypatch
-):
+def test_what_is_not_held_is_derived(graph, is_indexed, programs, monkeypatch):
     monkeypatch.setattr(task, "MAX_HEADS_PER_ATOM", 0)
     if is_indexed:
         indexed = graph.with_name("indexed")
@@ -203,9 +199,7 @@ def test_the_paths_of_a_chain_are_counted_by_length(chain, capsys):
 @pytest.mark.parametrize(
     ("height", "identity"), [("2", False), ("fixpoint", True)]
 )
-def test_the_counts_are_those_of_a_least_model_over_sets(
-    height, identity, capsys
-):
+def test_counts_are_those_of_a_least_model_over_sets(height, identity, capsys):
     dataset = load("family_tree:12:3")
     plain = lambda table: tuple(
         tuple(t for t in row if t) for row in table.tolist()
@@ -331,9 +325,7 @@ def split_run(family, tmp_path_factory):
     return folder
 
 
-def test_a_run_keeps_how_its_triples_were_read_and_split(
-    split_run, family, programs
-):
+def test_a_run_keeps_how_triples_were_split(split_run, family, programs):
     assert read_config(split_run).data == CONFIG
     results = json.loads((split_run / "results.json").read_text())
     n_test = len(load(family, cfg=CONFIG).test)
@@ -346,9 +338,7 @@ def test_a_run_keeps_how_its_triples_were_read_and_split(
     assert again["test"].keys() == results["test"].keys()
 
 
-def test_a_held_out_triple_is_not_known_to_the_run(
-    split_run, family, programs, capsys
-):
+def test_a_run_knows_nothing_held_out(split_run, family, programs, capsys):
     dataset = load(family, cfg=CONFIG)
     relation, head, tail = dataset.test[0]
     query = f"{dataset.predicates[relation - 1]}({dataset.entities[head - 1]}, {dataset.entities[tail - 1]})"
@@ -358,9 +348,7 @@ def test_a_held_out_triple_is_not_known_to_the_run(
     assert programs.json(*whole)["is_fact"] is True
 
 
-def test_without_a_split_there_is_no_test_and_no_choice_and_that_is_said(
-    family, programs, monkeypatch, tmp_path
-):
+def test_it_is_said_that_none_is_split(family, programs, monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     arguments = ("train", family, "--out", tmp_path / "run", *SPLIT[:2], *SHORT)
     printed = programs.printed(*arguments)
@@ -372,9 +360,7 @@ def test_without_a_split_there_is_no_test_and_no_choice_and_that_is_said(
     assert "--split-ratios" in programs.refused("evaluate", tmp_path / "run")
 
 
-def test_a_split_file_is_mined_by_its_train_part_only(
-    family, programs, tmp_path
-):
+def test_only_the_train_part_of_a_file_is_mined(family, programs, tmp_path):
     """As a folder whose train part is the same, with names in place of columns."""
     dataset = load(family, cfg=CONFIG)
     names = dataset.entities

@@ -1,7 +1,5 @@
 """`doctor`: the strategies that are tried, the one that works, the step that it prepares, and the machine."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
@@ -73,9 +71,7 @@ def test_nothing_is_tried_where_nothing_can_be_compiled(
     assert "aten::" in output and "0 compilations" in output
 
 
-def test_the_step_of_a_run_or_an_environment_is_prepared(
-    trained, monkeypatch, capsys, tmp_path
-):
+def test_the_step_of_either_is_prepared(trained, monkeypatch, capsys, tmp_path):
     """As their programs prepare it: both of these are eager, the one by its settings, the other by a variable."""
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "set again by --cache-dir")
     monkeypatch.setenv("TRITON_CACHE_DIR", "")

@@ -1,7 +1,5 @@
 """`evaluate`: the metrics and the lines of --details, every score, its search, bad input, Ctrl-C."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal
@@ -28,9 +26,7 @@ from tests.cli.runner import (
 FILES_PAGE = Path(__file__).parents[2] / "docs" / "files.md"
 
 
-def test_the_metrics_are_those_of_the_lines_in_details_and_of_prometheus(
-    trained, programs, tmp_path
-):
+def test_metrics_are_as_in_details_and_prometheus(trained, programs, tmp_path):
     details, exported = tmp_path / "ranks.jsonl", tmp_path / "funcppo.prom"
     files = ("--details", details, "--metrics-file", exported)
     result = programs.json("evaluate", trained, *files)
@@ -61,9 +57,7 @@ def test_the_metrics_are_those_of_the_lines_in_details_and_of_prometheus(
     assert "funcppo_finished 1.0" in series
 
 
-def test_an_evaluation_prints_few_lines_beside_its_table(
-    trained, programs, tmp_path
-):
+def test_an_evaluation_prints_few_other_lines(trained, programs, tmp_path):
     for target in (trained, "family_tree:30:0"):
         details = tmp_path / Path(target).name
         words = ("evaluate", target, "--details", details)
@@ -202,9 +196,7 @@ def test_lines_that_were_dropped_are_named(verbose, programs, tmp_path):
         assert repeated not in printed
 
 
-def test_relations_of_pairs_are_ranked_as_predict_lists_them(
-    graph, runs, programs
-):
+def test_relations_are_ranked_as_predict_lists_them(graph, runs, programs):
     run = runs / "questions"
     result = programs.json("evaluate", run, "--holes", "relation")
     knowledge = fp.open(run)
@@ -229,9 +221,7 @@ def test_relations_of_pairs_are_ranked_as_predict_lists_them(
     assert result["mrr"] == pytest.approx(np.mean(reciprocals))
 
 
-def test_the_relation_of_a_story_follows_by_a_proof_of_several_rules(
-    programs, tmp_path
-):
+def test_the_relation_of_a_story_follows_by_several_rules(programs, tmp_path):
     """Two rules contradict each other; the one that more linked pairs contradict loses, however many pairs are not."""
     rows = ["story\tfacts\tasked pair\trelation"]
     rows += [f"{i}\t0,p,1 1,q,2\t0,2\t{'r' if i else 's'}" for i in range(4)]
@@ -251,9 +241,7 @@ def test_the_relation_of_a_story_follows_by_a_proof_of_several_rules(
         assert result["ceiling"] == float(height == 3)
 
 
-def test_a_split_by_name_known_triples_and_candidates(
-    graph, runs, programs, tmp_path
-):
+def test_a_named_split_known_and_candidates(graph, runs, programs, tmp_path):
     """A named file takes the place of test, whose triples stay known; what is known is no wrong answer."""
     lines = (graph / "test.txt").read_text().splitlines(keepends=True)
     (graph / "test_hard.txt").write_text("".join(lines[:6]))

@@ -1,7 +1,5 @@
 """`--seconds` of every program ends its work on hubs, stars, cliques and chains, by a clock that counts the work."""
 
-from __future__ import annotations
-
 import sys
 import threading
 import time

@@ -1,7 +1,5 @@
 """The entry point: overview, version, exit statuses, one line for bad input, closed pipes; nothing loads PyTorch."""
 
-from __future__ import annotations
-
 import io
 import json
 import os
@@ -33,9 +31,7 @@ def buffered_output(monkeypatch):
     monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
 
 
-def test_the_overview_names_each_program_with_its_summary(
-    programs, monkeypatch
-):
+def test_the_overview_names_each_with_its_summary(programs, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     lines = [line.strip() for line in programs.printed("--help").splitlines()]
     for name, summary in cli.PROGRAMS.items():
@@ -130,9 +126,7 @@ def test_the_help_comes_without_torch(helps):
         (["--magic"], 2),
     ],
 )
-def test_the_program_exits_with_that_status_and_without_a_traceback(
-    arguments, status, programs, capsys
-):
+def test_the_exit_status_and_no_traceback(arguments, status, programs, capsys):
     assert programs(*arguments) == status
     seen = capsys.readouterr()
     assert "Traceback" not in seen.err + seen.out
@@ -230,9 +224,7 @@ def _contents(folder):
 
 
 @pytest.mark.parametrize(("name", "output", "end"), CASES)
-def test_no_output_replaces_what_is_not_the_programs_own(
-    name, output, end, outputs, programs
-):
+def test_no_output_replaces_what_is_none(name, output, end, outputs, programs):
     before = _contents(outputs)
     _, option = name.split()
     words = WRITERS[name].format(data="data", new="new", run="run").split()
@@ -324,9 +316,7 @@ def test_a_missing_extra_is_one_line(programs, monkeypatch):
         torch.OutOfMemoryError("CUDA out of memory"),
     ],
 )  # fmt: skip
-def test_what_does_not_fit_into_memory_is_one_line(
-    error, programs, monkeypatch
-):
+def test_what_does_not_fit_in_memory_is_one_line(error, programs, monkeypatch):
     program = Mock(json=None, run=Mock(side_effect=error))
     monkeypatch.setattr(cli, "parse_program", lambda *_: program)
     line = " ".join(str(error).split())

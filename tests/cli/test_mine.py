@@ -1,7 +1,5 @@
 """`mine`: a file that reads back as the same rules in each format; bad input; training on data without rules."""
 
-from __future__ import annotations
-
 import itertools
 import json
 
@@ -31,9 +29,7 @@ def folder(tmp_path):
 
 
 @pytest.mark.parametrize("form", RULE_FILE_FORMATS)
-def test_a_file_of_each_format_reads_back_as_the_same_rules(
-    folder, tmp_path, capsys, form
-):
+def test_each_format_reads_back_as_equal_rules(folder, tmp_path, capsys, form):
     out = tmp_path / "mined.txt"
     options = ("--format", form, "--min-support", "1", "--constants")
     status, result = json_of(capsys, mine, folder, "--out", str(out), *options)
@@ -98,9 +94,7 @@ def test_a_file_for_anyburl_says_or_has_what_it_counts_by(tmp_path, capsys):
     assert counts == [["3", "3", "1"], ["2", "2", "1"]]
 
 
-def test_rules_go_to_standard_output_and_all_else_elsewhere(
-    folder, tmp_path, capsys
-):
+def test_rules_alone_go_to_standard_output(folder, tmp_path, capsys):
     out = tmp_path / "mined.tsv"
     assert mine(folder, "--out", str(out)) == 0
     capsys.readouterr()
@@ -109,9 +103,7 @@ def test_rules_go_to_standard_output_and_all_else_elsewhere(
     assert shown.out == out.read_text() and "rules (" in shown.err
 
 
-def test_without_a_rule_above_the_thresholds_the_file_holds_none(
-    tmp_path, capsys
-):
+def test_no_rule_above_the_thresholds_is_an_empty_file(tmp_path, capsys):
     (tmp_path / "train.txt").write_text("a\tr\tb\n")
     out = tmp_path / "mined"
     assert mine(str(tmp_path), "--out", str(out)) == 0
@@ -175,9 +167,7 @@ def test_what_mine_finds_is_what_training_reads(
 @pytest.mark.parametrize(
     ("error", "status"), [(KeyboardInterrupt, 130), (Terminated, 143)]
 )
-def test_an_interrupt_writes_what_was_found(
-    programs, monkeypatch, tmp_path, error, status
-):
+def test_interrupts_write_rules(programs, monkeypatch, tmp_path, error, status):
     def stop_search(*_):
         raise error
 

@@ -1,7 +1,5 @@
 """Options: those of a first run come first, all others are set by --set; each is described; an error is one line."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from dataclasses import dataclass
@@ -54,9 +52,7 @@ def test_help_shows_a_bounded_number_of_options(programs, monkeypatch):
     assert len(cli.PROGRAMS) <= 12
 
 
-def test_the_first_screen_of_train_is_what_a_first_run_needs(
-    programs, monkeypatch
-):
+def test_the_first_screen_of_train_fits_a_first_run(programs, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     text = programs.printed("train", "--help")
     assert max(map(len, text.splitlines())) <= 85  # an example is one line
@@ -248,9 +244,7 @@ def test_a_config_json_of_a_run_is_such_a_file(programs, tmp_path):
     "words",
     ["data", "check", "prove 'p(a, b)'", "mine --min-support 1 --out -"],
 )
-def test_few_notes_are_printed_and_all_with_v(
-    words, programs, capsys, tmp_path
-):
+def test_few_notes_are_shown_and_all_with_v(words, programs, capsys, tmp_path):
     write_graph(
         tmp_path,
         train="a\te\tb\na\te\tb\nb\te\tc\nc\te\td\nd\tf\ta\nf\tf\tf\n",

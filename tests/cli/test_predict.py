@@ -33,9 +33,7 @@ from tests.cli.runner import (
         ("proofs", "success"),
     ],
 )
-def test_a_candidate_has_the_score_that_evaluate_writes(
-    graph, runs, programs, tmp_path, target, score
-):
+def test_candidates_are_scored(graph, runs, programs, tmp_path, target, score):
     """Every candidate of every test query, on both sides."""
     subject = graph if target == "graph" else runs / target
     details, queries = tmp_path / "details.jsonl", tmp_path / "queries.txt"
@@ -155,9 +153,7 @@ def test_names_of_all_kinds_are_kept(programs, tmp_path):
         assert {str(fact["known"]).lower() for fact in facts} == {"false"}
 
 
-def test_fewer_answers_are_listed_and_queries_stand_as_they_were_written(
-    graph, programs, tmp_path
-):
+def test_fewer_answers_and_queries_as_were_written(graph, programs, tmp_path):
     queries = tmp_path / "queries.txt"
     written = [" p( e1,?tail ) ", "'p'('e1', X)", "s(e1,_)"]
     queries.write_bytes("\r\n".join(written).encode())
@@ -178,9 +174,7 @@ def test_fewer_answers_are_listed_and_queries_stand_as_they_were_written(
     assert [answer["score"] for answer in good["answers"]] == kept
 
 
-def test_new_facts_are_those_of_the_queries_best_first(
-    graph, programs, tmp_path
-):
+def test_new_facts_are_of_the_queries_best_first(graph, programs, tmp_path):
     out = tmp_path / "facts.jsonl"
     args = [graph, "--relation", "p", "--new"]
     assert programs("predict", *args, "--out", out) == 0
@@ -207,9 +201,7 @@ def test_new_facts_are_those_of_the_queries_best_first(
     assert (shown["n_facts"], shown["facts"]) == (len(facts), facts[:3])
 
 
-def test_new_facts_of_all_relations_are_by_probability(
-    runs, programs, tmp_path
-):
+def test_new_facts_of_all_relations_by_probability(runs, programs, tmp_path):
     """What `score` says of each."""
     run, out = runs / "questions", tmp_path / "facts.jsonl"
     assert programs("predict", run, "--new", "--out", out) == 0
@@ -331,9 +323,7 @@ def test_bad_input_is_one_line(graph, programs, tmp_path, args, message):
     assert contains(line, message), line
 
 
-def test_a_run_is_asked_about_the_facts_that_are_there_now(
-    graph, runs, programs
-):
+def test_a_run_is_asked_about_the_facts_of_today(graph, runs, programs):
     """Also about those of another folder; what cannot be read names it and the run."""
     train = graph / "train.txt"
     text = train.read_text()
@@ -406,9 +396,7 @@ def interrupt(monkeypatch, n_batches, *args):
 
 
 @pytest.mark.parametrize("work", ["--csv", "--json", "--out"], indirect=True)
-def test_interrupted_work_is_resumed_to_the_same_file(
-    work, tmp_path, programs, monkeypatch, capsys
-):
+def test_broken_work_is_resumed(work, tmp_path, programs, monkeypatch, capsys):
     args, whole = work
     out, part = tmp_path / "out", tmp_path / "out.part"
     capsys.readouterr()
@@ -485,9 +473,7 @@ def test_answers_and_facts_are_written_as_parquet(programs, tmp_path):
     assert programs(*words, *query) == 0  # again
 
 
-def test_the_relations_of_a_pair_are_ranked_by_probability(
-    graph, runs, programs
-):
+def test_relations_of_a_pair_are_ranked_by_probability(graph, runs, programs):
     run = runs / "questions"
     args = [run, "?r(e1, e2)", "--known"]
     found = programs.json("predict", *args)["answers"]
@@ -508,9 +494,7 @@ def test_the_relations_of_a_pair_are_ranked_by_probability(
         assert refused(programs, run, query)
 
 
-def test_without_valid_the_relations_that_rules_derive_come_first(
-    programs, tmp_path
-):
+def test_without_valid_derived_relations_come_first(programs, tmp_path):
     write_graph(
         tmp_path,
         train="a\tp\tb\nb\tp\tc\nc\tz\ta\na\ta\tb\n",

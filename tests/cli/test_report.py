@@ -52,9 +52,7 @@ def test_bad_input_is_one_line_and_writes_nothing(programs, trained, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_missing_package_is_one_line(
-    programs, monkeypatch, trained, tmp_path
-):
+def test_a_missing_package_is_named(programs, monkeypatch, trained, tmp_path):
     monkeypatch.setattr(report.importlib.util, "find_spec", lambda name: None)
     out = tmp_path / "r.html"
     line = programs.refused("report", trained, "--out", out)

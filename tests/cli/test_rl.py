@@ -1,7 +1,5 @@
 """`rl`: the files of a run, resuming, what is printed, and bad input."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from unittest.mock import Mock
@@ -152,18 +150,14 @@ def test_a_finished_run_goes_on_to_more_steps(constant, programs, tmp_path):
         (64, "--steps: expected 128 or more, to extend the run, got 64"),
     ],
 )  # fmt: skip
-def test_a_run_that_cannot_go_on_to_other_steps_says_why(
-    steps, problem, trained, programs
-):
+def test_other_steps_that_cannot_be_say_why(steps, problem, trained, programs):
     before = {path: path.read_bytes() for path in trained.iterdir()}
     words = ("rl", "--out", trained, "--resume", "--steps", steps)
     assert programs.refused(*words) == f"{trained}: {problem}"
     assert {path: path.read_bytes() for path in trained.iterdir()} == before
 
 
-def test_a_run_without_its_checkpoint_says_that_it_begins_anew(
-    trained, programs, tmp_path
-):
+def test_a_run_without_checkpoint_begins_anew(trained, programs, tmp_path):
     run = tmp_path / "run"
     shutil.copytree(trained, run)
     (run / "checkpoint.npz").rename(run / "previous-checkpoint.npz")

@@ -1,7 +1,5 @@
 """What one program writes, the others read: the same triples, rules, answers, scores and runs."""
 
-from __future__ import annotations
-
 import csv
 import io
 import shutil
@@ -48,9 +46,7 @@ def named(dataset, table):
 
 
 @pytest.mark.parametrize("ending", ["tsv", "csv", "parquet"])
-def test_written_triples_are_a_data_set_and_are_scored(
-    odd, tmp_path, programs, ending
-):
+def test_written_triples_are_read_and_scored(odd, tmp_path, programs, ending):
     pytest.importorskip("duckdb")
     out = f"out={tmp_path}/{{split}}.{ending}"
     assert programs("data", odd, "--set", out) == 0
@@ -66,9 +62,7 @@ def test_written_triples_are_a_data_set_and_are_scored(
 
 
 @pytest.mark.parametrize("ending", ["csv", "jsonl", "parquet"])
-def test_new_facts_and_scores_are_read_as_triples(
-    odd, tmp_path, programs, ending
-):
+def test_new_facts_and_scores_are_triples(odd, tmp_path, programs, ending):
     """By `score`, what it wrote itself included, and as a data set."""
     pytest.importorskip("duckdb")
     new, *scored = (tmp_path / f"{x}.{ending}" for x in ("new", "s1", "s2"))
@@ -86,9 +80,7 @@ def test_new_facts_and_scores_are_read_as_triples(
 
 
 @pytest.mark.parametrize("form", ["tsv", "AnyBURL", "AMIE"])
-def test_mined_rules_are_the_same_in_every_format_to_every_reader(
-    odd, tmp_path, programs, capsys, form
-):
+def test_all_readers_read_the_same_rules(odd, tmp_path, programs, capsys, form):
     out = tmp_path / "rules.tsv"
     words = [odd, "--min-support", "2", "--format", "tsv"]
     assert programs("mine", *words, "--out", out) == 0
@@ -156,9 +148,7 @@ def test_a_file_of_triples_that_is_no_text_is_one_line(
     assert error.startswith(problem)
 
 
-def test_a_header_tells_the_order_of_the_columns_that_are_scored(
-    odd, tmp_path, programs
-):
+def test_a_header_tells_the_order_of_the_columns(odd, tmp_path, programs):
     """As pandas and networkx name them."""
     file = tmp_path / "t.csv"
     file.write_text('source,target,relation\n"a b",7,r\n')

@@ -58,9 +58,7 @@ def test_ranks_and_scores_are_those_of_evaluate(
         assert row["known"] == "true" and 0 < float(row["probability"]) < 1
 
 
-def test_all_kinds_of_files_have_the_same_rows(
-    graph, runs, programs, monkeypatch, tmp_path
-):
+def test_all_kinds_of_files_agree(graph, runs, programs, monkeypatch, tmp_path):
     """Also from standard input, with a header; a name that is unknown is a verdict."""
     duckdb = pytest.importorskip("duckdb")
     triples = tmp_path / "triples.csv"
@@ -100,9 +98,7 @@ def test_all_kinds_of_files_have_the_same_rows(
         assert row["probability"] == other["probability"]
 
 
-def test_a_device_and_a_link_are_written_to_and_not_replaced(
-    graph, programs, tmp_path
-):
+def test_a_device_and_a_link_are_not_replaced(graph, programs, tmp_path):
     device, link = tmp_path / "device", tmp_path / "link"
     device.symlink_to(os.devnull)
     link.symlink_to("scores.csv")

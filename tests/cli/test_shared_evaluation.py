@@ -1,7 +1,5 @@
 """Evaluations, and answers to a file of queries, that several processes share."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -44,9 +42,7 @@ def alone(tmp_path_factory):
     return files
 
 
-def test_files_and_text_are_equal_for_every_number_of_processes(
-    tmp_path, alone
-):
+def test_files_and_text_are_equal_for_any_number_of_processes(tmp_path, alone):
     for n in (2, 3):
         ended, files = evaluate(n, tmp_path, f"{n}.jsonl", "--json", "-")
         assert [x.status for x in ended] == [0] * n
@@ -113,9 +109,7 @@ def end_at_the_third_window(folder, action, *, is_last=False):
     return prepare
 
 
-def test_an_evaluation_goes_on_from_a_killed_process_to_the_same_files(
-    tmp_path, alone
-):
+def test_an_evaluation_with_a_killed_process_is_resumed(tmp_path, alone):
     def kill():
         os.kill(os.getpid(), signal.SIGKILL)
 
@@ -163,9 +157,7 @@ def test_a_program_that_is_not_shared_refuses_several_processes(tmp_path):
     assert ended[1].err == ""
 
 
-def test_a_run_that_searches_is_evaluated_alike_by_several_processes(
-    tmp_path, trained
-):
+def test_a_run_that_searches_is_evaluated_by_processes(tmp_path, trained):
     files, results = [], []
     for n in (1, 2):
         details = tmp_path / f"{n}.jsonl"

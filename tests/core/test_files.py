@@ -1,7 +1,5 @@
 """Files are replaced as a whole or not at all; damaged JSON is one line of error with its place."""
 
-from __future__ import annotations
-
 import json
 import os
 
@@ -33,9 +31,7 @@ def test_a_file_is_replaced_as_a_whole_or_not_at_all(tmp_path):
     assert path.read_bytes() == b"old" and os.listdir(tmp_path) == ["file"]
 
 
-def test_parts_of_files_that_killed_processes_were_writing_are_removed(
-    tmp_path,
-):
+def test_parts_of_files_of_killed_processes_are_removed(tmp_path):
     """Only of the files named, and not of processes that run; a part with our own id is of an earlier process."""
     gone, own, alive = 999999999, os.getpid(), os.getppid()
     stale = [f"run.npz.{gone}.part", f"run.npz.{own}.part", f"b.{gone}.part"]

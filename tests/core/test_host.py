@@ -1,7 +1,5 @@
 """Threads share work in order; nothing searches for cycles in a pause."""
 
-from __future__ import annotations
-
 import gc
 import math
 import threading
@@ -16,9 +14,7 @@ from funcppo.core.host import NO_DEADLINE, Deadline
     ("setting", "expected"),
     [("3", 3), ("0", 1), ("100", 8), ("", 5), ("2,4", 5), (None, 5)],
 )
-def test_threads_are_those_of_the_setting_or_of_the_cores(
-    monkeypatch, setting, expected
-):
+def test_threads_are_those_set_or_of_the_cores(monkeypatch, setting, expected):
     monkeypatch.setattr(host, "AVAILABLE_CORES", 5)
     if setting is None:
         monkeypatch.delenv("OMP_NUM_THREADS")

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import subprocess
 import sys
 
@@ -125,9 +123,7 @@ def test_bits_and_uniforms_are_the_same_compiled_and_under_vmap():
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize("fast", [False, True], ids=["eager", "compiled"])
-def test_bits_and_uniforms_are_the_same_on_a_gpu_and_when_a_graph_is_replayed(
-    fast,
-):
+def test_bits_and_uniforms_are_the_same_on_a_gpu_and_replayed(fast):
     """A graph recorded with the key zero and replayed with others gives what the CPU gives."""
     fn = compiled(draw) if fast else draw
     held = torch.zeros(2, dtype=torch.int64, device="cuda")

@@ -1,7 +1,5 @@
 """Every setting has a range, and what is outside it is refused by name: in configs and in the options of programs."""
 
-from __future__ import annotations
-
 import dataclasses
 import importlib
 import math
@@ -89,9 +87,7 @@ class Example:
         ("schedule", "linear", "expected a Schedule, got 'linear'"),
     ],
 )  # fmt: skip
-def test_a_value_that_does_not_fit_is_named_with_what_was_expected(
-    field, value, problem
-):
+def test_a_value_that_does_not_fit_is_named(field, value, problem):
     with pytest.raises(FieldError) as error:
         Example(**{field: value})
     assert str(error.value) == f"{field}: {problem}"

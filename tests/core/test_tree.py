@@ -1,7 +1,5 @@
 """Trees: leaves, paths, selection, loops and stacked trees."""
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from dataclasses import dataclass
 

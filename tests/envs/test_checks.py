@@ -1,7 +1,5 @@
 """What `fp.check` asks of an environment: ours keep it, and each fault is named."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import pytest
@@ -201,9 +199,7 @@ def test_a_fault_of_another_function_is_named(changes, problem):
         sees(lambda x, _: masked(x.double(), 2)),
     ],
 )
-def test_an_observation_that_networks_of_the_package_do_not_read_is_named(
-    changes,
-):
+def test_an_observation_that_no_network_reads_is_named(changes):
     """A network is built for the spec; without one it is the user's, which may read other numbers."""
     env = environment(**changes)
     problem = "observe: observation[a-z.]*: expected torch.float32 by env.spec, got torch.float"

@@ -1,7 +1,5 @@
 """Each body moves as Gymnasium's, the arm as its Lagrangian says; the cue of `recall` is shown once and paid once."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 
@@ -111,9 +109,7 @@ def test_a_step_of_acrobot_equals_gymnasiums(motion, action):
 @example(-1.2, -0.07, 0, -2.0)  # against the wall
 @example(0.49, 0.07, 2, 1.0)  # to the goal
 @example(0.44, 0.07, 2, 1.0)
-def test_a_step_of_the_mountain_cars_equals_gymnasiums(
-    position, velocity, action, force
-):
+def test_a_step_of_mountain_cars_is_theirs(position, velocity, action, force):
     """Gymnasium rounds the state of the continuous one to float32."""
     for name, taken, atol, goal in (
         ("MountainCar-v0", action, 1e-14, 0.5),

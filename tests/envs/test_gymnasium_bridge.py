@@ -1,7 +1,5 @@
 """Environments of Gymnasium behind a bridge, beside the same environments stepped by hand."""
 
-from __future__ import annotations
-
 import itertools
 import multiprocessing
 from functools import partial
@@ -137,9 +135,7 @@ def by_hand(make_env, key, actions):
         ("MountainCarContinuous-v0", 9, "sync"),
     ],
 )
-def test_each_step_is_that_of_the_environments_themselves(
-    name, max_steps, mode
-):
+def test_each_step_is_that_of_the_environment_itself(name, max_steps, mode):
     """With the last observation of each episode, truncated ones included, and no step between two episodes."""
     n_rows, n_steps = 3, 60
     options = {"max_episode_steps": max_steps}
@@ -221,9 +217,7 @@ class Board(Image):
 
 @pytest.mark.parametrize("scale_images", [True, False])
 @pytest.mark.parametrize("network", [fp.nets.mlp(8), fp.nets.gru(8)])
-def test_bytes_with_other_bounds_are_numbers_and_dense_networks_read_bytes(
-    scale_images, network
-):
+def test_bytes_are_images_by_their_bounds_and_read(scale_images, network):
     flat = fp.envs.wrappers.flatten_observation
     board = fp.envs.gymnasium(Board, scale_images=scale_images)
     image = fp.envs.gymnasium(Pixels, scale_images=scale_images)

@@ -1,7 +1,5 @@
 """Environments of JAX behind a bridge, beside the same environments stepped by JAX."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np

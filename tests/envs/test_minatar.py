@@ -1,7 +1,5 @@
 """Episodes and single steps of the package `minatar`, and ours beside them."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import numpy as np

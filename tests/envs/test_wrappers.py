@@ -1,7 +1,5 @@
 """Wrappers beside Gymnasium's, on the same trajectory."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
@@ -345,9 +343,7 @@ def test_clipping_bounds_observations_and_the_rewards_of_training():
 @pytest.mark.parametrize(
     ("low", "high"), [((-1.0, 0.0), np.array([1.0, 5.0])), (-1.0, 0.5)]
 )
-def test_actions_are_clipped_and_rescaled_all_alike_or_each_by_its_bounds(
-    low, high, wrap
-):
+def test_actions_are_clipped_and_rescaled_to_bounds(low, high, wrap):
     reacher, rows = fp.envs.reacher(), random.split(random.key(0), 3)
 
     def step(env, action):

@@ -1,7 +1,5 @@
 """The matrix tells right from wrong, resumes, notices changes; its records and INVESTIGATION.md say the same."""
 
-from __future__ import annotations
-
 import copy
 import inspect
 import json

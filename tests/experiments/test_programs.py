@@ -1,7 +1,5 @@
 """Every experiment says what it takes, and those that are cheap do what they claim on small work."""
 
-from __future__ import annotations
-
 import datetime
 import importlib
 import json

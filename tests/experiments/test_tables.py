@@ -1,7 +1,5 @@
 """Every number of a block comes from a committed record, and a stale block is noticed."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

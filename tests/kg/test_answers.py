@@ -69,9 +69,7 @@ def answerer_of(task, score=NOISY_OR):
 
 @pytest.mark.parametrize("score", [NOISY_OR, "exists@1"])
 @pytest.mark.parametrize("with_known", [False, True])
-def test_the_answers_are_the_same_where_each_query_derives_its_own(
-    score, with_known
-):
+def test_answers_are_the_same_where_a_query_derives_them(score, with_known):
     whole = make_task()
     n_atoms = len(whole.least_model.atoms)
     part = make_task(max_atoms=n_atoms - 1)
@@ -116,9 +114,7 @@ t(X, X) :- q(X, Y).
 
 @pytest.mark.parametrize("max_atoms", [None, 5])
 @pytest.mark.parametrize("side", [HEAD, TAIL])
-def test_the_entity_of_a_query_is_left_out_where_nothing_says_that_it_may_be(
-    max_atoms, side
-):
+def test_the_entity_of_a_query_may_be_no_answer(max_atoms, side):
     """p: no loop is known. s: one is, in test. t: a rule says so. T_P is held whole or in part."""
     dataset = loaders.from_triples(
         [("a", "q", "a"), ("a", "q", "b"), ("b", "q", "a"), ("b", "p", "z")],
@@ -229,9 +225,7 @@ class EveryEntity(FunctionScore):
 @pytest.mark.parametrize(
     ("text", "names"), [("p(a, X)", "de"), ("q(X, b)", "cde")]
 )
-def test_answers_without_a_proof_rank_where_the_score_says(
-    answerer, text, names, ranks_all
-):
+def test_answers_without_a_proof_are_ranked(answerer, text, names, ranks_all):
     """Neither derivable nor known, nor the query's own entity: of no triple both arguments are the same."""
     others = EveryEntity(lambda atoms: torch.zeros(len(atoms)))
     others.ranks_all = ranks_all

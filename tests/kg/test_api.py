@@ -94,9 +94,7 @@ def test_a_run_answers_as_the_command_line_does(run, monkeypatch, capsys):
             assert (found.query, found.n_new) == (query, expected["n_new"])
 
 
-def test_a_run_ranks_and_proves_as_the_command_line_does(
-    run, monkeypatch, capsys
-):
+def test_a_run_ranks_and_proves_as_programs_do(run, monkeypatch, capsys):
     expected = command(monkeypatch, capsys, "evaluate", run.folder)
     evaluation = run.evaluate()
     for name in ("mrr", "hits@1", "hits@10", "ceiling", "n_queries"):

@@ -1,7 +1,5 @@
 """The settings of a run: their range, their file, and that reading them is quick."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
@@ -81,9 +79,7 @@ def test_settings_of_a_file_replace_some_of_others(tmp_path):
         ("format: 9", "expected format version 2, got 9"),
     ],
 )
-def test_a_bad_file_of_settings_is_an_error_that_names_it(
-    text, message, tmp_path
-):
+def test_a_bad_file_of_settings_is_an_error(text, message, tmp_path):
     path = tmp_path / "s.yaml"
     path.write_text(text)
     with pytest.raises(ValueError) as error:
@@ -132,9 +128,7 @@ def _without(key):
         ),
     ],
 )
-def test_a_bad_file_is_an_error_that_says_what_is_wrong(
-    change, message, tmp_path
-):
+def test_a_bad_file_is_an_error_that_says_why(change, message, tmp_path):
     write_config(RunConfig(dataset="countries_s1"), tmp_path)
     raw = json.loads((tmp_path / CONFIG_FILE).read_text())
     (tmp_path / CONFIG_FILE).write_text(json.dumps(change(raw)))

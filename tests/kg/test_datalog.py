@@ -1,7 +1,5 @@
 """The answers to queries of random programs are those of SWI-Prolog and clingo."""
 
-from __future__ import annotations
-
 import itertools
 from collections import Counter
 from random import Random

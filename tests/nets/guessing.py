@@ -1,7 +1,5 @@
 """An environment of one step for any action space: observe a sign, act, and be paid for the action of that sign."""
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import torch

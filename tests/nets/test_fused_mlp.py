@@ -1,7 +1,5 @@
 """The fused network equals the layers one by one, and the gradient of PPO's loss by automatic differentiation."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 
@@ -62,7 +60,7 @@ def by_autograd(
 
 
 @pytest.mark.parametrize("shares_rows", [False, True])
-def test_vmap_computes_each_learner(shares_rows: bool) -> None:
+def test_vmap_computes_each_learner(shares_rows):
     settings = SETTINGS[0]
     params = make_layers(n_learners=3)
     x = draw(0, 3, 7, 5, like=params)
@@ -131,9 +129,7 @@ def both_gradients(learner: Any, params: Any, data: Any) -> tuple[Any, Any]:
 
 
 @pytest.mark.parametrize(("name", "network"), NETWORKS + SEVERAL_ACTIONS)
-def test_gradient_and_metrics_equal_those_of_the_loss(
-    name: str, network: dict[str, Any]
-) -> None:
+def test_gradient_and_metrics_equal_those_of_the_loss(name, network):
     learner = make_learner(name, network)
     assert fused_mlp.reason_against(learner.cfg) == ""
     expected, got = both_gradients(learner, *collected(learner))
@@ -143,7 +139,7 @@ def test_gradient_and_metrics_equal_those_of_the_loss(
 @pytest.mark.parametrize(
     "ppo", [{"n_microbatches": 2}, {"n_shards": 2}, {}], ids=str
 )
-def test_a_minibatch_step_equals_that_of_operators(ppo: dict[str, int]) -> None:
+def test_a_minibatch_step_equals_that_of_operators(ppo):
     learner = make_learner("CartPole-v1", {}, **ppo)
     params, data = collected(learner)
     args = (learner.cfg, WORLD, params, data.batch, data.scalars)
@@ -155,9 +151,7 @@ def test_a_minibatch_step_equals_that_of_operators(ppo: dict[str, int]) -> None:
 
 @pytest.mark.parametrize("n_learners", [1, 3])
 @pytest.mark.parametrize(("name", "network"), NETWORKS + SEVERAL_ACTIONS)
-def test_a_rollout_step_equals_that_of_operators(
-    name: str, network: dict[str, Any], n_learners: int
-) -> None:
+def test_a_rollout_step_equals_that_of_operators(name, network, n_learners):
     cfg = make_learner(name, network).cfg
     parts, state = first_state(cfg, n_learners)
     inputs = parts.sample_randomness(cfg, WORLD, state.key).random_inputs
@@ -171,8 +165,8 @@ def test_a_rollout_step_equals_that_of_operators(
 @pytest.mark.parametrize("n_learners", [1, 3])
 @pytest.mark.parametrize("bootstraps", [True, False])
 def test_a_batch_with_truncated_episodes_equals_that_of_operators(
-    n_learners: int, bootstraps: bool
-) -> None:
+    n_learners, bootstraps
+):
     settings = {"n_steps": 32, "n_minibatches": 1}
     settings["bootstrap_truncated"] = bootstraps
     cfg = make_learner("MountainCar-v0", {}, **settings).cfg
@@ -202,18 +196,14 @@ def test_a_batch_with_truncated_episodes_equals_that_of_operators(
         ((8, 8), {"matmul_dtype": torch.float64}, "products of torch.float64"),
     ],
 )  # fmt: skip
-def test_other_networks_have_no_kernels(
-    hidden: tuple[int, ...], network: dict[str, Any], reason: str
-) -> None:
+def test_other_networks_have_no_kernels(hidden, network, reason):
     learner = make_learner("CartPole-v1", network, *hidden)
     assert fused_mlp.reason_against(learner.cfg) == reason
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize(("name", "network"), NETWORKS)
-def test_a_compiled_learner_on_a_gpu_has_kernels(
-    name: str, network: dict[str, Any]
-) -> None:
+def test_a_compiled_learner_on_a_gpu_has_kernels(name, network):
     learner = make_learner(name, network, 64, 64)
     state = learner.init(random.key(0, "cuda"))
     fast = fp.compile(learner, state, strategy="one-graph")
@@ -226,9 +216,7 @@ def test_a_compiled_learner_on_a_gpu_has_kernels(
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-def test_kernels_that_compute_other_numbers_are_not_used(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_kernels_that_compute_other_numbers_are_not_used(monkeypatch):
     learner = make_learner("CartPole-v1", {}, 64, 64)
     twice = lambda *args: tree.map(
         lambda x: 2 * x, minibatch.loss_gradient(*args)

@@ -1,7 +1,5 @@
 """Networks beside modules of torch.nn, and what holds for every one: updates vectorise, and each part is a graph."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from functools import partial
@@ -72,9 +70,7 @@ def linear(weight, bias):
 
 @pytest.mark.parametrize("activation", ["tanh", "relu"])
 @pytest.mark.parametrize("shared_trunk", [False, True])
-def test_each_activation_and_sharing_equals_modules_of_torch(
-    activation, shared_trunk
-):
+def test_activations_and_sharing_equal_modules(activation, shared_trunk):
     cfg = replace(MLP_CFG, activation=activation, shared_trunk=shared_trunk)
     params = networks.init_mlp(cfg, random.key(4))
     assert params.hidden[0].weight.shape == (1 if shared_trunk else 2, 3, 8)
@@ -177,9 +173,7 @@ def convolutions_of(agent, params):
 
 
 @pytest.mark.parametrize("layers", [(), LAYERS])
-def test_a_cnn_equals_convolutions_of_torch_and_the_network_that_follows(
-    layers,
-):
+def test_a_cnn_equals_convolutions_of_torch_and_what_follows(layers):
     agent = fp.nets.cnn(*layers)(IMAGE_SPEC)
     params = agent.init(agent.cfg, random.key(0))
     image = random.normal(random.key(1), (7, 11, 10, 3))

@@ -1,7 +1,5 @@
 """Networks with memory: cells beside torch.nn, gradients through whole sequences, and a task that needs a memory."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 
@@ -138,9 +136,7 @@ def test_a_truncated_episode_is_bootstrapped_with_the_memory_of_its_end():
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
-def test_a_bad_reward_leaves_its_rows_out_and_what_later_rows_remember_as_it_was(
-    bad,
-):
+def test_a_bad_reward_leaves_its_rows_out_but_not_from_memory(bad):
     """The rows of one step are left out: the loss of the others equals that by a mask."""
     cfg, state = begun("gru")
     batch = collect(cfg, WORLD, state).batch
@@ -180,9 +176,7 @@ def test_a_memory_of_another_shape_is_refused_by_name(change, problem):
         train_step(cfg, WORLD, init(cfg, WORLD, random.key(0)))
 
 
-def test_a_resumed_run_continues_in_the_middle_of_an_episode_bit_for_bit(
-    tmp_path,
-):
+def test_a_resumed_run_continues_amid_an_episode_bit_for_bit(tmp_path):
     """By checkpoints of `fp.train`, which hold the memory."""
     ppo, path = learner("lstm", max_steps=50), tmp_path / "run.npz"
     whole = fp.train(ppo, 4 * 28)

@@ -1,7 +1,5 @@
 """Compiled code is found on disk by a later process, and only if it is the code of such a call."""
 
-from __future__ import annotations
-
 import getpass
 import importlib
 import json
@@ -108,9 +106,7 @@ def test_a_later_process_finds_the_code_unless_a_global_changed(tmp_path):
 
 
 @pytest.mark.parametrize("changed", ["physics", "air"])
-def test_other_sources_of_a_loaded_module_are_other_code(
-    changed, tmp_path, monkeypatch
-):
+def test_other_sources_of_a_module_are_new_code(changed, tmp_path, monkeypatch):
     """The function's own module, or one that it calls."""
     physics, air = f"physics_of_{changed}", f"air_of_{changed}"
     texts = {
@@ -154,9 +150,7 @@ def test_each_kind_of_arguments_has_its_own_code(folder):
     assert monitor.recompile_reasons[-1] == "squares: PyTorch's settings differ"
 
 
-def test_other_options_and_another_function_of_the_name_are_other_code(
-    folder, monkeypatch
-):
+def test_other_options_and_functions_are_other_code(folder, monkeypatch):
     x = torch.rand(4, 4)
     assert not is_found(foreign, x)
     assert is_found(foreign, x)
@@ -178,9 +172,7 @@ def test_settings_that_are_equal_but_not_alike_have_their_own_code(folder):
         assert n_saved(folder) == n
 
 
-def test_code_of_a_patched_module_is_not_that_of_the_plain_one(
-    folder, monkeypatch
-):
+def test_a_patched_module_has_code_of_its_own(folder, monkeypatch):
     args = torch.linspace(-1.0, 1.0, 8).reshape(2, 4), torch.ones(2)
     assert not is_found(classic._euler_step, *args)
     monkeypatch.setattr(classic, "GRAVITY", 8.0)
@@ -209,9 +201,7 @@ class Scale:
         (lambda scale, x: x * scale.by, (Scale(3.0), torch.ones(3))),
     ],
 )
-def test_what_has_no_name_is_compiled_with_guards_and_not_saved(
-    fn, args, folder
-):
+def test_what_has_no_name_has_guards_and_is_not_saved(fn, args, folder):
     torch.testing.assert_close(CompiledFunction(fn)(*args), fn(*args))
     assert n_saved(folder) == 0
     (reason,) = cache.uncached_reasons.values()
@@ -257,9 +247,7 @@ def test_compiling_again_fails_where_it_is_not_allowed(changed, code):
     assert capture.recompile_code(str(caught.value)) is code
 
 
-def test_where_nothing_can_be_kept_the_code_runs_and_the_reason_is_recorded(
-    folder, monkeypatch
-):
+def test_where_nothing_can_be_kept_the_code_runs(folder, monkeypatch):
     def run():
         fn, x = CompiledFunction(squares), torch.rand(4, 4)
         torch.testing.assert_close(fn(x, LIMIT), squares(x, LIMIT))
@@ -324,9 +312,7 @@ GIVEN_AWAY = ("owner", "file", "Inductor", "Triton")
 @pytest.mark.parametrize(
     "what", ["folder", "group", "parent", "functions", *GIVEN_AWAY]
 )
-def test_a_folder_that_others_could_have_written_is_refused(
-    what, variable, tmp_path, monkeypatch
-):
+def test_a_folder_of_others_is_refused(what, variable, tmp_path, monkeypatch):
     """Nothing in it is read: a file of another user's ran."""
     if what in GIVEN_AWAY and os.getuid() != 0:
         pytest.skip("only root gives files away")
@@ -382,9 +368,7 @@ def test_two_users_of_one_machine_share_no_cache():
 
 
 @pytest.mark.parametrize("kept", [True, False])
-def test_pytorch_compiles_in_no_folder_that_others_may_have_made(
-    kept, tmp_path, monkeypatch
-):
+def test_pytorch_compiles_in_no_shared_folder(kept, tmp_path, monkeypatch):
     """Also where its default is set already, and where nothing can be kept."""
     monkeypatch.undo()
     default = f"{tempfile.gettempdir()}/torchinductor_{getpass.getuser()}"

@@ -3,8 +3,6 @@
 The laws hold for the CPU's copy-back and for a CUDA graph alike; the cases on a GPU skip where there is none.
 """
 
-from __future__ import annotations
-
 import re
 from functools import cache, partial
 from typing import NamedTuple
@@ -236,9 +234,7 @@ REFUSED = {
 
 @on_gpu
 @pytest.mark.parametrize("name", list(REFUSED))
-def test_what_cannot_be_captured_falls_back_with_the_reason_and_harms_nothing(
-    name,
-):
+def test_what_cannot_be_captured_falls_back_with_the_reason(name):
     """The fallback steps like the function, and the next capture, from a new pool, works."""
     make, reason = REFUSED[name]
     captured = capture(make(), pair("cuda"))
@@ -296,9 +292,7 @@ def state(device: str = "cpu"):
     return init(CFG, WORLD, random.key(0, device))
 
 
-def test_a_result_outlives_the_next_call_and_each_call_begins_a_step(
-    monkeypatch,
-):
+def test_a_result_outlives_a_call_and_each_begins_a_step(monkeypatch):
     """In place of PyTorch's function one that, as a graph does, overwrites what it has returned."""
     buffers = pair("cpu")
     asked, events = [], []

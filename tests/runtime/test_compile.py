@@ -1,7 +1,5 @@
 """The fastest strategy that works and is right is selected, and the record says why faster ones are not."""
 
-from __future__ import annotations
-
 import math
 import sys
 from contextlib import nullcontext
@@ -132,9 +130,7 @@ def test_each_strategy_that_fails_is_passed_over_and_recorded(n_broken):
     assert_learns_the_same(parts)
 
 
-def test_a_logger_or_a_terminal_shows_each_part_and_its_seconds(
-    caplog, capsys, monkeypatch
-):
+def test_a_logger_or_a_terminal_shows_each_part(caplog, capsys, monkeypatch):
     """Nothing else does: programs show their own progress."""
     parts = replace(EAGER_PARTS, minibatch_step=broken("minibatch_step"))
     with caplog.at_level("INFO", "funcppo.compile"):

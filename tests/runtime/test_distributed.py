@@ -3,8 +3,6 @@
 Processes agree on what they compile and record, before the first collective of it.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import time
@@ -109,9 +107,7 @@ def test_who_waits_hears_the_error_of_another(monkeypatch):
     "visible, local_rank, expected",
     [(None, 0, "0"), (None, 3, "3"), ("4,6", 1, "6"), ("4,6", 2, ""), ("", 0, "")],
 )  # fmt: skip
-def test_a_process_sees_the_gpu_of_its_number(
-    monkeypatch, visible, local_rank, expected
-):
+def test_a_process_sees_its_gpu(monkeypatch, visible, local_rank, expected):
     monkeypatch.setenv("LOCAL_RANK", str(local_rank))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if visible is not None:
@@ -252,9 +248,7 @@ def test_a_gather_under_a_transformation_is_refused(transformed):
 
 
 @needs_no_gpu
-def test_a_compilation_that_fails_in_one_process_leaves_none_waiting(
-    tmp_path, monkeypatch
-):
+def test_a_failing_compilation_leaves_none_waiting(tmp_path, monkeypatch):
     """Of two functions with collectives one cannot be compiled by rank 1: all give the attempt up, and go on."""
 
     # against a hang

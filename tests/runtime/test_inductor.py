@@ -1,7 +1,5 @@
 """A product keeps its value in every form, and gets the form that its shape asks for; so do random bits."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

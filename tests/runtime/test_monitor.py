@@ -1,7 +1,5 @@
 """The monitor counts what happened, once, and says why."""
 
-from __future__ import annotations
-
 import logging
 
 import torch

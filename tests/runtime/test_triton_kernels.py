@@ -1,7 +1,5 @@
 """The kernels of two hidden layers: their code run on numpy, equal to PyTorch's; on a GPU the kernels themselves."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -102,8 +100,8 @@ def assert_equals_pytorch(
 @pytest.mark.parametrize("sizes", [*SIZES[:3], *SIZES[4:]])
 @pytest.mark.parametrize(("n_learners", "n_rows"), [(1, 1), (1, 70), (3, 45)])
 def test_the_code_of_the_kernels_equals_pytorch(
-    n_learners: int, n_rows: int, sizes: Any, activation: Any
-) -> None:
+    n_learners, n_rows, sizes, activation
+):
     assert_equals_pytorch(
         problem(n_learners, n_rows, sizes), (activation, False), 1e-5
     )
@@ -119,8 +117,8 @@ def test_the_code_of_the_kernels_equals_pytorch(
     [(1, 1), (1, 100), (1, 4097), (1, 65536), (3, 45), (300, 128)],
 )
 def test_the_kernels_equal_pytorch_on_a_gpu(
-    n_learners: int, n_rows: int, sizes: Any, activation: Any
-) -> None:
+    n_learners, n_rows, sizes, activation
+):
     # A relu near 0 may be on or off.
     tolerance = 2e-6 if activation == "tanh" else 1e-3
     args = problem(n_learners, n_rows, sizes, "cuda")
@@ -134,7 +132,7 @@ def test_the_kernels_equal_pytorch_on_a_gpu(
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-def test_the_kernels_give_the_same_bits_again() -> None:
+def test_the_kernels_give_the_same_bits_again():
     params, x, of_heads = problem(1, 65536, SIZES[-1], "cuda")
     settings = ("tanh", False)
 

@@ -243,9 +243,7 @@ def test_a_label_of_several_names_is_followed_by_the_name(folder):
         assert "labels.txt:2: expected name<TAB>label" in message(load, folder)
 
 
-def test_the_triples_of_a_folder_are_split_if_it_holds_no_valid_and_test(
-    folder,
-):
+def test_the_triples_of_a_folder_without_splits_are_split(folder):
     cfg = DataConfig(split_ratios="0.5,0,0.5")
     for train_only in (False, True):
         problem = message(load, folder, cfg=cfg, train_only=train_only)
@@ -773,9 +771,7 @@ def test_a_knowledge_base_shares_the_mapped_index(stored):
     assert np.shares_memory(mapped.facts.numpy(), tables["facts"])
 
 
-def test_other_rules_facts_or_names_do_not_pass_for_the_stored_ones(
-    source, stored
-):
+def test_other_rules_facts_or_names_are_not_the_stored(source, stored):
     rules = source / "other.txt"
     rules.write_text("0.5\tis(X,Y) :- knows(X,Y)\n")
     # The relation that the stored rules define stays.
@@ -809,9 +805,7 @@ def test_a_damaged_or_foreign_file_is_named(stored):
         assert f"{path}: expected the file that `fun" in message(load, stored)
 
 
-def test_a_folder_appears_whole_and_takes_the_place_of_one_of_its_kind_alone(
-    source, stored, tmp_path, monkeypatch
-):
+def test_a_folder_appears_whole(source, stored, tmp_path, monkeypatch):
     before = load(stored)
     with monkeypatch.context() as patch:
         patch.setattr(os, "replace", interrupt)

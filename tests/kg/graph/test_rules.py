@@ -102,9 +102,7 @@ def test_a_query_worked_by_hand(query, ids):
         ("P31(?A, A)", [2, 8, 7], ("A",)),
     ],
 )
-def test_a_name_of_the_data_is_that_entity_whatever_its_first_letter(
-    query, ids, variables
-):
+def test_a_name_of_the_data_is_that_entity(query, ids, variables):
     found = read_query(from_triples(PEOPLE), query)
     assert (found.atom.tolist(), found.variables) == (ids, variables)
 
@@ -164,9 +162,7 @@ def test_a_variable_of_a_rule_that_is_called_like_an_entity_is_told(arrow):
     ("query", "constant"),
     [("007", "7"), ("7", "7"), ("-07", "-7"), ("-0", "0"), ("000", "0"), ("'007'", "007")],
 )  # fmt: skip
-def test_an_integer_in_the_query_of_a_program_is_read_as_in_the_program(
-    query, constant
-):
+def test_an_integer_in_a_query_is_read_as_in_the_program(query, constant):
     program = from_text("p(0). p(7). p(-7). p('007').")
     assert from_text(f"p({query}).").entities == (constant,)
     read = read_query(program, f"p({query})")

@@ -99,9 +99,7 @@ def test_a_program_without_comments_loses_nothing_but_white_space(text):
 
 @given(NAMES)
 @example("\x00\u2028\n\\'")
-def test_unquoting_undoes_quoting_and_a_quoted_name_is_one_token_on_one_line(
-    name,
-):
+def test_unquoting_undoes_quoting_and_a_name_is_one_token(name):
     quoted = lexer.quote(name)
     assert lexer.unquote(quoted) == name
     assert quoted.splitlines() == [quoted] and quoted.isprintable()

@@ -365,9 +365,7 @@ def split_triples(rows, ratios, seed):
     st.sampled_from(["0.8,0.1,0.1", ".5,  .5, 0", "1,0,0", "0.4,0 ,.6"]),
     st.integers(-3, 3),
 )
-def test_every_distinct_triple_is_in_one_part_and_the_parts_have_their_shares(
-    rows, ratios, seed
-):
+def test_each_triple_is_in_one_part_of_its_share(rows, ratios, seed):
     distinct = list(dict.fromkeys(rows))
     if len(distinct) < 5:
         return

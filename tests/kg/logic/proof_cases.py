@@ -1,7 +1,5 @@
 """Programs, proofs and a naive prover that the tests of proofs share."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import json

@@ -1,7 +1,5 @@
 """What rules derive for questions: walks counted by hand, every grounding by brute force, chunks, bounds."""
 
-from __future__ import annotations
-
 import itertools
 import threading
 from collections import Counter
@@ -336,9 +334,7 @@ def test_paths_that_come_back_to_an_entity_do_not_count(program, left_out):
 
 
 @given(programs, st.booleans())
-def test_derived_answers_are_the_atoms_of_one_step_that_agree_with_a_query(
-    program, identity
-):
+def test_derived_answers_are_the_atoms_of_one_step(program, identity):
     world, sizes = kb.build(**program.arrays())
     plan = derive.plan_rules(world, sizes)
     model = model_of(program, 1, object_identity=identity)
@@ -387,9 +383,7 @@ def joined(chunks):
 
 
 @given(programs, st.booleans(), st.integers(2, 4))
-def test_any_number_of_threads_gives_the_same_firings(
-    program, identity, n_threads
-):
+def test_any_number_of_threads_fires_the_same(program, identity, n_threads):
     world, sizes = kb.build(**program.arrays())
     plan = derive.plan_rules(world, sizes)
     queries = world.facts.long()
@@ -474,9 +468,7 @@ def pairs_of(index, sizes, atoms):
 
 @given(programs, st.booleans(), st.integers(1, 9))
 @example(FAMILY, False, 1)
-def test_the_rules_that_derive_an_atom_at_height_1_are_those_of_the_oracle(
-    program, object_identity, n_pairs
-):
+def test_rules_of_an_atom_are_by_the_oracle(program, object_identity, n_pairs):
     """A rule that needs the atom itself does not derive it; by rules, by questions, and read from an index."""
     world, sizes, model, known = indexed(program, object_identity)
     oracle = oracles.consequences(program, True, object_identity)
@@ -515,9 +507,7 @@ def test_the_rules_that_derive_an_atom_at_height_1_are_those_of_the_oracle(
 
 
 @given(programs, st.randoms(use_true_random=False), st.booleans())
-def test_the_answers_of_queries_have_the_rules_that_derive_them(
-    program, random, identity
-):
+def test_answers_have_the_rules_that_derive_them(program, random, identity):
     """By rules and by questions the same, but for facts that are no queries, which may derive themselves by these."""
     world, sizes, whole, known = indexed(program, identity)
     binary = whole.atoms[kb.is_binary(whole.atoms)]

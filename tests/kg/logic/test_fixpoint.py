@@ -1,7 +1,5 @@
 """T_P: worked by hand; equal to a least model over Python sets and to Prolog; the counts known of the data sets."""
 
-from __future__ import annotations
-
 import gzip
 import itertools
 import math
@@ -125,9 +123,7 @@ def test_object_identity_binds_the_variables_of_a_rule_apart(program):
 
 
 @given(programs, st.integers(0, 4), st.booleans())
-def test_products_of_weights_are_those_of_the_best_proofs(
-    program, height, object_identity
-):
+def test_products_of_weights_are_the_best(program, height, object_identity):
     """By value iteration over every grounding; a fact stands in no body of its own proof."""
     weights = [0.9 - 0.07 * i for i in range(len(program.rules))]
     known = oracles.least_model(program, height, object_identity)
@@ -223,9 +219,7 @@ def test_a_budget_of_rows_stops_after_a_whole_step_and_says_so():
 
 @given(programs, st.integers(0, 2), st.booleans())
 @settings(deadline=None)
-def test_the_step_after_a_model_derives_what_the_next_model_has_more(
-    program, h, identity
-):
+def test_the_step_after_a_model_derives_the_next_model(program, h, identity):
     world, _ = kb.build(**program.arrays())
     model, after, whole = (
         model_of(program, steps, object_identity=identity)
@@ -298,9 +292,7 @@ def test_confidence_worked_by_hand(smoothing, whole, without_one):
 
 
 @given(programs, st.booleans(), st.booleans())
-def test_consequences_are_the_heads_of_one_application(
-    program, leave_one_out, identity
-):
+def test_consequences_are_heads_of_one_step(program, leave_one_out, identity):
     options = {"leave_one_out": leave_one_out, "object_identity": identity}
     pairs, known = applied(program, **options)
     assert pairs == oracles.consequences(program, leave_one_out, identity)
@@ -356,9 +348,7 @@ needs_data = pytest.mark.skipif(
         ("fb15k-237", "rules_rnnlogic_top.tsv.gz", 60),
     ],
 )
-def test_support_and_body_pairs_are_those_of_the_rule_file(
-    name, rules, every, tmp_path
-):
+def test_support_and_pairs_are_those_of_a_file(name, rules, every, tmp_path):
     """The columns train_support and train_body_pairs, counted elsewhere: exactly."""
     path = DATA / name / rules
     opened = gzip.open if path.suffix == ".gz" else open
@@ -380,9 +370,7 @@ def test_support_and_body_pairs_are_those_of_the_rule_file(
 
 
 @needs_data
-def test_the_known_number_of_fb15k_237_test_triples_is_derivable_in_one_step(
-    monkeypatch,
-):
+def test_one_step_derives_the_known_number_of_fb15k_237(monkeypatch):
     # Joins in few chunks, which are merged less often; `test_fixpoint.py` has many.
     monkeypatch.setattr(joins, "MAX_CHUNK_ROWS", 1 << 23)
     data = load(DATA / "fb15k-237", DATA / "fb15k-237" / "rules.txt")
@@ -411,9 +399,7 @@ NTP = (978, 1474, 2006, 2535, 2947)
         ("countries_S3", "rules_ntp_variant.txt", NTP, 10, 3517, [18, 24]),
     ],
 )
-def test_the_countries_have_their_known_models(
-    name, rules, counts, steps, last, tests
-):
+def test_countries_have_known_models(name, rules, counts, steps, last, tests):
     data = load(DATA / name, DATA / name / rules)
     model, height = _model_of_data(data, None)
     assert model.n_atoms_after_step[: len(counts)] == counts
@@ -433,9 +419,7 @@ def test_the_countries_have_their_known_models(
         ("umls", "rules.txt", 160),
     ],
 )
-def test_the_known_number_of_test_triples_is_derivable_in_one_step(
-    name, rules, derived
-):
+def test_one_step_derives_the_known_number_of_triples(name, rules, derived):
     model, height = _model_of_data(load(DATA / name, DATA / name / rules), 1)
     assert model.complete and int((height >= 0).sum()) == derived
 
@@ -452,9 +436,7 @@ def _model_of_data(data, max_height):
 @pytest.mark.parametrize(
     ("max_rows", "max_held"), [(200_000, MANY), (MANY, 100_000)]
 )
-def test_a_rule_over_a_hub_is_counted_from_a_sample_and_others_exactly(
-    monkeypatch, max_rows, max_held
-):
+def test_a_rule_over_a_hub_alone_is_sampled(monkeypatch, max_rows, max_held):
     """r0(X, Y) :- r1(Z, X), r2(Z, Y) over one hub with 3,000 neighbours: 9 million heads."""
     monkeypatch.setattr(fixpoint, "MAX_SAMPLE_ROWS", 200_000)
     monkeypatch.setattr(joins, "MAX_CHUNK_ROWS", 20_000)

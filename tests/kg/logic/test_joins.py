@@ -1,7 +1,5 @@
 """Views of relations, conjunctive queries against brute force, and rules as queries."""
 
-from __future__ import annotations
-
 import collections
 import dataclasses
 import itertools
@@ -46,9 +44,7 @@ def as_rows(columns):
     st.booleans(),
     st.integers(0, 2),
 )
-def test_a_view_holds_the_rows_that_agree_with_the_terms(
-    rows, terms, reverse, n_indexed
-):
+def test_a_view_holds_the_rows_that_match(rows, terms, reverse, n_indexed):
     relation = view_relation(rows)
     literal = make_literal(relation, terms, N_VIEW_CONSTANTS)
     variables = tuple(sorted(literal.variables, reverse=reverse))

@@ -1,7 +1,5 @@
 """KnowledgeBase: lookups equal to scanning lists; what is refused; one fact less equals building without it."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
@@ -80,9 +78,7 @@ def test_an_atom_is_found_exactly_when_it_is_in_the_list(case):
 
 
 @given(tables())
-def test_no_fact_that_matches_a_goal_is_missed_and_the_count_is_what_was_found(
-    case,
-):
+def test_no_fact_that_matches_a_goal_is_missed_or_uncounted(case):
     """The ids agree with the goal in its most selective argument, so they hold all facts that match."""
     facts, top = case
     world, sizes = build(facts, top)

@@ -1,7 +1,5 @@
 """Laws of proofs: what is tampered with does not hold, and what is written can be read."""
 
-from __future__ import annotations
-
 import ast
 import dataclasses
 import inspect
@@ -420,9 +418,7 @@ def test_a_proof_from_the_model_holds_within_its_height(program):
 
 
 @given(programs(), st.data())
-def test_a_proof_from_a_trace_holds_and_keeps_the_probability_of_every_choice(
-    program, data
-):
+def test_a_proof_from_a_trace_holds_and_keeps_probabilities(program, data):
     root = data.draw(
         st.tuples(st.integers(1, 3), st.integers(1, C), st.integers(1, C))
         | st.sampled_from(program.facts)

@@ -1,7 +1,5 @@
 """Verdicts and proofs: worked by hand; equal to a least model over Python sets, and to the lines of real files."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import math
@@ -215,9 +213,7 @@ def test_the_work_for_a_chain_is_linear_in_its_length(length):
 
 
 @given(programs, st.booleans())
-def test_what_failed_rules_lack_is_not_satisfied_together(
-    program, object_identity
-):
+def test_what_rules_lack_is_never_satisfied(program, object_identity):
     _, sizes = kb.build(**program.arrays())
     n = program.n_constants
     for predicate, arity in enumerate(program.arity, 1):
@@ -289,9 +285,7 @@ def unpadded(atoms):
 
 
 @given(programs)
-def test_a_derivation_is_the_first_rule_with_its_smallest_body_of_smaller_heights(
-    program,
-):
+def test_a_derivation_is_by_the_first_and_smallest_body(program):
     for identity in (False, True):
         model = model_of(program, object_identity=identity)
         found = heights(model)
@@ -308,7 +302,7 @@ def test_a_derivation_is_the_first_rule_with_its_smallest_body_of_smaller_height
 
 
 @given(programs)
-def test_a_ground_body_is_the_smallest_of_its_rule_without_the_atom(program):
+def test_a_ground_body_is_the_smallest_without_the_atom(program):
     for identity in (False, True):
         clauses = clauses_of(program)
         model = model_of(program, object_identity=identity)
@@ -362,9 +356,7 @@ def fact_heights(program, max_height, max_rows=MANY, **options):
 @pytest.mark.parametrize("object_identity", [False, True])
 @pytest.mark.parametrize("max_height", [1, 2, None])
 @given(program=programs)
-def test_the_height_is_that_of_the_least_model_without_the_fact(
-    max_height, object_identity, program
-):
+def test_the_height_is_without_the_fact(max_height, object_identity, program):
     options = {"object_identity": object_identity}
     found, n_undecided = fact_heights(program, max_height, **options)
     assert n_undecided == 0
@@ -452,9 +444,7 @@ def rules_in(tree):
 
 
 @given(programs, st.booleans(), st.none() | st.integers(0, 3), st.data())
-def test_the_best_proofs_are_the_most_probable_of_all(
-    program, object_identity, max_height, data
-):
+def test_the_proofs_are_the_best(program, object_identity, max_height, data):
     """The same probabilities in the same order as all proofs have, each once, and each of them one of these."""
     model = oracles.least_model(program, 4, object_identity)
     if not model:

@@ -1,7 +1,5 @@
 """Unification, and one resolution step against enumeration on the host."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from random import Random
 

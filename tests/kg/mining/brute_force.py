@@ -1,7 +1,5 @@
 """Small graphs, every rule over them, and counts of rules by brute force over Python sets."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Counts and scores of mined rules, the votes of facts, and the budget of a search."""
 
-from __future__ import annotations
-
 from random import Random
 
 import pytest

@@ -1,7 +1,5 @@
 """The miner: counts by hand and by brute force; votes; which rules are kept; what budgets and interrupts do."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 
@@ -79,9 +77,7 @@ def test_what_is_mined_is_counted_as_by_brute_force(facts, constants):
 
 
 @given(graphs, st.integers(1, 3))
-def test_every_fact_keeps_the_best_rules_that_derive_it_and_no_rule_is_kept_for_nothing(
-    facts, votes
-):
+def test_every_fact_keeps_its_best_rules_and_no_others(facts, votes):
     clauses = path_clauses(2) + constant_clauses()
     program = Program(6, (2, 2), tuple(facts), tuple(clauses))
     derived = {}
@@ -120,9 +116,7 @@ def kept_scores(of_rules, votes):
 @pytest.mark.parametrize("max_length", [4, 5])
 @given(facts=graphs, votes=st.integers(1, 3))
 @settings(max_examples=20)
-def test_long_rules_are_kept_as_brute_force_keeps_them(
-    max_length, facts, votes
-):
+def test_long_rules_as_by_brute_force(max_length, facts, votes):
     """Ties may go to another rule, so each fact is to have rules of the same scores."""
     true = path_counts(facts, range(1, max_length + 1))
     best, kept = kept_scores(true, votes)
@@ -245,9 +239,7 @@ def test_a_time_limit_ends_in_what_was_found_by_then(monkeypatch):
 
 @pytest.mark.parametrize("n_calls", [1, 5, 9, 12])
 @pytest.mark.parametrize("max_rows", [10**9, 20_000])
-def test_an_interrupt_keeps_what_was_found_with_the_same_counts(
-    n_calls, max_rows
-):
+def test_an_interrupt_keeps_what_was_found_as_counted(n_calls, max_rows):
     data = load("family_tree:400:2")
     calls = 0
 
@@ -326,7 +318,5 @@ SMALL = MiningConfig(votes_per_fact=3, constants=True)
         (272_115, 14_505, MiningConfig(constants=True)),
     ],
 )
-def test_a_graph_has_what_its_size_and_density_ask_for(
-    n_facts, n_entities, cfg
-):
+def test_a_graph_has_what_size_and_density_ask_for(n_facts, n_entities, cfg):
     assert default_config(n_facts, n_entities) == cfg

@@ -1,7 +1,5 @@
 """Indexes of edges, and walks along bodies: both equal Python sets and dictionaries."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

@@ -1,7 +1,5 @@
 """Path rules, rules with constants and long rules: counts against brute force."""
 
-from __future__ import annotations
-
 from random import Random
 
 import pytest

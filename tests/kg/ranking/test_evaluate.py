@@ -1,7 +1,5 @@
 """Records of queries by hand, whatever the chunks; summarised, interrupted, resumed and refused."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math
@@ -139,9 +137,7 @@ def test_queries_whose_scores_could_round_otherwise_are_counted(offset, near):
 
 
 @pytest.mark.parametrize("is_shared", [False, True])
-def test_windows_hold_every_query_once_and_records_do_not_depend_on_them(
-    is_shared,
-):
+def test_windows_hold_each_query_once_and_change_no_record(is_shared):
     dataset = loaders.load("family_tree:30:1")
     evaluator_ = make_evaluator(dataset, "noisy-or")
     rows = np.arange(len(dataset.test))
@@ -197,9 +193,7 @@ RENAMED_COUNTRIES = dataclasses.replace(COUNTRIES, name="renamed")
     ],
 )
 @pytest.mark.parametrize("score", ["exists@1", "noisy-or"])
-def test_a_summary_of_records_is_that_of_the_whole_ranking(
-    dataset, protocol, score
-):
+def test_a_summary_of_records_is_that_of_all_ranks(dataset, protocol, score):
     evaluator_ = make_evaluator(dataset, score, **protocol)
     # Countries' records hold all scores anyway.
     evaluator_ = dataclasses.replace(
@@ -268,9 +262,7 @@ def test_an_interrupted_evaluation_is_resumed_where_it_stopped(
     assert one == two
 
 
-def test_a_file_of_another_evaluation_is_not_resumed(
-    tmp_path, monkeypatch, capsys
-):
+def test_another_evaluation_is_not_resumed(tmp_path, monkeypatch, capsys):
     path = tmp_path / "ranks.jsonl"
 
     def evaluated(*options):

@@ -1,7 +1,5 @@
 """Proofs of single atoms; the parts of a score by evidence add up, and their counts are those of a recount."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from functools import cache, partial
@@ -125,9 +123,7 @@ def test_the_proof_by_search_has_the_probability_of_the_best_path():
 
 
 @pytest.mark.parametrize("object_identity", [False, True])
-def test_smallest_proofs_by_query_are_those_of_a_held_model(
-    object_identity, monkeypatch
-):
+def test_smallest_proofs_are_those_of_a_model(object_identity, monkeypatch):
     """Facts, derived atoms and others."""
     dataset = loaders.load("family_tree:30:0")
     options = {"smoothing": 5.0, "object_identity": object_identity}
@@ -284,9 +280,7 @@ def wider(rules):
     "kind, change, text",
     [("rules", wider, "1000, recounted"), ("own-degree", lambda n: n + 1, "known answers")],
 )  # fmt: skip
-def test_the_recount_agrees_and_reports_what_does_not(
-    subject, kind, change, text
-):
+def test_the_recount_reports_what_does_not_agree(subject, kind, change, text):
     task, weights = subject
     compared = compare(task, weights)
     assert compared.n_compared == compared.n_total > 4

@@ -126,9 +126,7 @@ def test_expected_is_the_mean_over_every_order_of_the_ties(levels, k):
 
 
 @given(st.data(), st.integers(1, 5), st.integers(1, 7))
-def test_listed_candidates_give_the_ranks_of_all_candidates_in_any_order(
-    data, Q, E
-):
+def test_listed_candidates_give_the_ranks_of_all_in_any_order(data, Q, E):
     """What is not listed scores 0: a full table and its listed part agree, whatever the order of the list."""
     levels = st.sampled_from([ZERO_SCORE, -3, -2, 0, INVALID_SCORE])
     table = [[data.draw(levels) for _ in range(E)] for _ in range(Q)]

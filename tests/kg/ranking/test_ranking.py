@@ -93,9 +93,7 @@ def test_pooled_average_precision_by_hand():
 
 @given(st.integers(1, 50), st.booleans(), st.sampled_from([1, 9, 1 << 22]))
 @settings(max_examples=20)
-def test_entities_without_a_proof_are_ranked_by_what_scores_them_all(
-    family, n_levels, is_above, chunk
-):
+def test_entities_without_a_proof_are_ranked(family, n_levels, is_above, chunk):
     """As if all candidates were listed: in chunks, with ties, below and among what rules derive."""
     hashed, split = hashed_score(n_levels), family.dataset.test[::4].copy()
     split[::2, TAIL] = np.roll(split[::2, TAIL], 1)  # mostly wrong
@@ -134,9 +132,7 @@ def test_entities_without_a_proof_are_ranked_by_what_scores_them_all(
 
 @given(st.integers(1, 50), st.booleans())
 @settings(max_examples=20)
-def test_rank_counts_are_those_of_one_query_at_a_time(
-    family, n_levels, score_unprovable
-):
+def test_counts_are_those_of_single_queries(family, n_levels, score_unprovable):
     dataset, hashed = family.dataset, hashed_score(n_levels)
     splits = np.concatenate(
         [dataset.facts, dataset.train, dataset.valid, dataset.test]
@@ -174,9 +170,7 @@ def test_rank_counts_are_those_of_one_query_at_a_time(
 
 
 @pytest.mark.parametrize("by_side", [False, True])
-def test_candidates_that_are_listed_once_rank_as_by_each_score_alone(
-    family, by_side
-):
+def test_candidates_listed_once_rank_as_by_each_score(family, by_side):
     protocol = RankingProtocol()
     split = family.dataset.test
     for n_levels in (1, 3, 1000):
@@ -272,9 +266,7 @@ def indices(C, pool, known, model):
 
 
 @given(worlds(), st.integers(1, 7), st.integers(0, 2**32))
-def test_a_sample_is_distinct_filtered_and_as_large_as_it_can_be(
-    world, n, seed
-):
+def test_a_sample_is_distinct_filtered_and_of_its_size(world, n, seed):
     C, pool, known, model, side, asked = world
     pool_, known_index, _ = indices(C, pool, known, model)
     ids = torch.arange(len(asked)) + 5
@@ -290,9 +282,7 @@ def test_a_sample_is_distinct_filtered_and_as_large_as_it_can_be(
 
 
 @given(worlds(), st.data(), st.integers(0, 2**32))
-def test_a_sample_depends_on_the_query_id_and_not_on_the_batch(
-    world, data, seed
-):
+def test_a_sample_depends_on_the_query_not_on_the_batch(world, data, seed):
     C, pool, known, model, side, asked = world
     pool_, known_index, _ = indices(C, pool, known, model)
     ids, rows = torch.arange(len(asked)) + 3, torch.tensor(asked)
@@ -311,9 +301,7 @@ def test_a_sample_depends_on_the_query_id_and_not_on_the_batch(
     st.booleans(),
     st.integers(0, 2**32),
 )
-def test_a_table_lists_the_candidates_that_need_a_score(
-    world, n_negatives, score_unprovable, seed
-):
+def test_a_table_lists_candidates(world, n_negatives, score_unprovable, seed):
     """The provable ones, or all of them; `derivable` plays T_P."""
     C, pool, known, derivable, side, asked = world
     pool_, known_index, derivable_index = indices(C, pool, known, derivable)

@@ -1,7 +1,5 @@
 """Sources of evidence give a rule score the same ranks; what the score of a policy computes, in which chunks."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import cache, partial
 
@@ -78,9 +76,7 @@ def assert_same_counts(one, other):
         ),
     ],
 )
-def test_a_rule_score_is_the_same_from_index_joins_questions_and_evidence(
-    task, name, monkeypatch
-):
+def test_a_rule_score_is_the_same_from_every_side(task, name, monkeypatch):
     monkeypatch.setattr(derive, "PILOT_QUESTIONS", 2)
     facts = evidence.index_facts(task.kb, task.sizes)
     split, score, shown = task.dataset.valid, parse(name), []

@@ -1,7 +1,5 @@
 """The time and the memory of a run, and the bounds of its work."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """What valid decides: the rule, the loop, the settings of rules, and whole starts of runs with their tables."""
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import replace
@@ -127,9 +125,7 @@ def test_a_stage_replaces_what_is_kept_candidate_by_candidate_with_a_row():
         ([0.1, 0.1, 0.1, 0.1], "usual"),
     ],
 )
-def test_the_first_candidate_of_a_usual_stage_counts_as_the_simpler_way(
-    gains, kept
-):
+def test_the_first_candidate_of_a_stage_is_the_simpler_way(gains, kept):
     before = torch.full((4,), 0.5).double()
     after = before + torch.tensor(gains).double()
     ways = [Candidate("usual", 0, after), Candidate("more", 0, after + 1e-3)]
@@ -460,9 +456,7 @@ def test_a_new_run_holds_what_was_chosen_and_its_table(tmp_path):
     assert run.ranked_test is not None
 
 
-def test_above_height_1_auto_learns_from_proofs_and_questions_are_refused(
-    tmp_path,
-):
+def test_above_height_1_auto_learns_from_proofs_alone(tmp_path):
     prover = replace(QUESTIONS.prover, max_height=2, object_identity=False)
     high = replace(QUESTIONS, prover=prover)
     high = on_graph(high, seating(n_tables=10), tmp_path)
@@ -585,9 +579,7 @@ def test_a_path_network_is_weighed_where_valid_says_so(is_better, tmp_path):
 
 
 @pytest.mark.parametrize("is_better", [True, False])
-def test_entities_without_a_proof_are_ranked_where_valid_says_so(
-    is_better, tmp_path
-):
+def test_what_has_no_proof_is_ranked_where_valid_says_so(is_better, tmp_path):
     """Who was born somewhere lives in the capital; of most others no rule derives where, and it is the same."""
     facts = [(f"p{i}", "bornIn", "capital") for i in range(60)]
     facts += [(f"p{i}", "bornIn", f"village{i}") for i in range(60)]
@@ -608,9 +600,7 @@ def test_entities_without_a_proof_are_ranked_where_valid_says_so(
     assert_opened_run_scores_the_same(run, tmp_path)
 
 
-def test_the_time_of_answers_without_a_proof_is_kept_from_priors(
-    tmp_path, monkeypatch
-):
+def test_answers_without_a_proof_keep_their_time(tmp_path, monkeypatch):
     reserved = []
 
     def choose_nothing(stages, best, run_time):

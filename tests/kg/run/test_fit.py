@@ -1,7 +1,5 @@
 """Questions, the listwise fit and priors: what is asked, that all learn what rules cannot say, and their time."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import time
@@ -115,9 +113,7 @@ def test_the_largest_questions_are_left_out_and_counted(task):
     assert f"more than {n_firings:,} firings and were left out" in note
 
 
-def test_the_bounds_end_the_list_and_the_number_of_questions_repeats_it(
-    task, monkeypatch
-):
+def test_the_bounds_end_the_list_and_questions_repeat_it(task, monkeypatch):
     monkeypatch.setattr(derive, "PILOT_QUESTIONS", 16)
     monkeypatch.setattr(derive, "MAX_CHUNK_GROUNDINGS", 200)
     setup = fit.set_up(task, PLAIN)
@@ -301,9 +297,7 @@ def test_facts_that_were_not_seen_rank_above_chance(colours):
     assert float(rank.double().mean()) < 3
 
 
-def test_the_same_seed_gives_the_same_numbers_and_another_one_others(
-    colours, chains
-):
+def test_a_seed_gives_the_same_numbers_another_others(colours, chains):
     embedding = replace(EMBEDDING, n_epochs=1)
     network = replace(NETWORK, n_steps=2)
     for make, task, cfg in (

@@ -95,9 +95,7 @@ def test_where_there_is_time_test_is_ranked_whole(run, asking):
             assert "mrr_interval" not in metrics[name]
 
 
-def test_where_time_ends_rules_and_policies_rank_the_same_random_sample(
-    tmp_path,
-):
+def test_where_time_ends_both_rank_the_same_random_sample(tmp_path):
     """Of 20 queries the first 16 are ranked whatever the time."""
     graph = seating(n_tables=10)
     graph = replace(graph, test=graph.valid)

@@ -1,7 +1,5 @@
 """A run that several processes train: checkpoint and metrics to the bit, errors, a process that hangs."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """Mined rules are kept by a hash of what they depend on, and counted again under object identity."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import random
@@ -100,9 +98,7 @@ def test_the_counts_of_the_file_are_those_of_the_joins(tmp_path):
     assert torch.equal(counted, known)
 
 
-def test_neither_the_order_of_lines_nor_held_out_names_change_the_rules(
-    tmp_path,
-):
+def test_neither_order_nor_held_out_names_change_rules(tmp_path):
     """Many of these rules tie: they are taken in the order of names. `max_rows` samples entities and facts."""
     generator = random.Random(0)
     names = [f"entity{i}" for i in range(30)]

@@ -102,9 +102,7 @@ LEARNERS = ("questions", "priors", "proofs", "height 2")
 
 
 @pytest.mark.parametrize("learner", LEARNERS)
-def test_a_moved_run_without_its_source_answers_the_same(
-    folders, tmp_path, learner
-):
+def test_a_run_moved_from_its_source_is_the_same(folders, tmp_path, learner):
     """Also zipped, and in a folder that cannot be written; only a file that is gone is an absolute path."""
     before = scores(open_run(folders / learner))
     assert len({round(x, 6) for x in before.values()}) > 5
@@ -245,9 +243,7 @@ def test_the_source_is_read_as_it_is_now(folders, tmp_path):
         ([("a", "likes", "e1")], "that the rules of the run name"),
     ],
 )
-def test_a_graph_that_the_rules_say_nothing_of_is_an_error(
-    folders, triples, problem
-):
+def test_a_graph_that_no_rule_speaks_of_is_refused(folders, triples, problem):
     with pytest.raises(ValueError, match=problem):
         open_run(folders / "questions", graph=loaders.from_triples(triples))
 

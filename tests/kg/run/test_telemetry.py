@@ -1,7 +1,5 @@
 """Metrics of real runs, over HTTP and in a file."""
 
-from __future__ import annotations
-
 import builtins
 import json
 import re
@@ -110,9 +108,7 @@ def test_every_series_is_there_from_the_start(trained):
             assert (f"funcppo_{name}{suffix}", value) in values
 
 
-def test_an_observed_run_does_not_wait_for_the_device_more_often(
-    tmp_path, monkeypatch
-):
+def test_an_observed_run_waits_no_more_often(tmp_path, monkeypatch):
     """Every way to read a tensor on the host is counted, with the observer and without."""
     counts = {"": 0}
 

@@ -1,7 +1,5 @@
 """Training runs: resumed bit for bit, validated at the right updates, stopped where numbers are not finite."""
 
-from __future__ import annotations
-
 import math
 import os
 import shutil
@@ -36,9 +34,7 @@ from tests.learning import assert_trees_equal
 
 
 @pytest.mark.parametrize("last_update", [1, 2, 3])
-def test_a_run_stopped_anywhere_resumes_bit_for_bit(
-    last_update, uninterrupted, run, tmp_path
-):
+def test_a_stopped_run_is_resumed(last_update, uninterrupted, run, tmp_path):
     """Update 2 waits for its validation."""
     after, _ = trained(run, tmp_path, stop_at=last_update)
     waits = after.pending_row is not None
@@ -73,9 +69,7 @@ def train_at(times, run, folder, n_updates):
     return saved
 
 
-def test_an_update_is_saved_a_while_after_the_last_checkpoint(
-    uninterrupted, run, tmp_path
-):
+def test_an_update_is_saved_after_a_while(uninterrupted, run, tmp_path):
     """The run is left at update 3 as a killed process leaves it, resumed, and left with update 1 alone likewise."""
     assert train_at([0, 60], run, tmp_path, 1) == [1]
     resumed = resume_run(run.run_config, tmp_path)
@@ -89,9 +83,7 @@ def test_an_update_is_saved_a_while_after_the_last_checkpoint(
     assert train_at(times, run, other, N_UPDATES) == [0, 2, 3, 4]
 
 
-def test_a_run_stopped_in_its_last_validation_is_yielded_when_resumed(
-    run, tmp_path
-):
+def test_a_run_stopped_in_its_last_validation_is_resumed(run, tmp_path):
     after, _ = trained(run, tmp_path, stop_at=N_UPDATES)
     assert after.pending_row is not None
     resumed = resume_run(run.run_config, tmp_path)
@@ -118,9 +110,7 @@ def ranked_as(monkeypatch, metrics):
         monkeypatch.setattr(module, name, function)
 
 
-def test_the_best_parameters_are_kept_while_training_continues(
-    run, monkeypatch, tmp_path
-):
+def test_the_best_parameters_are_kept_meanwhile(run, monkeypatch, tmp_path):
     """Valid quality 0.25 before training, 0.5 after update 2, 0.125 after update 4."""
     ranked_as(monkeypatch, [0.25, 0.5, 0.125])
     captured, _ = train.prepare_train_step(run)
@@ -143,9 +133,7 @@ def test_the_best_parameters_are_kept_while_training_continues(
     assert (row.valid_before, row.valid_after) == (0.25, 0.5)
 
 
-def test_a_run_ends_early_where_validations_get_no_better(
-    run, monkeypatch, tmp_path
-):
+def test_a_run_ends_early_if_it_gets_no_better(run, monkeypatch, tmp_path):
     """An equal metric is no better, though 0.7 is above its float32 value; a resumed run sees that it has ended."""
     ranked_as(monkeypatch, [0.25, 0.7, 0.7])
     config = replace(
@@ -180,9 +168,7 @@ def moved_run(run, **state):
         ([0.25, 0.25, 0.25, 0.25], False),
     ],
 )
-def test_parameters_replace_those_kept_where_valid_gains_beyond_chance(
-    ranks, is_kept, run, monkeypatch
-):
+def test_parameters_that_gain_replace_others(ranks, is_kept, run, monkeypatch):
     before = torch.tensor([0.25, 0.25, 0.25, 0.25]).double()
     if not is_kept and max(ranks) > 0.5:
         before = torch.tensor([0.5, 0.5, 0.5, 0.5]).double()
@@ -260,9 +246,7 @@ def test_a_run_is_compiled_if_its_calls_and_its_time_repay_that(
 # -- a whole run
 
 
-def test_the_run_is_the_one_that_its_folder_opens(
-    uninterrupted, tmp_path, monkeypatch
-):
+def test_the_run_is_what_its_folder_opens(uninterrupted, tmp_path, monkeypatch):
     updates = []
     on_update = lambda i, _: updates.append(i)
     fitted = train.train_run(
@@ -417,9 +401,7 @@ def kill_at(patch, step):
     return count
 
 
-def test_a_run_killed_while_it_replaces_another_is_the_old_or_the_new(
-    run, tmp_path
-):
+def test_a_run_killed_while_it_replaces_another_is_whole(run, tmp_path):
     """At any change of a name; what is read after it is one of the two, with all its files."""
     old = tmp_path / "old"
     old.mkdir()

@@ -1,7 +1,5 @@
 """Evidence equals counts over Python sets, and what a question leaves out is left out for all of its candidates."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 

@@ -1,7 +1,5 @@
 """The score of a candidate worked by hand, and the same whether its batch is padded or not."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from typing import Any

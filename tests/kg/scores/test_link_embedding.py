@@ -1,7 +1,5 @@
 """ComplEx by hand and by complex numbers, folds that their model has not seen, and a pattern that it learns."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import given
@@ -61,9 +59,7 @@ def test_a_prior_worked_by_hand():
     rank=st.integers(1, 4),
     seed=st.integers(0, 99),
 )
-def test_loss_and_gradient_are_those_of_complex_numbers(
-    n, n_folds, n_constants, rank, seed
-):
+def test_the_loss_is_by_complex_numbers(n, n_folds, n_constants, rank, seed):
     params = random_params(n_folds, n_constants, 4, rank, seed)
     params = Params(*(3.0 * x.double() for x in params))
     links = random_links(n, n_folds, n_constants, 4, seed)
@@ -141,9 +137,7 @@ def test_a_model_never_sees_the_facts_of_its_fold():
 
 
 @pytest.mark.parametrize("left_out", ["fact", "pair"])
-def test_the_prior_of_a_question_is_that_of_the_model_without_its_fact(
-    left_out,
-):
+def test_the_prior_of_a_question_is_of_the_model_without_it(left_out):
     n_folds = 4
     facts = facts_of([(i, j) for i in range(1, 31) for j in range(1, 31)])
     asked = evidence.training_questions(facts)

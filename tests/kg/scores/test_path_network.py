@@ -1,7 +1,5 @@
 """The path network learns compositions, knows no entity and does not see what is asked; its kernel adds messages up."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest
@@ -223,9 +221,7 @@ def ask(n_each=4):
 
 
 @pytest.mark.parametrize("left_out", ["fact", "pair"])
-def test_a_score_is_the_logit_above_the_mean_without_what_is_left_out(
-    left_out,
-):
+def test_a_score_is_the_logit_above_the_mean_without_what_is_left_out(left_out):
     network = random_network()
     questions, offsets, entity = ask()
     values = path_network.candidate_scores(

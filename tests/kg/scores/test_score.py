@@ -1,7 +1,5 @@
 """Scores as values: names, what each gives candidates worked by hand, sums, and a new one in one object."""
 
-from __future__ import annotations
-
 import math
 from fractions import Fraction
 from functools import partial
@@ -69,9 +67,7 @@ def noisy_or(confidences, power):
     st.sampled_from([1.0, 1.5, 3.0]),
     st.integers(1, 6),
 )
-def test_each_atom_is_scored_by_the_rules_that_derive_it(
-    support, found, power, n_best
-):
+def test_each_atom_is_scored_by_its_rules(support, found, power, n_best):
     """By all of them, or by the best."""
     of = lambda atom: sorted(support[r] / 4 for a, r in found if a == atom)
     own = [of(atom) for atom in range(7)]

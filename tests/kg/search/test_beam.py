@@ -182,9 +182,7 @@ def test_a_score_equals_the_sum_over_all_paths_of_the_policy(score, seed):
 
 @given(SEEDS, st.integers(1, 9), st.integers(7, 60), st.integers(6, 40))
 @settings(max_examples=10, phases=PHASES)
-def test_scores_do_not_depend_on_slots_chunks_rows_or_order(
-    seed, slots, window, rows
-):
+def test_scores_do_not_depend_on_sizes_or_order(seed, slots, window, rows):
     cfg, world, params, atoms = setup(
         seed, "success", beam=6, rows_per_step=24, **WIDE
     )
@@ -202,9 +200,7 @@ def test_scores_do_not_depend_on_slots_chunks_rows_or_order(
 )
 @given(SEEDS, st.sampled_from(["success", "best-proof", "greedy"]))
 @settings(max_examples=6, phases=PHASES)
-def test_scores_are_the_same_graphed_and_with_an_asynchronous_readback(
-    device, seed, score
-):
+def test_scores_are_the_same_graphed_and_read_later(device, seed, score):
     """Three chunks, the last not full, with two policies in turn."""
     cfg, *inputs = setup(seed, score, beam=6, rows_per_step=24)
     world, params, atoms = tree.map(lambda x: x.to(device), tuple(inputs))

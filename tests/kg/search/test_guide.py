@@ -76,9 +76,7 @@ def nonsense(expansions):
     ],
 )
 @pytest.mark.parametrize(("height", "indexed"), [(1, 0), (3, 10)])
-def test_any_order_proves_what_the_exact_engine_proves(
-    order, height, indexed, monkeypatch
-):
+def test_any_order_proves_the_same(order, height, indexed, monkeypatch):
     monkeypatch.setattr(guide, "MAX_INDEXED", indexed)
     atoms = [
         (p, a, b)

@@ -58,9 +58,7 @@ def test_rows_within_capacity_are_scored_as_without_a_capacity_and_others_are_fl
 
 
 @pytest.mark.parametrize("hidden_dim", [64, 8])
-def test_rules_embedded_once_equal_successors_with_the_body_as_written(
-    hidden_dim,
-):
+def test_rules_embedded_once_equal_successors_as_written(hidden_dim):
     """Outputs and gradients, of untidy params and of states with hopeless rules, missing ones and others.
 
     As products with a table of all rules where that is less than vectors of each state's, and as vectors.

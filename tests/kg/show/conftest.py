@@ -1,7 +1,5 @@
 """Small runs on a graph with hostile names, what a report measures of them, and explorers of the runs and the graph."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

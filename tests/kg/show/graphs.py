@@ -1,7 +1,5 @@
 """A small graph whose names attack pages and pictures, and small runs on it."""
 
-from __future__ import annotations
-
 import numpy as np
 
 HOSTILE = (

@@ -1,7 +1,5 @@
 """The parts of a page of HTML, whose tags must be closed in their order."""
 
-from __future__ import annotations
-
 from html.parser import HTMLParser
 
 VOID = {"meta", "input", "br", "hr", "img", "link", "source"}

@@ -52,9 +52,7 @@ def paths(explorer, n_names):
     ("name", "n_names"),
     [("untrained", 3), ("questions", len(HOSTILE)), ("proofs", 1)],
 )
-def test_pages_with_hostile_names_are_whole_and_lead_to_pages(
-    name, n_names, clients, explorers
-):
+def test_pages_with_hostile_names_are_whole(name, n_names, clients, explorers):
     client = clients[name]
     wanted, seen = paths(explorers[name], n_names), set()
     for path in wanted:

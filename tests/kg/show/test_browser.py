@@ -3,8 +3,6 @@
 Needs playwright and a chromium: CHROMIUM=/path/of/it, or the one of the system.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import threading

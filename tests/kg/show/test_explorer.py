@@ -52,9 +52,7 @@ NAMES = st.lists(
 
 
 @given(NAMES, st.text(alphabet="aAbB é\n", min_size=1, max_size=3))
-def test_equal_names_come_first_then_those_that_start_with_the_text(
-    names, text
-):
+def test_equal_names_come_first_then_those_that_start_so(names, text):
     folded, wanted = list(map(fold, names)), fold(text)
     ranks = []
     for i, name in enumerate(folded, 1):
@@ -94,9 +92,7 @@ def test_every_name_is_found_by_itself(explorers):
     assert explorer.search(SearchQuery(q="e1", kind="relation")).names == []
 
 
-def test_a_name_may_stand_in_quotes_and_an_unknown_one_has_suggestions(
-    explorers,
-):
+def test_a_name_may_be_quoted_and_an_unknown_has_suggestions(explorers):
     explorer = explorers["untrained"]
     for kind, name in (("relation", ALSO), ("entity", "e3")):
         number = explorer.find(kind, name)
@@ -153,9 +149,7 @@ def test_groups_of_an_entity_hold_each_of_its_facts_by_place(dataset):
             assert set(known.atoms[rows, 0]) == {relation}
 
 
-def test_pages_of_facts_and_neighbours_hold_every_fact_once(
-    explorers, monkeypatch
-):
+def test_pages_of_facts_and_neighbours_hold_all_once(explorers, monkeypatch):
     explorer = explorers["untrained"]
     monkeypatch.setattr(explorer_module, "PAGE_ROWS", 7)
     whole = explorer.facts(FactsQuery()).n_facts
@@ -276,9 +270,7 @@ def test_too_much_work_is_said(explorers, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["questions", "proofs"])
-def test_answers_are_those_of_predict(
-    name, explorers, runs, monkeypatch, capsys
-):
+def test_answers_equal_predict(name, explorers, runs, monkeypatch, capsys):
     explorer = explorers[name]
     capsys.readouterr()
     query = f"'{ALSO}'(e3, X)"

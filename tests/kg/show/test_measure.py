@@ -37,9 +37,7 @@ def test_fewer_queries_are_ranked_if_asked_for(runs):
     assert found.n_ranked == 0
 
 
-def test_ranks_are_the_same_where_queries_derive_their_answers(
-    runs, monkeypatch
-):
+def test_ranks_are_the_same_where_queries_derive_them(runs, monkeypatch):
     """In parts, whose queries are in another order."""
     held = open_run(runs["questions"])
     prover = dataclasses.replace(
@@ -178,9 +176,7 @@ def test_missing_and_damaged_files_are_said(runs, tmp_path):
         measure.measure(run, folder)
 
 
-def test_other_data_are_refused_and_the_same_under_another_path_not(
-    runs, tmp_path
-):
+def test_other_data_are_refused_and_another_path_is_not(runs, tmp_path):
     copies = {}
     for name in ("same", "other"):
         graph = write_graph(tmp_path / name / "graph")

@@ -1,7 +1,5 @@
 """Operators run on numpy compute what PyTorch does, on few numbers a row and on tiles; what cannot be is refused."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest
@@ -128,9 +126,7 @@ def rows(seed: int = 0) -> Tensor:
     ],
     ids=["narrow", "wide", "two layers", "times a column", "bias"],
 )
-def test_matrix_products_with_what_rows_share(
-    fn: Callable[..., Tensor],
-) -> None:
+def test_matrix_products_with_shared_ones(fn):
     shared = (WEIGHTS, WIDE, HIDDEN)
     actual = run(fn, rows(1), *shared)
     expected = fn(rows(1), *shared)
@@ -157,9 +153,7 @@ def test_matrix_products_with_what_rows_share(
         (lambda x: x if x[0, 0] > 0 else -x, "it cannot be traced: "),
     ],
 )
-def test_what_no_program_of_rows_can_do_is_refused(
-    fn: Callable[[Tensor], Tensor], reason: str
-) -> None:
+def test_what_no_program_of_rows_can_do_is_refused(fn, reason):
     with pytest.raises(UnsupportedError, match=reason):
         run(fn, rows())
 
@@ -171,7 +165,7 @@ def cells(x: Tensor) -> Tensor:
     return (is_row.unsqueeze(-1) & is_column.unsqueeze(-2)).float()
 
 
-def test_maps_of_cells_whose_numbers_begin_anywhere() -> None:
+def test_maps_of_cells_whose_numbers_begin_anywhere():
     x = torch.linspace(-0.5, 1.4, N_ROWS * NUMBERS).view(N_ROWS, NUMBERS)
     expected = cells(x)
     assert 0 < expected.sum() < N_ROWS
@@ -281,7 +275,7 @@ ON = {
 
 
 @pytest.mark.parametrize("name", ON)
-def test_an_operator_computes_what_pytorch_does(name: str) -> None:
+def test_an_operator_computes_what_pytorch_does(name):
     fn, x = ON[name]
     actual, expected = run(fn, x), fn(x)
     assert actual.dtype == expected.dtype
@@ -313,7 +307,7 @@ PRODUCTS: dict[str, Callable[..., Tensor]] = {
 
 
 @pytest.mark.parametrize("name", PRODUCTS)
-def test_products_of_tiles_with_what_rows_share(name: str) -> None:
+def test_products_of_tiles_with_what_rows_share(name):
     n = SIZE * SIZE
     shared = (weights(0, n, 20), weights(1, 3 * n, 33), weights(2, n, 3))
     actual = run(PRODUCTS[name], grids(1), *shared)
@@ -321,7 +315,7 @@ def test_products_of_tiles_with_what_rows_share(name: str) -> None:
     torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
 
 
-def test_indices_in_memory_are_refused() -> None:
+def test_indices_in_memory_are_refused():
     with pytest.raises(UnsupportedError, match="indices in memory"):
         run(lambda x, i: x.index_select(1, i), grids(), torch.tensor([1, 0]))
 
@@ -355,7 +349,7 @@ LOOK_UPS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 
 @pytest.mark.parametrize("name", LOOK_UPS)
-def test_numbers_by_indices(name: str) -> None:
+def test_numbers_by_indices(name):
     """Indices of a row may be negative, where they count from the end."""
     x = torch.tensor([[0, 1, 2], [5, 0, -1], [-6, -1, 10], [3, 3, -11]])
     t = table(6, 4, SIZE)
@@ -376,9 +370,7 @@ def test_numbers_by_indices(name: str) -> None:
         (lambda x, t: MOVES[x[:, 0]], [[4, 0]]),
     ],
 )
-def test_an_index_out_of_bounds_is_an_error(
-    fn: Callable[[Tensor, Tensor], Tensor], x: list[list[int]]
-) -> None:
+def test_an_index_out_of_bounds_is_an_error(fn, x):
     """As in PyTorch, which cannot be asked for the shape of the result then."""
     within = torch.zeros(1, 2, dtype=torch.int64)
     with pytest.raises(AssertionError, match="index out of bounds"):

@@ -1,7 +1,5 @@
 """The rollout as one kernel: generated code run on numpy, equal to the loop over steps; on a GPU the kernel itself."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -135,7 +133,7 @@ def check_on_numpy(*learner_of: Any, **options: Any) -> RolloutKernel:
 
 
 @pytest.mark.parametrize("name", CLASSIC)
-def test_the_code_computes_what_the_loop_does(name: str) -> None:
+def test_the_code_computes_what_the_loop_does(name):
     check_on_numpy(name, 3, 16)
 
 
@@ -148,10 +146,8 @@ def test_the_code_computes_what_the_loop_does(name: str) -> None:
     ],
 )
 def test_layers_of_any_width_and_blocks_that_are_not_full(
-    hidden: tuple[int, ...],
-    options: dict[str, Any],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    hidden, options, monkeypatch
+):
     monkeypatch.setattr(rollout_kernel, "MIN_ROWS_TO_SHARE", 19)
     check_on_numpy("CartPole-v1", 19, *hidden, **options)
 
@@ -160,11 +156,8 @@ def test_layers_of_any_width_and_blocks_that_are_not_full(
     ("n_learners", "n_envs", "rows_a_block"), [(3, 5, 1), (2, 19, 16)]
 )
 def test_learners_side_by_side_compute_what_the_loop_does(
-    n_learners: int,
-    n_envs: int,
-    rows_a_block: int,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    n_learners, n_envs, rows_a_block, monkeypatch
+):
     """Each with params of its own, in blocks that may not be full."""
     monkeypatch.setattr(rollout_kernel, "MIN_ROWS_TO_SHARE", 19)
     learner, _ = make_learner("Pendulum-v1", n_envs, 16)
@@ -179,7 +172,7 @@ VALUES_APART = ("CartPole-v1", "Pendulum-v1", GAMES[0])
 
 
 @pytest.mark.parametrize("name", VALUES_APART)
-def test_values_that_are_computed_after_all_steps(name: str) -> None:
+def test_values_that_are_computed_after_all_steps(name):
     """The kernel has no critic then."""
     learner, state = make_learner(name, 3, 64, 20)
     args = rollout_arguments(learner, state)
@@ -191,13 +184,11 @@ def test_values_that_are_computed_after_all_steps(name: str) -> None:
 
 @pytest.mark.parametrize("name", GAMES)
 @pytest.mark.parametrize("hidden", [(16,), (64, 64)])
-def test_games_whose_images_are_held_in_tiles(
-    name: str, hidden: tuple[int, ...]
-) -> None:
+def test_games_with_images_in_tiles(name, hidden):
     assert check_on_numpy(name, 3, *hidden).code.block[0] == 1
 
 
-def test_a_game_with_bricks_broken_and_balls_lost() -> None:
+def test_a_game_with_bricks_broken_and_balls_lost():
     learner, state = make_learner("MinAtar/Breakout-v1", 4, 16, n_steps=40)
     args = rollout_arguments(learner, state)
     kernel = on_numpy(learner, args)
@@ -217,8 +208,8 @@ def test_a_game_with_bricks_broken_and_balls_lost() -> None:
     ],
 )
 def test_params_that_do_not_fit_into_a_block_are_refused(
-    n_envs: int, hidden: tuple[int, ...], reason: str
-) -> None:
+    n_envs, hidden, reason
+):
     learner, state = make_learner("CartPole-v1", n_envs, *hidden)
     with pytest.raises(UnsupportedError, match=reason):
         on_numpy(learner, rollout_arguments(learner, state))
@@ -227,7 +218,7 @@ def test_params_that_do_not_fit_into_a_block_are_refused(
 @on_gpu
 @pytest.mark.parametrize("name", CLASSIC)
 @pytest.mark.parametrize("n_envs", [4, 300])
-def test_the_kernel_equals_the_loop_on_a_gpu(name: str, n_envs: int) -> None:
+def test_the_kernel_equals_the_loop_on_a_gpu(name, n_envs):
     learner, state = make_learner(name, n_envs, 64, 64, device="cuda")
     args = rollout_arguments(learner, state)
     assert_equals_the_loop(compile_kernel(learner, args), learner, args)
@@ -239,9 +230,7 @@ def test_the_kernel_equals_the_loop_on_a_gpu(name: str, n_envs: int) -> None:
     [(GAMES[0], (128, 100)), *((name, (64, 64)) for name in GAMES)],
 )
 @pytest.mark.parametrize("matmul_dtype", [None, torch.bfloat16])
-def test_games_on_a_gpu(
-    name: str, hidden: tuple[int, ...], matmul_dtype: torch.dtype | None
-) -> None:
+def test_games_on_a_gpu(name, hidden, matmul_dtype):
     options = {"device": "cuda", "matmul_dtype": matmul_dtype}
     learner, state = make_learner(name, 40, *hidden, **options)
     args = rollout_arguments(learner, state)
@@ -263,7 +252,7 @@ def grid_world(n_envs: int, device: str = "cpu") -> tuple[Learner, Any]:
     return learner, args
 
 
-def test_a_world_that_is_read_by_indices() -> None:
+def test_a_world_that_is_read_by_indices():
     """The legal moves of a cell, and where a move leads to."""
     learner, args = grid_world(3)
     kernel = on_numpy(learner, args)

@@ -5,8 +5,6 @@ can be imported, also calls it. Run `python tests/kg/ranking/golden/make_pykeen_
 repository.
 """
 
-from __future__ import annotations
-
 import json
 import pathlib
 import sys
