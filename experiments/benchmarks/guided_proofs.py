@@ -23,6 +23,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import math
 import multiprocessing
 import random as host_random
 import statistics
@@ -56,6 +57,7 @@ from funcppo.kg.logic.joins import RowBudget
 from funcppo.kg.run.train import with_capacity
 from funcppo.kg.search import guide
 from funcppo.kg.search import task as prover_task
+from funcppo.kg.search.network import CONFIDENCE_CLIP
 from funcppo.kg.search.task import ProverTask
 
 DEFAULTS = {
@@ -69,6 +71,7 @@ DEFAULTS = {
     "steps": 1000,  # of a search
     "seeds": 3,
     "exact-seconds": 2.0,  # of the exact engine, for a goal
+    "seconds": 3600.0,  # of a problem
     "processes": 1,
 }
 BUDGETS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000)
@@ -263,24 +266,52 @@ def build(problem: Problem, n_train: int, n_test: int, seed: int) -> Dataset:
 # -- orders and curves
 
 
+def program_order(
+    expansions: Sequence[guide.Expansion],
+) -> list[Sequence[float]]:
+    """The first successor comes next, and the others where its search fails (depth first)."""
+    return [
+        [i / (1 + len(e.successors)) - e.step for i in range(len(e.successors))]
+        for e in expansions
+    ]
+
+
+def confidence_order(confidence: Sequence[float]) -> guide.Order:
+    """The order of the product of rule confidences, by id, the largest first."""
+    costs = [-math.log(max(c, CONFIDENCE_CLIP)) for c in confidence]
+    costs.append(0.0)  # of a fact, which is rule -1
+    return lambda expansions: [
+        [e.cost + costs[rule] for _, rule, _ in e.successors]
+        for e in expansions
+    ]
+
+
 def search_all(
-    task: ProverTask, goals: np.ndarray, order: guide.Order, max_steps: int
+    task: ProverTask,
+    goals: np.ndarray,
+    order: guide.Order,
+    max_steps: int,
+    deadline: Deadline,
 ) -> list[guide.ProofSearch]:
     """Searches for all goals, side by side."""
     clauses = prove.Clauses(task.kb, task.sizes)
     program = guide.SearchProgram(clauses, task.max_height)
     searches = [guide.ProofSearch(program, tuple(g)) for g in goals.tolist()]
-    guide.search(searches, order, max_steps)
+    guide.search(searches, order, max_steps, deadline=deadline)
     return searches
 
 
 def prove_all(
-    task: ProverTask, order: guide.Order, max_steps: int
+    task: ProverTask, order: guide.Order, max_steps: int, deadline: Deadline
 ) -> dict[str, Any]:
     """The steps in which each test goal is proved (None: not), and what the searches took."""
     start = time.perf_counter()
-    searches = search_all(task, task.dataset.test, order, max_steps)
+    searches = search_all(task, task.dataset.test, order, max_steps, deadline)
     return {
+        # searches that the time ended before their steps
+        "n_ended": sum(
+            not one.is_over and one.n_steps < max_steps for one in searches
+        ),
         "steps": [
             one.n_steps if one.leaves is not None else None for one in searches
         ],
@@ -289,11 +320,15 @@ def prove_all(
     }
 
 
-def prove_exactly(task: ProverTask, seconds: float) -> dict[str, Any]:
+def prove_exactly(
+    task: ProverTask, seconds: float, deadline: Deadline
+) -> dict[str, Any]:
     """How many test goals the exact engine proves, each within some seconds."""
     clauses = prove.Clauses(task.kb, task.sizes)
     start, verdicts = time.perf_counter(), []
     for goal in task.dataset.test.tolist():
+        if deadline.is_over:
+            break
         limits = prove.Limits(
             max_height=task.max_height,
             budget=RowBudget(
@@ -304,6 +339,7 @@ def prove_exactly(task: ProverTask, seconds: float) -> dict[str, Any]:
     proved = [found.verdict is Verdict.PROVED for found in verdicts]
     return {
         "share": statistics.fmean(proved),
+        "goals": len(proved),
         "seconds": round(time.perf_counter() - start, 2),
         "seconds_for_each": seconds,
     }
@@ -313,7 +349,9 @@ def prove_exactly(task: ProverTask, seconds: float) -> dict[str, Any]:
 Policy = tuple[guide.Order, dict[str, Any]]
 
 
-def train(task: ProverTask, args: argparse.Namespace, seed: int) -> Policy:
+def train(
+    task: ProverTask, args: argparse.Namespace, seed: int, deadline: Deadline
+) -> Policy:
     """PPO on episodes of the training goals."""
     ppo = dataclasses.replace(
         PPO, n_envs=args.envs, n_updates=max(1, args.updates)
@@ -331,24 +369,31 @@ def train(task: ProverTask, args: argparse.Namespace, seed: int) -> Policy:
             metrics = step.step()
             total = float(metrics.rollout.episode_return_sum)
             returns.append(total / max(1.0, float(metrics.rollout.n_episodes)))
+            if deadline.is_over:
+                break
         state = step.state
     params, world = tree.map(lambda x: x.cpu(), (state.params, world))
     proved = [statistics.fmean(x) for x in (returns[:5], returns[-5:]) if x]
     row = {"seconds": time.perf_counter() - began, "episodes_proved": proved}
+    row |= {"updates": len(returns)}
     return guide.policy_order(cfg, world, params), row
 
 
-def imitate(task: ProverTask, args: argparse.Namespace, seed: int) -> Policy:
+def imitate(
+    task: ProverTask, args: argparse.Namespace, seed: int, deadline: Deadline
+) -> Policy:
     """A listwise fit of the same network to the steps of one proof of each training goal."""
     cfg = prover_task.build_config(task, PPO)
     world = prover_task.training_world(task)
     params = cfg.agent.init(cfg.agent.cfg, random.key(seed))
     began = time.perf_counter()
-    steps = list(proof_steps(task))
+    steps = list(proof_steps(task, deadline.share(0.5)))
     leaves = [x.clone().requires_grad_() for x in tree.leaves(params)]
     optimiser = torch.optim.Adam(leaves, lr=PPO.learning_rate)
     rng = host_random.Random(seed)
-    for _ in range(args.epochs):
+    n_epochs = 0
+    while n_epochs < args.epochs and not deadline.is_over:
+        n_epochs += 1
         rng.shuffle(steps)
         for first in range(0, len(steps), 64):
             part = steps[first : first + 64]
@@ -366,17 +411,19 @@ def imitate(task: ProverTask, args: argparse.Namespace, seed: int) -> Policy:
             optimiser.step()
     fitted = tree.unflatten(params, [x.detach() for x in leaves])
     row = {"seconds": time.perf_counter() - began, "n_steps": len(steps)}
+    row |= {"epochs": n_epochs}
     return guide.policy_order(cfg, world, fitted), row
 
 
 def proof_steps(
-    task: ProverTask,
+    task: ProverTask, deadline: Deadline
 ) -> Iterable[tuple[guide.Expansion, list[int]]]:
     """Partial proofs along a proof of each training goal, with the successors from which its facts prove the rest."""
     confidence = kbase.rule_confidence(task.kb).tolist()
-    order = guide.confidence_order(confidence)
-    for one in search_all(task, task.dataset.train, order, 500):
-        if one.leaves is None:
+    order = confidence_order(confidence)
+    until = deadline.share(0.5)
+    for one in search_all(task, task.dataset.train, order, 500, until):
+        if one.leaves is None or deadline.is_over:
             continue
         query, program = one.query, one.program
         facts = guide.only_facts(program.clauses, one.leaves)
@@ -401,7 +448,7 @@ def is_provable(
 ) -> bool:
     """Whether a short search proves some goals."""
     one = guide.ProofSearch(program, query, goals)
-    guide.search([one], guide.program_order, max_steps=200)
+    guide.search([one], program_order, max_steps=200)
     return one.leaves is not None
 
 
@@ -428,6 +475,7 @@ def gain(runs: Sequence[Any], others: Sequence[Any], budget: int) -> Any:
 def measure(name: str, args: argparse.Namespace) -> dict[str, Any]:
     """All orders on one problem."""
     torch.set_num_threads(1)
+    deadline = Deadline(at=time.monotonic() + args.seconds)
     problem = PROBLEMS[name](args, host_random.Random(0))
     dataset = build(problem, args.train_goals, args.goals, 0)
     settings = ProverTaskConfig(max_height=problem.height)
@@ -439,37 +487,59 @@ def measure(name: str, args: argparse.Namespace) -> dict[str, Any]:
     untrained = argparse.Namespace(**{**vars(args), "updates": 0})
     budgets = [b for b in BUDGETS if b <= args.steps]
     runs: dict[str, list[Any]] = defaultdict(list)
-
-    def run(label: str, policy: Policy) -> None:
-        found = prove_all(on_cpu, policy[0], args.steps)
-        runs[label].append(found | {"learnt": policy[1]})
-        shares = [proved_within([found], b).mean().round(2) for b in budgets]
-        print(name, label, *shares, policy[1], flush=True)
-
-    run("program", (guide.program_order, {}))
-    run("confidences", (guide.confidence_order(confidence), {}))
-    run("untrained", train(on_cpu, untrained, 0))
-    for seed in range(args.seeds):
-        run("PPO", train(task, args, seed))
-        run("listwise", imitate(on_cpu, args, seed))
-    return {
+    row = {
         "problem": name,
         "facts": len(dataset.facts),
         "rules": len(dataset.rules),
         "height": problem.height,
         "train_goals": len(dataset.train),
         "test_goals": len(dataset.test),
-        "exact": prove_exactly(on_cpu, args.exact_seconds),
+        "exact": prove_exactly(
+            on_cpu, args.exact_seconds, deadline.share(0.15)
+        ),
+    }
+    known = {
+        "program": program_order,
+        "confidences": confidence_order(confidence),
+    }
+    todo = [
+        (label, lambda *_, o=order: (o, {})) for label, order in known.items()
+    ]
+    todo.append(("untrained", partial(train, on_cpu, untrained)))
+    todo += [
+        ("PPO", partial(train, task, args)),
+        ("listwise", partial(imitate, on_cpu, args)),
+    ] * args.seeds
+    for i, (label, learn) in enumerate(todo):
+        # Learning takes at most 0.6 of the time of an order, and of the time left each gets an equal part.
+        part = deadline.share(1 / (len(todo) - i))
+        order, learnt = learn(len(runs[label]), part.share(0.6))
+        found = prove_all(on_cpu, order, args.steps, part)
+        runs[label].append(found | {"learnt": learnt})
+        shares = [proved_within([found], b).mean().round(2) for b in budgets]
+        print(name, label, *shares, learnt, flush=True)
+        write(part_of(args.out, name), row | summarise(runs, budgets))
+    return row | summarise(runs, budgets)
+
+
+def summarise(
+    runs: dict[str, list[Any]], budgets: Sequence[int]
+) -> dict[str, Any]:
+    """The curves of orders, what PPO gains over each, and what was learnt."""
+    ppo = runs.get("PPO", [])
+    return {
         "curves": {
             label: {
                 b: round(float(proved_within(found, b).mean()), 3)
                 for b in budgets
             }
             for label, found in runs.items()
+            if found
         },
         "gains_of_PPO": {
-            label: {b: gain(runs["PPO"], found, b) for b in (20, 100, 1000)}
+            label: {b: gain(ppo, found, b) for b in (20, 100, 1000)}
             for label, found in runs.items()
+            if ppo and found
         },
         "runs": {
             label: [{k: v for k, v in x.items() if k != "steps"} for x in found]
@@ -478,8 +548,19 @@ def measure(name: str, args: argparse.Namespace) -> dict[str, Any]:
     }
 
 
+def part_of(out: Path | None, name: str) -> Path | None:
+    """The file with the row of a problem as far as it is measured."""
+    return out and out.with_name(f"{out.stem}.{name}.part.json")
+
+
+def write(path: Path | None, value: Any) -> None:
+    """Write a value as JSON, if there is a file for it."""
+    if path:
+        path.write_text(json.dumps(value, indent=1) + "\n")
+
+
 def main() -> None:
-    """Measure the problems, and write the record after each."""
+    """Measure the problems; write the record after each, and the row of one after each order."""
     parser = make_parser(__doc__)
     parser.add_argument("--problem", nargs="+", default=list(PROBLEMS))
     parser.add_argument("--data", type=Path, default=DATA)
@@ -496,8 +577,9 @@ def main() -> None:
     with ProcessPoolExecutor(args.processes, mp_context=context) as pool:
         for row in pool.map(partial(measure, args=args), args.problem):
             record["rows"].append(row)
+            write(args.out, record)
             if args.out:
-                args.out.write_text(json.dumps(record, indent=1) + "\n")
+                part_of(args.out, row["problem"]).unlink()
 
 
 if __name__ == "__main__":

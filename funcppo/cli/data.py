@@ -41,6 +41,7 @@ from funcppo.core.host import Deadline
 from funcppo.core.settings import PositiveFloat, PositiveInt, Size
 from funcppo.kg.graph import loaders
 from funcppo.kg.graph.dataset import SPLITS, Dataset, describe
+from funcppo.kg.graph.rules import check_horn
 from funcppo.kg.graph.text import escape_unprintable
 from funcppo.kg.graph.triples import DEFAULT_CONFIG
 
@@ -229,6 +230,14 @@ class Data:
         if not len(dataset.rules):
             return result
 
+        try:
+            check_horn(dataset)
+        except ValueError as error:
+            result["notes"] = [
+                *result.get("notes", ()),
+                f"not derived: {error}",
+            ]
+            return result
         derived = self._derive(dataset, 1)
         result["derivable"] = {**derived.to_json()}
         for split in SPLITS[1:]:
@@ -253,6 +262,7 @@ class Data:
                 f"--height {self.height}: expected 1 for --provable train, whose triples are all known facts"
             )
         print_notes(dataset.notes, None, self._most_notes)
+        check_horn(dataset)
 
         split: np.ndarray = getattr(dataset, str(self.provable))
         is_program = not len(dataset.valid) and not len(dataset.test)
@@ -381,9 +391,7 @@ def _derivation_heights(
     atoms = torch.from_numpy(split).long()
     height = fixpoint.atom_height(model, atoms)
     last_height = len(model.n_atoms_after_step) - 1
-    has_conditions = bool((knowledge_base.rules[:, :, 0] < 0).any())
-    is_open = bool(model.stop_reason) and not has_conditions
-    if is_open and not deadline.is_over and not is_train:
+    if model.stop_reason and not deadline.is_over and not is_train:
         with suppress(RowBudgetExceeded):
             derived_next = derive.derived_in_next_step(
                 knowledge_base, model, atoms, budget

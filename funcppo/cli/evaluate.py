@@ -773,11 +773,10 @@ def _make_prover(subject: Subject) -> ProofFinder:
     from funcppo.kg.answers import most_probable_proofs
     from funcppo.kg.ranking import explain
 
-    program = explain.build_program(subject.task)
     run = subject.policy_run
     if run is None:
         return partial(explain.smallest_proofs, subject.task)
-    return partial(most_probable_proofs, run, program=program)
+    return partial(most_probable_proofs, run)
 
 
 def _log_settings(

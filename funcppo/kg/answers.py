@@ -51,7 +51,7 @@ from funcppo.kg.logic import derive
 from funcppo.kg.logic import kb as kbase
 from funcppo.kg.logic.kb import HEAD, SIDE_NAMES, TAIL, TripleIndex
 from funcppo.kg.logic.proof import Proof
-from funcppo.kg.logic.prove import Clauses, Program
+from funcppo.kg.logic.prove import Clauses
 from funcppo.kg.logic.row_index import unique_values
 from funcppo.kg.ranking import (
     evaluate,
@@ -383,9 +383,9 @@ class Answerer:
         )
 
     @cached_property
-    def program(self) -> Program:
-        """Return the rules of the subject for proofs."""
-        return explain.build_program(self.subject.task)
+    def clauses(self) -> Clauses:
+        """Return the facts and rules of the subject for proofs."""
+        return Clauses(self.subject.task.kb, self.subject.task.sizes)
 
     def answer(
         self,
@@ -491,7 +491,7 @@ class Answerer:
             (found,) = explain.smallest_proofs(task, atom[None])
         else:
             weighed = explain_answer(run, atom, side)
-            found = most_probable_proof(run, atom, self.program, weighed, side)
+            found = most_probable_proof(run, atom, self.clauses, weighed, side)
         if found is None:
             found = explain.prove_from_other_facts(
                 task, atom, explain.MAX_FACT_PROOF_ROWS
@@ -1323,7 +1323,7 @@ def _translate_atom(
 def most_probable_proof(
     run: Run,
     atom: Tensor,
-    program: Program | None = None,
+    clauses: Clauses | None = None,
     explanation: Explanation | None = None,
     side: int = TAIL,
 ) -> Proof | None:
@@ -1333,35 +1333,35 @@ def most_probable_proof(
 
     Args:
       atom: [W].
-      program: what `explain.build_program` returns; None builds it for this call.
+      clauses: of the run's task, for many atoms; None to read them for this one.
       explanation: of the atom as an answer on the side, if it is there already.
       side: of the question that the atom answers.
     """
-    program = program or explain.build_program(run.task)
+    clauses = clauses or Clauses(run.task.kb, run.task.sizes)
     if run.questions is None:
         return explain.most_probable_proof(
-            run.task, run.cfg, run.state.best_params, atom, program=program
+            run.task, run.cfg, run.state.best_params, atom, clauses=clauses
         )
     explanation = explanation or explain_answer(run, atom, side)
     if explanation is None:
         return None
     best = explanation.rules[0]
-    return explain.proof_by_rule(run.task, program, atom, best.rule, best.share)
+    return explain.proof_by_rule(run.task, atom, best.rule, best.share, clauses)
 
 
 def most_probable_proofs(
-    run: Run, atoms: I64[Tensor, "n W"], program: Program
+    run: Run, atoms: I64[Tensor, "n W"]
 ) -> list[Proof | None]:
     """Return for each atom the proof that a run finds most probable; None if it finds none."""
-    if run.questions is None:
-        return [most_probable_proof(run, atom, program) for atom in atoms]
-    proofs: list[Proof | None] = []
     clauses = Clauses(run.task.kb, run.task.sizes)
+    if run.questions is None:
+        return [most_probable_proof(run, atom, clauses) for atom in atoms]
+    proofs: list[Proof | None] = []
     for atom, best in zip(atoms, _best_rules(run, atoms)):
         if best is None:
             proofs.append(None)
             continue
-        built = explain.proof_by_rule(run.task, program, atom, *best, clauses)
+        built = explain.proof_by_rule(run.task, atom, *best, clauses)
         proofs.append(built)
     return proofs
 

@@ -662,7 +662,7 @@ def check_horn(dataset: Dataset) -> None:
     rows = np.flatnonzero((dataset.rules[:, :, 0] < 0).any(1))
     if len(rows):
         text = shorten(format_rule(dataset, dataset.rules[rows[0]]))
-        problem = "without negation and comparison, which only `funcppo prove`, `data` and `check PROOF.json` take"
+        problem = "without negation and comparison, which only `funcppo prove` and `check PROOF.json` take"
         raise ValueError(
             f"{dataset.name}: expected rules {problem}, got {len(rows)} of {len(dataset.rules)} with, as {text}"
         )

@@ -5,8 +5,7 @@
 The height of an atom is the smallest h with the atom in T_P^h(facts); a fact has height 0. `least_model` evaluates T_P
 semi-naively: step h joins only those bodies that hold an atom of height h - 1. `atom_height` reads it.
 
-A negated atom of a body holds if the strata below its rule do not derive it, to their fixpoint and whatever the height:
-they are evaluated first. A comparison and a negated atom have no height.
+Rules are Horn clauses: those with a negation or a comparison are for `prove`.
 
 `iter_consequences` lists what each rule derives from the facts, `iter_derivations` the rules that derive each atom of a
 list. `count_rules` counts how often each rule is right. With `heads(r)` the distinct heads of rule r over the facts,
@@ -17,8 +16,7 @@ which is the standard confidence of AMIE and AnyBURL, not AMIE's PCA confidence.
 rule, however many bodies of that rule derive it.
 
 Source: van Emden and Kowalski 1976, "The semantics of predicate logic as a programming language"; Bancilhon and
-Ramakrishnan 1986, "An amateur's introduction to recursive query processing strategies" (semi-naive evaluation); Apt,
-Blair and Walker 1988, "Towards a theory of declarative knowledge" (stratified negation);
+Ramakrishnan 1986, "An amateur's introduction to recursive query processing strategies" (semi-naive evaluation);
 Galárraga et al. 2013, "AMIE: association rule mining under incomplete evidence", section 3.2.
 """
 
@@ -26,9 +24,8 @@ from __future__ import annotations
 
 import enum
 import time
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from typing import NamedTuple
@@ -39,11 +36,9 @@ from torch import Tensor
 
 from funcppo.core.host import NO_DEADLINE, Deadline
 from funcppo.core.types import F64, I32, I64
-from funcppo.kg.graph.dataset import OPERATORS
 from funcppo.kg.logic import joins, row_index
 from funcppo.kg.logic.joins import (
     Columns,
-    Condition,
     ConjunctiveQuery,
     Inequality,
     Literal,
@@ -55,7 +50,6 @@ from funcppo.kg.logic.joins import (
     atom_variables,
     collect_answers,
     find_rows,
-    make_conditions,
     make_literal,
     most_general_unifier,
     object_identity_constraints,
@@ -175,7 +169,6 @@ def least_model(
     object_identity: bool = False,
     progress: StepCallback = ignore_progress,
     budget: RowBudget | None = None,
-    rules: Sequence[Rule] | None = None,
 ) -> LeastModel:
     """Compute the least model of `max_height` steps of T_P, or its fixpoint, with the smallest height of every atom.
 
@@ -187,99 +180,12 @@ def least_model(
       progress: is called before each step and after each of its rules.
       budget: bounds the rows that the joins make; a step that would exceed it is dropped as a whole too. None for no
         bound.
-      rules: those to apply; None for all.
 
     Returns:
       The model; if it is not complete, its atoms are exactly those of the steps in `n_atoms_after_step`.
     """
     start = time.perf_counter()
-    if rules is None:
-        rules = rules_from_kb(kb, with_conditions=True)
-    take_steps = partial(
-        _take_steps,
-        kb,
-        sizes,
-        object_identity=object_identity,
-        max_atoms=max_atoms,
-        progress=progress,
-        budget=budget,
-    )
-
-    # Negated atoms ask for all that the strata below derive.
-    model, negated = None, Relations()
-    for stratum in _strata_below_negation(rules):
-        atoms = model.atoms if model else kb.facts
-        negated = relations_by_predicate(atoms)
-        model = take_steps(stratum, atoms, negated, None)
-        negated = relations_by_predicate(model.atoms)
-        if not model.complete:
-            break
-    if model is None or model.complete:
-        model = take_steps(rules, kb.facts, negated, max_height)
-    else:
-        # The atoms of a part of the strata are of no step.
-        facts = take_steps([], kb.facts, negated, 0)
-        model = replace(
-            facts, stop_reason=model.stop_reason, stop_code=model.stop_code
-        )
-    return replace(model, seconds=time.perf_counter() - start)
-
-
-def _strata_below_negation(rules: Sequence[Rule]) -> list[list[Rule]]:
-    """Return the rules that negated predicates depend on, by stratum, the lowest first; none without negated atoms.
-
-    Raises:
-      ValueError: a predicate depends on its own negation.
-    """
-    positive = [{atom[0] for atom in rule.body} for rule in rules]
-    negated = [
-        {-atom[0] for atom in rule.conditions if atom[0] not in OPERATORS}
-        for rule in rules
-    ]
-
-    # A predicate stands no lower than those of its bodies, and higher than those that these negate.
-    level: dict[int, int] = defaultdict(int)
-    is_changed = any(negated)
-    while is_changed:
-        is_changed = False
-        for rule, beside, below in zip(rules, positive, negated):
-            levels = [level[p] for p in beside] + [level[p] + 1 for p in below]
-            if max(levels, default=0) > level[rule.head[0]]:
-                level[rule.head[0]] = max(levels)
-                is_changed = True
-        if max(level.values()) > len(level):
-            raise ValueError("expected no cycle of rules through a negation")
-
-    needed = [*set[int]().union(*negated)]
-    for predicate in needed:  # grows while it is traversed
-        for rule, beside, below in zip(rules, positive, negated):
-            if rule.head[0] == predicate:
-                needed += (beside | below).difference(needed)
-    return [
-        [r for r in rules if r.head[0] in needed and level[r.head[0]] == i]
-        for i in range(max(level.values(), default=0))
-    ]
-
-
-def _take_steps(
-    kb: KnowledgeBase,
-    sizes: KBSizes,
-    rules: Sequence[Rule],
-    atoms: I32[Tensor, "n W"],
-    negated: Relations,
-    max_height: int | None,
-    *,
-    max_atoms: int,
-    object_identity: bool,
-    progress: StepCallback,
-    budget: RowBudget | None,
-) -> LeastModel:
-    """Take steps of T_P from atoms of height 0; returns, and arguments, are those of `least_model`.
-
-    Args:
-      negated: all atoms of the predicates that the rules negate.
-    """
-    start = time.perf_counter()
+    rules, atoms = rules_from_kb(kb), kb.facts
     height = torch.zeros_like(atoms[:, 0])
     atom_index = _index_atoms(atoms, sizes)
 
@@ -292,7 +198,6 @@ def _take_steps(
         parts = _iter_step_atoms(
             rules,
             (previous, delta, known),
-            negated,
             kb,
             sizes,
             object_identity,
@@ -361,7 +266,6 @@ def describe_stop(
 def _iter_step_atoms(
     rules: Sequence[Rule],
     steps: tuple[Relations, Relations, Relations],
-    negated: Relations,
     kb: KnowledgeBase,
     sizes: KBSizes,
     object_identity: bool,
@@ -376,7 +280,6 @@ def _iter_step_atoms(
     Args:
       rules: all those with heads that are evaluated.
       steps: the atoms before the last step, those that it added, and all of them.
-      negated: all atoms of the predicates that the rules negate.
     """
     previous, *_ = steps
     # In the first step every rule applies, without a body too.
@@ -390,16 +293,9 @@ def _iter_step_atoms(
         inequalities = object_identity_constraints(
             rule, sizes.n_constants, object_identity
         )
-        conditions = make_conditions(rule, negated, kb, sizes.n_constants)
         for relations in _iter_bodies(rule, steps):
             heads = derive_heads(
-                rule,
-                relations,
-                kb,
-                sizes,
-                inequalities,
-                budget,
-                conditions=conditions,
+                rule, relations, kb, sizes, inequalities, budget
             )
             if heads is not None:
                 yield _atoms_of(rule.head[0], heads)
@@ -425,7 +321,6 @@ def derive_heads(
     inequalities: Sequence[Inequality],
     budget: RowBudget | None = None,
     among: Literal | None = None,
-    conditions: tuple[Condition, ...] = (),
 ) -> Columns | None:
     """Return the argument columns of the distinct heads that a rule derives; None if it derives none.
 
@@ -434,7 +329,6 @@ def derive_heads(
       inequalities: pairs of term tuples that must differ.
       budget: bounds the rows that the joins make; None for no bound.
       among: a condition on the rule's variables, such as the heads to look for; None for none.
-      conditions: those of the rule.
     """
     literals = [] if among is None else [among]
     for relation, atom in zip(relations, rule.body):
@@ -448,7 +342,6 @@ def derive_heads(
             tuple(inequalities),
             sizes.n_constants,
             budget,
-            conditions=conditions,
         )
     )
     if answers is None:
@@ -878,7 +771,6 @@ def with_facts(
         n_constants=sizes.n_constants,
         n_predicates=sizes.n_predicates,
         device=kb.facts.device,
-        number_rank=kb.number_rank,
     )
 
 

@@ -18,16 +18,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import (
-    Callable,
     Collection,
     Iterable,
     Iterator,
-    Mapping,
     Sequence,
 )
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
-from functools import partial
 from itertools import combinations
 
 import torch
@@ -36,7 +33,6 @@ from torch import Tensor
 from funcppo.core.host import NO_DEADLINE, Deadline
 from funcppo.core.types import I32, I64
 from funcppo.kg.graph.dataset import OPERATORS
-from funcppo.kg.graph.text import TESTS
 from funcppo.kg.logic import row_index
 from funcppo.kg.logic.kb import KnowledgeBase
 from funcppo.kg.logic.row_index import (
@@ -124,21 +120,15 @@ def find_rows(
     columns: Columns,
     relation: Relation,
     n_constants: int,
-    places: Sequence[int] | None = None,
 ) -> Lookup:
-    """Return the position of each row in a relation, and whether the relation holds the row.
-
-    Args:
-      places: the columns of the relation that are compared; None for all.
-    """
+    """Return the position of each row in a relation, and whether the relation holds the row."""
     # View the relation over distinct variables, indexed by these columns.
-    terms = range(n_constants + 1, n_constants + 1 + len(relation.columns))
-    wanted = terms if places is None else [terms[i] for i in places]
-
+    first = n_constants + 1
+    terms = tuple(range(first, first + len(relation.columns)))
     view = indexed_view(
-        make_literal(relation, tuple(terms), n_constants),
-        tuple(wanted),
-        len(wanted),
+        make_literal(relation, terms, n_constants),
+        terms,
+        len(terms),
         n_constants,
     )
 
@@ -290,10 +280,6 @@ JOIN_OVERHEAD_ROWS = 5_000
 
 # two tuples of terms that must differ in some position
 Inequality = tuple[tuple[int, ...], tuple[int, ...]]
-# Its terms, and the function that tells which of so many rows, given by the column of each variable, satisfy it.
-Condition = tuple[
-    tuple[int, ...], Callable[[Mapping[int, Tensor], int], Tensor]
-]
 
 
 class RowBudgetExceeded(Exception):
@@ -385,7 +371,6 @@ class ConjunctiveQuery:
     is_counted: bool = False
     # the literal to start from; None for that of the smallest relation
     first: Literal | None = None
-    conditions: tuple[Condition, ...] = ()
 
     @property
     def constant_bits(self) -> int:
@@ -399,29 +384,22 @@ class ConjunctiveQuery:
         }
 
     def needed_variables(self, literals: Iterable[Literal]) -> set[int]:
-        """Return the variables that the output, the given literals, the inequalities or the conditions need."""
+        """Return the variables that the output, the given literals or the inequalities need."""
         needed = set(self.output_variables)
         for literal in literals:
             needed |= literal.variables
         for inequality in self.inequalities:
             needed |= self.variables_in(*inequality)
-        for terms, _ in self.conditions:
-            needed |= self.variables_in(terms)
         return needed
 
     def later_than(self, known: AbstractSet[int]) -> ConjunctiveQuery:
-        """Return the query with the inequalities and conditions alone that have a variable which is not known."""
+        """Return the query with the inequalities alone that have a variable which is not known."""
         return replace(
             self,
             inequalities=tuple(
                 u
                 for u in self.inequalities
                 if not self.variables_in(*u) <= known
-            ),
-            conditions=tuple(
-                c
-                for c in self.conditions
-                if not self.variables_in(c[0]) <= known
             ),
         )
 
@@ -525,7 +503,7 @@ def _extend(table: Table, query: ConjunctiveQuery) -> Iterator[Table]:
         other for other in query.literals if other is not step.literal
     )
 
-    # Check an inequality or a condition as soon as all its variables are bound.
+    # Check an inequality as soon as all its variables are bound.
     bound = step.literal.variables.union(table.variables)
     rest = replace(query.later_than(bound), literals=remaining)
 
@@ -659,11 +637,7 @@ def ragged_arange(start: Tensor, count: Tensor) -> Iterator[RowPairs]:
 def _filter(
     table: Table, query: ConjunctiveQuery, bound: AbstractSet[int]
 ) -> Table:
-    """Return the rows of a table that satisfy every inequality and condition whose variables are all bound."""
-    for terms, satisfied in query.conditions:
-        if query.variables_in(terms) <= bound:
-            column = dict(zip(table.variables, table.columns))
-            table = select_rows(table, satisfied(column, table.size))
+    """Return the rows of a table that satisfy every inequality whose variables are all bound."""
     for left, right in query.inequalities:
         if not query.variables_in(left, right) <= bound:
             continue
@@ -724,64 +698,11 @@ def rules_from_kb(
         conditions = tuple(atom for atom in atoms if atom[0] < 0)
         if conditions and not with_conditions:
             raise ValueError(
-                f"rule {i}: expected no negation and no comparison, which only `funcppo prove`, `data` and `check "
+                f"rule {i}: expected no negation and no comparison, which only `funcppo prove` and `check "
                 "PROOF.json` evaluate"
             )
         rules.append(Rule(i, head, tuple(body), conditions))
     return rules
-
-
-def make_conditions(
-    rule: Rule,
-    negated: Mapping[int, Relation],
-    kb: KnowledgeBase,
-    n_constants: int,
-) -> tuple[Condition, ...]:
-    """Return the conditions of a rule as parts of a query.
-
-    Args:
-      negated: all atoms of the predicates that conditions negate.
-    """
-    return tuple(
-        (
-            atom[1:],
-            partial(_satisfied, atom, negated.get(-atom[0]), kb, n_constants),
-        )
-        for atom in rule.conditions
-    )
-
-
-def _satisfied(
-    atom: Atom,
-    negated: Relation | None,
-    kb: KnowledgeBase,
-    n_constants: int,
-    column: Mapping[int, Tensor],
-    size: int,
-) -> Tensor:
-    """Return which of so many rows satisfy a condition.
-
-    Args:
-      negated: all atoms of the negated predicate; None without any, and for a comparison.
-      column: of each variable.
-    """
-    some = kb.rule_offsets  # of the dtype and on the device of columns
-    # Neither padding nor what stands for any constant is looked at.
-    places = [i for i, term in enumerate(atom[1:]) if term]
-    terms = [atom[1 + i] for i in places]
-    columns = tuple(
-        column[t] if t in column else some.new_full((size,), t) for t in terms
-    )
-    if atom[0] in OPERATORS:
-        left, right = columns
-        name = OPERATORS[atom[0]]
-        if name not in ("=", "!="):
-            left, right = kb.number_rank[left], kb.number_rank[right]
-        # a name that is no number has rank 0
-        return TESTS[name](left, right) & (left > 0) & (right > 0)
-    if negated is None or not places:
-        return some.new_full((size,), negated is None) > 0
-    return ~find_rows(columns, negated, n_constants, places).found
 
 
 def relations_by_predicate(

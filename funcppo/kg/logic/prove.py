@@ -6,10 +6,9 @@ before goals. Rows of a body are sets of tuples: a goal that trickles costs micr
 comprehension. T_P (`fixpoint`) is for what is asked of all atoms.
 
 `prove_ground` gives the verdict on a ground atom; `failed_rules` tells what each rule lacks for an atom that is not
-proved. `find_ground_body` gives the facts from which a given rule derives an atom. `from_model` builds a proof from a
-function that derives one goal at a time, along decreasing height; `from_trace` replays a search's choices. Both work
-on a `Program`, the facts and rules as plain Python values. Nothing here recurses, so proofs may be thousands of nodes
-deep.
+proved. `proof_by_rule` gives the proof of an atom by a given rule and facts. `from_model` builds a proof from a
+function that derives one goal at a time, along decreasing height; `from_trace` replays a search's choices. Nothing here
+recurses, so proofs may be thousands of nodes deep.
 
 `fact_heights` finds the heights of facts that are proved from other facts: a fact does not count in its own proof. At
 height 1 the rules that derive the facts are found by open queries. The others are proved one after the other; a bound
@@ -35,8 +34,8 @@ from collections.abc import (
 )
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
-from functools import partial
-from heapq import heapify, heappop, heappush
+from functools import cached_property, partial
+from heapq import heappop, heappush
 from itertools import chain, compress, count, islice, repeat
 from operator import itemgetter
 from typing import Any, Literal, NamedTuple, cast
@@ -91,40 +90,11 @@ from funcppo.kg.logic.row_index import (
     unique_rows_with_inverse,
 )
 
-Clause = tuple[Atom, ...]  # head first; a fact is a clause without a body
 # The clause that resolves the leftmost goal: its kind, its id, and the probability of this choice under the policy;
 # None if no policy made it.
 Choice = tuple[Literal["rule", "fact"], int, float | None]
 # rows of joins to decide which of some facts other facts prove
 MAX_FACT_ROWS = 100_000_000
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Program:
-    """Facts and rules as plain Python values."""
-
-    facts: tuple[Atom, ...]  # by id
-    fact_set: frozenset[Atom]  # the same facts
-    rules: tuple[Clause, ...]  # by id; without padding atoms
-    n_constants: int  # a term above is a variable
-
-
-def make_program(
-    facts: Iterable[Sequence[int]],
-    rules: Iterable[Iterable[Sequence[int]]],
-    n_constants: int,
-) -> Program:
-    """Build a program from nested lists, such as `kb.facts.tolist()` and `kb.rules.tolist()`."""
-    atoms = tuple(tuple(fact) for fact in facts)
-    clauses: list[Clause] = []
-    for rule in rules:
-        clauses.append(tuple(tuple(atom) for atom in rule if atom[0]))
-    return Program(
-        facts=atoms,
-        fact_set=frozenset(atoms),
-        rules=tuple(clauses),
-        n_constants=n_constants,
-    )
 
 
 # -- proofs
@@ -178,7 +148,7 @@ def _substitution(
 
 
 def from_trace(
-    program: Program, root: Atom, choices: Iterable[Choice]
+    clauses: Clauses, root: Atom, choices: Iterable[Choice]
 ) -> Proof:
     """Build the proof that leftmost resolution reaches by the given choices; the root never counts as a fact.
 
@@ -191,69 +161,43 @@ def from_trace(
 
     Returns:
       The proof, with the probabilities of the choices; leaves that needed no choice have none.
-
-    Raises:
-      ValueError: naming the choice that does not apply, or saying what the choices leave open.
     """
-    largest = (max(atom) for rule in program.rules for atom in rule)
-    width = max(program.n_constants, *root, *largest)
+    n_constants, rules = clauses.sizes.n_constants, clauses.rules
+    width = max(n_constants, *root, *(max(a) for r in rules for a in r))
     binding: dict[int, int] = {}
     nodes = [Node(root, None, (), None, ())]
     open_goals = [0]  # positions of nodes, leftmost goal first
-    for step, choice in enumerate(choices):
-        at, *others = open_goals or [0]
+    for step, (kind, index, probability) in enumerate(choices, 1):
+        at, *others = open_goals
+        is_rule = kind == "rule"
+        fact = clauses.kb.facts[index : index + 1]
+        clause = rules[index] if is_rule else atom_tuples(fact)
+
+        # Rename the variables of the clause to ids that neither the root nor a step before has.
+        terms = {term for atom in clause for term in atom[1:]}
+        variables = sorted(t for t in terms if t > n_constants)
+        renaming = {v: v + step * width for v in variables}
+        head, *body = (substitute_atom(atom, renaming) for atom in clause)
         goal = _bind(binding, nodes[at].goal)
-        resolved, body, unifier = _resolve(program, goal, choice, step, width)
-        is_root_itself = resolved.rule is None and goal == root
-        if not open_goals or unifier is None or is_root_itself:
-            raise ValueError(
-                f"choice {step}: {choice[0]} {choice[1]} does not resolve {list(goal)}"
-            )
-        binding |= unifier
+        binding |= most_general_unifier(head, goal, n_constants) or {}
 
-        # Complete the node of the goal, and add one for each atom of the body, which takes the goal's place.
+        # Add a node for each atom of the body, which takes the goal's place.
         children = tuple(range(len(nodes), len(nodes) + len(body)))
-        nodes[at] = replace(resolved, children=children)
+        rule = index if is_rule else None
+        substitution = tuple(renaming.items())
+        nodes[at] = Node(goal, rule, substitution, probability, children)
         nodes += [Node(atom, None, (), None, ()) for atom in body]
-        open_goals = [
-            i
-            for i in (*children, *others)
-            if (goal := _bind(binding, nodes[i].goal)) == root
-            or goal not in program.fact_set
-        ]
-    if open_goals:
-        raise ValueError(f"the choices leave {len(open_goals)} goals unproved")
-    bound = [_bind_node(binding, node) for node in nodes]
-    for node in bound:
-        values = [*node.goal[1:], *(term for _, term in node.substitution)]
-        if max(values, default=0) > program.n_constants:
-            raise ValueError(
-                f"the choices leave a variable of {list(node.goal)} unbound"
-            )
-    return Proof(nodes=tuple(bound))
+        found = {i: _bind(binding, nodes[i].goal) for i in (*children, *others)}
+        facts = clauses.facts_among({*found.values()} - {root})
+        open_goals = [i for i, goal in found.items() if goal not in facts]
+    return Proof(nodes=tuple(_bind_node(binding, node) for node in nodes))
 
 
-def _resolve(
-    program: Program, goal: Atom, choice: Choice, step: int, width: int
-) -> tuple[Node, list[Atom], dict[int, int] | None]:
-    """Resolve a goal by one choice: return its node (without children), the body of the clause, and the unifier.
-
-    Args:
-      width: the largest term of the program and of the root.
-    """
-    kind, index, probability = choice
-    is_rule = kind == "rule"
-    clause = program.rules[index] if is_rule else (program.facts[index],)
-
-    # Rename the variables of the clause to ids that neither the root nor a step before has.
-    terms = {term for atom in clause for term in atom[1:]}
-    variables = sorted(t for t in terms if t > program.n_constants)
-    renaming = {v: v + (step + 1) * width for v in variables}
-    head, *body = (substitute_atom(atom, renaming) for atom in clause)
-    unifier = most_general_unifier(head, goal, program.n_constants)
-    rule = index if is_rule else None
-    renamed = tuple(renaming.items())
-    return Node(goal, rule, renamed, probability, ()), body, unifier
+def _bind_node(binding: Mapping[int, int], node: Node) -> Node:
+    """Return a node with the variables of its goal and of its substitution's terms replaced."""
+    variables, terms = zip(*((0, 0), *node.substitution))
+    pairs = tuple(zip(variables[1:], _bind(binding, terms)[1:]))
+    return replace(node, goal=_bind(binding, node.goal), substitution=pairs)
 
 
 def _bind(binding: Mapping[int, int], atom: Atom) -> Atom:
@@ -263,14 +207,6 @@ def _bind(binding: Mapping[int, int], atom: Atom) -> Atom:
         while terms[i] in binding:
             terms[i] = binding[terms[i]]
     return (atom[0], *terms)
-
-
-def _bind_node(binding: Mapping[int, int], node: Node) -> Node:
-    """Return a node with the variables of its goal and of its substitution's terms replaced."""
-    variables = [variable for variable, _ in node.substitution]
-    terms = (0, *(term for _, term in node.substitution))
-    pairs = tuple(zip(variables, _bind(binding, terms)[1:]))
-    return replace(node, goal=_bind(binding, node.goal), substitution=pairs)
 
 
 # -- plans: in which order a body is solved
@@ -518,6 +454,12 @@ class Clauses:
         self.limits = Limits()
         self._searches: dict[tuple[int, frozenset[int], Row, bool], _Plan] = {}
 
+    @cached_property
+    def rules(self) -> list[list[Atom]]:
+        """Return the atoms of each rule by id, head first, without padding."""
+        table = rule_tuples(self.kb.rules)
+        return [[atom for atom in rule if atom[0]] for rule in table]
+
     def rules_of(self, predicate: int) -> list[Rule]:
         """Return the rules whose head has a predicate, in file order."""
         if predicate not in self._rules:
@@ -631,29 +573,6 @@ class Clauses:
             facts = facts[torch.isin(facts[:, place + 1], wanted)]
         return facts
 
-    def smallest_body(
-        self, rule: Rule, atom: Atom, object_identity: bool, find: Finder
-    ) -> tuple[Atom, ...] | None:
-        """Return the ground body by which a rule derives an atom; None if it does not.
-
-        It is the one whose variables, in order of occurrence, have the smallest constants.
-
-        Args:
-          find: the atoms that may be in the body.
-        """
-        binding = most_general_unifier(rule.head, atom, self.sizes.n_constants)
-        if binding is None:
-            return None
-        # Bind one variable after another to its smallest constant: each time a query for the values of that one.
-        unbound = [v for v in self._body_variables(rule) if v not in binding]
-        for output in [(v,) for v in unbound] or [()]:
-            values = self._search(rule, binding, output, object_identity, find)
-            if not values:
-                return None
-            binding.update(zip(output, min(values)))
-        ground = substitute_rule(rule, binding)
-        return ground.body + ground.conditions
-
     def bodies(
         self,
         rule: Rule,
@@ -661,20 +580,33 @@ class Clauses:
         object_identity: bool,
         find: Finder,
         budget: RowBudget,
-    ) -> list[tuple[Atom, ...]]:
-        """Return all ground bodies by which a rule derives an atom; arguments are those of `smallest_body`."""
+    ) -> Iterator[tuple[Atom, ...]]:
+        """Yield the ground bodies by which a rule derives an atom, by ascending constants in order of occurrence.
+
+        Args:
+          find: the atoms that may be in the body.
+        """
         binding = most_general_unifier(rule.head, atom, self.sizes.n_constants)
         if binding is None:
-            return []
-        unbound = [v for v in self._body_variables(rule) if v not in binding]
-        values = self._search(
-            rule, binding, (*unbound,), object_identity, find, budget
-        )
-        ground = [
-            substitute_rule(rule, binding | dict(zip(unbound, row)))
-            for row in sorted(values)
-        ]
-        return [found.body + found.conditions for found in ground]
+            return
+        # Bind one variable after another to a constant: each time a query for the values of that one.
+        variables = [v for v in self._body_variables(rule) if v not in binding]
+        steps = [(v,) for v in variables] or [()]
+        open_ = [(0, binding)]
+        while open_:
+            n_bound, binding = open_.pop()
+            if n_bound == len(steps):
+                ground = substitute_rule(rule, binding)
+                yield ground.body + ground.conditions
+                continue
+            output = steps[n_bound]
+            values = self._search(
+                rule, binding, output, object_identity, find, budget
+            )
+            open_ += [
+                (n_bound + 1, binding | dict(zip(output, row)))
+                for row in sorted(values, reverse=True)
+            ]
 
     def conditions(
         self, rule: Rule, object_identity: bool, n_negations: int
@@ -779,7 +711,7 @@ class Clauses:
         output: Row,
         object_identity: bool,
         find: Finder,
-        budget: RowBudget | None = None,
+        budget: RowBudget,
     ) -> set[Row]:
         """Return the values of some variables with which a rule's body holds."""
         key = rule.id, frozenset(binding), output, object_identity
@@ -795,24 +727,15 @@ class Clauses:
             )
         # The plan takes the given terms in the order in which they were bound at first.
         given = tuple(binding[term] for term in plan.layouts[0][: len(binding)])
-        budget = budget or RowBudget(sys.maxsize)
-        rows = _run_plan(plan, given, find, budget)
+        rows = {(*given, *plan.constants)}
+        if plan.check is not None:
+            rows = plan.check(rows)
+        for step in plan.steps:
+            if not rows:
+                break
+            found = find(step, set(map(step.key, rows)))
+            rows = _join(step, _pair_facts(step, rows, found), budget)
         return {*map(_picker(plan.layouts[-1], output), rows)}
-
-
-def _run_plan(
-    plan: _Plan, given: Row, find: Finder, budget: RowBudget
-) -> set[Row]:
-    """Return the output rows of a plan."""
-    rows = {(*given, *plan.constants)}
-    if plan.check is not None:
-        rows = plan.check(rows)
-    for step in plan.steps:
-        if not rows:
-            break
-        found = find(step, set(map(step.key, rows)))
-        rows = _join(step, _pair_facts(step, rows, found), budget)
-    return rows
 
 
 def _pair_facts(step: _Step, rows: set[Row], found: Found) -> list[Pair]:
@@ -1352,11 +1275,12 @@ class _Tables:
     def build_proof(self, atom: Atom) -> Proof:
         """Build a proof of an atom that answers a goal from answers of earlier and earlier rounds."""
         self.collect_held()
-        rules = rule_tuples(self.clauses.kb.rules)
         # A condition that was not tested yet is tested without bounds.
         self.clauses.limits = Limits()
         try:
-            return from_model(rules, self.n_constants, self.derive, atom)
+            return from_model(
+                self.clauses.rules, self.n_constants, self.derive, atom
+            )
         finally:
             self.clauses.limits = self.limits
 
@@ -1369,11 +1293,11 @@ class _Tables:
         if not before:
             return None
         find = partial(self.find_before, before)
+        unbounded = RowBudget(sys.maxsize)
         for rule in self.clauses.rules_of(atom[0]):
-            body = self.clauses.smallest_body(
-                rule, atom, self.object_identity, find
-            )
-            if body is not None:
+            for body in self.clauses.bodies(
+                rule, atom, self.object_identity, find, unbounded
+            ):
                 return rule.id, body
         raise AssertionError(f"{list(atom)}: held without a derivation")
 
@@ -1517,7 +1441,8 @@ def prove_ground(clauses: Clauses, atom: Atom, limits: Limits) -> QueryResult:
     verdict = Verdict.REFUTED if found.complete else Verdict.UNKNOWN
     proof, height = None, None
     if found.heights:
-        proof = _check_proof(found.tables, found.tables.build_proof(atom))
+        proof = found.tables.build_proof(atom)
+        checked(clauses, proof, limits.object_identity)
         height = proof_height(proof)
         # Before a limit the proof may be higher than need be.
         if limits.max_height is not None and height > limits.max_height:
@@ -1531,18 +1456,26 @@ def prove_ground(clauses: Clauses, atom: Atom, limits: Limits) -> QueryResult:
     )
 
 
-def _check_proof(tables: _Tables, proof: Proof) -> Proof:
-    """Return a proof from answers of goals, which is not of a fact, after it is checked."""
-    clauses = tables.clauses
+def checked(
+    clauses: Clauses,
+    proof: Proof,
+    object_identity: bool,
+    max_height: int | None = None,
+) -> Proof:
+    """Return a proof, which is not of a fact, after it is checked.
+
+    Raises:
+      AssertionError: it does not hold, which no input may cause.
+    """
     leaves = {node.goal for node in proof.nodes if node.rule is None}
     errors = check_proof(
         proof,
         clauses.facts_among(leaves),
-        rule_tuples(clauses.kb.rules),
-        n_constants=tables.n_constants,
-        max_height=None,
+        clauses.rules,
+        n_constants=clauses.sizes.n_constants,
+        max_height=max_height,
         leave_one_out=True,
-        object_identity=tables.object_identity,
+        object_identity=object_identity,
         # They were tested, and `funcppo check` tests them again.
         holds=lambda condition: True,
     )
@@ -1550,32 +1483,41 @@ def _check_proof(tables: _Tables, proof: Proof) -> Proof:
     return proof
 
 
-def find_ground_body(
-    clauses: Clauses, atom: Atom, rule: int, object_identity: bool
-) -> tuple[Atom, ...] | None:
-    """Find facts from which a given rule derives an atom: the rule's ground body, without the atom itself.
+def proof_by_rule(
+    clauses: Clauses,
+    atom: Atom,
+    rule: int,
+    object_identity: bool,
+    probability: float | None = None,
+) -> Proof | None:
+    """Return the checked proof of an atom by one application of a rule to other facts; None if it does not derive it.
 
     Args:
       clauses: facts and rules, for many atoms.
       atom: padded to the width of the knowledge base.
-      rule: id of the rule.
-      object_identity: different variables of a rule bind different constants, none of which the rule names.
-
-    Returns:
-      The body with the smallest constants, in order of occurrence; None if there is none.
+      rule: id of the rule; of its bodies the one with the smallest constants is taken, in order of occurrence.
+      probability: of this choice.
     """
     (applied,) = rules_from_kb(clauses.kb, [rule])
 
     def find(step: _Step, keys: Collection[Packed]) -> Found:
         return clauses.find(step.atom[0], step.arity, step.bound, keys, atom)
 
-    return clauses.smallest_body(applied, atom, object_identity, find)
+    for body in clauses.bodies(
+        applied, atom, object_identity, find, RowBudget(sys.maxsize)
+    ):
+        ways = [(0, rule, body)]
+        proof = _build_tree(
+            clauses, atom, ways, {rule: probability}, lambda _: True
+        )
+        return checked(clauses, proof, object_identity)
+    return None
 
 
 # -- the most probable proofs
 
-# cost and height of a derivation with the least proofs of its body, rule, and body
-_Way = tuple[int, int, int, tuple[Atom, ...]]
+# cost of a derivation with the least proofs of its body, rule, and body
+_Way = tuple[float, int, tuple[Atom, ...]]
 # A cost is an integer, so that sums are exact: applications of a rule, above them -log(confidence) in units of 2^-40,
 # above it applications of rules of confidence 0.
 _COST_BITS = 32
@@ -1629,16 +1571,22 @@ def best_proofs(
             rules = {rule for ways in bodies.values() for rule, _ in ways}
             confidence = confidences(rules)
             cost = {rule: _rule_cost(confidence[rule]) for rule in rules}
-            found += islice(_iter_proofs(tables, bodies, cost), k)
+            ways = _rank_ways(bodies, cost)
+            found += islice(_iter_proofs(tables, ways), k)
     except RowBudgetExceeded as error:
         obstacle = str(error) or f"more than {limits.max_atoms:,} to hold"
         reason = f"stopped after {len(found)} proofs: {obstacle}"
 
-    proofs = [_build_tree(tables, ways, confidence) for ways in found]
+    proofs = (
+        _build_tree(clauses, atom, ways, confidence, tables.is_fact)
+        for ways in found
+    )
     return BestProofs(
-        proofs=tuple(_check_proof(tables, proof) for proof in proofs),
+        proofs=tuple(
+            checked(clauses, proof, limits.object_identity) for proof in proofs
+        ),
         probabilities=tuple(
-            math.prod(confidence[way[2]] for way in ways) for ways in found
+            math.prod(confidence[rule] for _, rule, _ in ways) for ways in found
         ),
         stop_reason=reason,
     )
@@ -1708,57 +1656,44 @@ def _collect_bodies(
     return bodies
 
 
-def _least_values(
+def _rank_ways(
     bodies: Mapping[Atom, Sequence[tuple[int, tuple[Atom, ...]]]],
-    combine: Callable[[int, list[int]], int],
-) -> dict[Atom, int]:
-    """Return the least value of a proof of each atom; that of a fact is 0.
-
-    Args:
-      combine: the value of a derivation by a rule from those of its body, none of which is greater.
-    """
-    n_open: dict[tuple[Atom, int], int] = {}
-    users: dict[Atom, list[tuple[Atom, int]]] = defaultdict(list)
-    least: dict[Atom, int] = {}
-    heap = [(0, atom) for atom, ways in bodies.items() if not ways]
-    for goal, ways in bodies.items():
-        for i, (rule, body) in enumerate(ways):
-            n_open[goal, i] = len({*body})
-            for atom in {*body}:
-                users[atom].append((goal, i))
-            if not body:
-                heap.append((combine(rule, []), goal))
-    heapify(heap)
-
-    while heap:
-        value, atom = heappop(heap)
-        if atom in least:
-            continue
-        least[atom] = value
-        for goal, i in users[atom]:
-            n_open[goal, i] -= 1
-            if not n_open[goal, i] and goal not in least:
-                rule, body = bodies[goal][i]
-                value = combine(rule, [least[atom] for atom in body])
-                heappush(heap, (value, goal))
-    return least
+    cost: Mapping[int, int],
+) -> dict[Atom, list[_Way]]:
+    """Return the ways to derive each atom, the cheapest first; costs fall until no way gets cheaper (Bellman-Ford)."""
+    users: dict[Atom, set[Atom]] = defaultdict(set)
+    for goal, found in bodies.items():
+        for atom in chain(*(body for _, body in found)):
+            users[atom].add(goal)
+    least = {goal: math.inf if found else 0 for goal, found in bodies.items()}
+    ways: dict[Atom, list[_Way]] = {}
+    active = {*bodies}
+    while active:
+        changed: list[Atom] = []
+        for goal in active:
+            ways[goal] = sorted(
+                (cost[rule] + sum(least[atom] for atom in body), rule, body)
+                for rule, body in bodies[goal]
+            )
+            if ways[goal] and ways[goal][0][0] < least[goal]:
+                least[goal] = ways[goal][0][0]
+                changed.append(goal)
+        active = {user for goal in changed for user in users[goal]}
+    return ways
 
 
 def _iter_proofs(
-    tables: _Tables,
-    bodies: Mapping[Atom, Sequence[tuple[int, tuple[Atom, ...]]]],
-    cost: Mapping[int, int],
+    tables: _Tables, ways: Mapping[Atom, Sequence[_Way]]
 ) -> Iterator[list[_Way]]:
     """Yield the proofs of the root by ascending cost: the way of each goal that is no fact, leftmost goal first.
 
     A partial proof costs what its ways and the least proofs of its open goals do. The cheapest one is taken, and its
     leftmost goal replaced: by the next way of the same goal, and below the chosen way.
     """
-    ways = _rank_ways(bodies, cost)
-    heap: list[tuple[int, int, int, _Way, Any]] = []
+    heap: list[tuple[float, int, int, _Way, Any]] = []
     number, most = count(), tables.limits.max_height
 
-    def push(base: int, n: int, chosen: Any, goals: Any, left: Any) -> None:
+    def push(base: float, n: int, chosen: Any, goals: Any, left: Any) -> None:
         """Add the partial proof with the next way of its leftmost goal; of equal ones the longest is taken first."""
         way = next(left, None)
         if way:
@@ -1776,7 +1711,7 @@ def _iter_proofs(
 
         # The goals of the way's body take the place of its goal.
         _, n, chosen, ((goal, above, depth), goals), _ = state
-        for atom in reversed([atom for atom in way[3] if ways[atom]]):
+        for atom in reversed([atom for atom in way[2] if ways[atom]]):
             goals = (atom, (goal, above), depth + 1), goals
         if goals:
             possible = _possible_ways(ways, goals[0], most)
@@ -1786,36 +1721,16 @@ def _iter_proofs(
             yield [*_iter_links((way, chosen))][::-1]
 
 
-def _rank_ways(
-    bodies: Mapping[Atom, Sequence[tuple[int, tuple[Atom, ...]]]],
-    cost: Mapping[int, int],
-) -> dict[Atom, list[_Way]]:
-    """Return the ways to derive each atom, the cheapest first."""
-    least = _least_values(bodies, lambda rule, below: cost[rule] + sum(below))
-    height = _least_values(bodies, lambda _, below: 1 + max(below, default=0))
-    ways: dict[Atom, list[_Way]] = {}
-    for goal, found in bodies.items():
-        ways[goal] = sorted(
-            (
-                cost[rule] + sum(least[atom] for atom in body),
-                1 + max((height[atom] for atom in body), default=0),
-                rule,
-                body,
-            )
-            for rule, body in found
-        )
-    return ways
-
-
 def _possible_ways(
     ways: Mapping[Atom, Sequence[_Way]], leaf: Any, max_height: int | None
 ) -> Iterator[_Way]:
-    """Yield the ways of an open goal that need no goal above it and are low enough."""
+    """Yield the ways of an open goal that need no goal above it; none at the greatest height."""
     goal, above, depth = leaf
+    if depth == max_height:
+        return
     line = {goal, *_iter_links(above)}
     for way in ways[goal]:
-        is_low = max_height is None or depth + way[1] <= max_height
-        if is_low and line.isdisjoint(way[3]):
+        if line.isdisjoint(way[2]):
             yield way
 
 
@@ -1827,22 +1742,28 @@ def _iter_links(link: Any) -> Iterator[Any]:
 
 
 def _build_tree(
-    tables: _Tables, ways: Iterable[_Way], confidence: Mapping[int, float]
+    clauses: Clauses,
+    root: Atom,
+    ways: Iterable[_Way],
+    probability: Mapping[int, float | None],
+    is_fact: Callable[[Atom], bool],
 ) -> Proof:
-    """Build the proof of the root whose goals, leftmost first, are derived in the given ways."""
-    rules = rule_tuples(tables.clauses.kb.rules)
-    nodes = [Node(tables.query, None, (), None, ())]
+    """Build the proof of a root whose goals, leftmost first, are derived in the given ways."""
+    nodes = [Node(root, None, (), None, ())]
     open_goals = [0]
 
-    for _, _, rule, body in ways:
+    for _, rule, body in ways:
         position, n = open_goals.pop(), len(nodes)
         goal = nodes[position].goal
-        bound = _substitution(rules[rule], (goal, *body), tables.n_constants)
+        atoms = (goal, *body)
+        bound = _substitution(
+            clauses.rules[rule], atoms, clauses.sizes.n_constants
+        )
         children = tuple(range(n, n + len(body)))
-        nodes[position] = Node(goal, rule, bound, confidence[rule], children)
+        nodes[position] = Node(goal, rule, bound, probability[rule], children)
 
         nodes += [Node(atom, None, (), None, ()) for atom in body]
-        derived = [i for i in children if not tables.is_fact(nodes[i].goal)]
+        derived = [i for i in children if not is_fact(nodes[i].goal)]
         open_goals += reversed(derived)
     return Proof(nodes=tuple(nodes))
 
@@ -1913,9 +1834,8 @@ def fact_heights(
     if limits.max_height == 0:
         return FactHeights(height[row_of_fact], 0)
 
-    # At height 1, facts of two arguments by questions, which ask no conditions.
-    has_conditions = bool((kb.rules[:, :, 0] < 0).any())
-    is_asked = is_binary(facts) & (not has_conditions)
+    # At height 1, facts of two arguments by questions.
+    is_asked = is_binary(facts)
     asked = is_asked.nonzero().squeeze(1)
     try:
         if len(asked):

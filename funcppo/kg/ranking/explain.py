@@ -1,8 +1,7 @@
 """Why an answer holds and why it has its score: checked proofs, and the terms that add up to a score.
 
 `most_probable_proof` gives the proof that a policy finds most probable, with the probability of each choice;
-`smallest_proofs` gives proofs of the smallest height without a policy. Both build proofs from a `Program`, which
-`build_program` makes once for many atoms, and check them before they return.
+`smallest_proofs` gives proofs of the smallest height without a policy. Both check proofs before they return.
 
 `explain_answer` gives the place of an answer among the candidates of its question with the terms of its score, counts
 over known facts which `funcppo check` recounts; `other_facts` gives that of scores by rules.
@@ -10,7 +9,6 @@ over known facts which `funcppo check` recounts; `other_facts` gives that of sco
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import json
 import math
@@ -44,7 +42,6 @@ from funcppo.kg.logic.prove import (
     Choice,
     Clauses,
     Limits,
-    Program,
     QueryResult,
 )
 from funcppo.kg.logic.row_index import unique_rows_with_inverse
@@ -71,32 +68,22 @@ def most_probable_proof(
     params: Params,
     atom: Tensor,
     beam: int = 256,
-    program: Program | None = None,
+    clauses: Clauses | None = None,
 ) -> Proof | None:
     """Return the policy's most probable proof of a ground atom; None if its beam search finds none.
 
     Args:
       atom: [W].
       beam: partial proofs kept.
-      program: what `build_program` returns; None builds it for this call.
+      clauses: of the task, for many atoms; None to read them for this one.
     """
     atom = atom.to(task.kb.facts.device)
-    program = program or build_program(task)
+    clauses = clauses or Clauses(task.kb, task.sizes)
     if task.fact_selection == "oracle":
-        return _prove_by_rule(task, cfg, params, atom, program)
-    built = _prove_by_search(task, cfg, params, atom, program, beam)
-    if built is not None:
-        _check_proof(task, built, program)
-    return built
-
-
-def build_program(task: ProverTask) -> Program:
-    """Build the program (facts and rules) that proofs are built from and checked against."""
-    return prove.make_program(
-        task.kb.facts.tolist(),
-        task.kb.rules.tolist(),
-        task.sizes.n_constants,
-    )
+        return _prove_by_rule(task, cfg, params, atom, clauses)
+    built = _prove_by_search(task, cfg, params, atom, clauses, beam)
+    identity = task.least_model.object_identity
+    return built and prove.checked(clauses, built, identity, task.max_height)
 
 
 def smallest_proofs(
@@ -155,57 +142,16 @@ def _limits(task: ProverTask, max_rows: int) -> Limits:
 
 def proof_by_rule(
     task: ProverTask,
-    program: Program,
     atom: Tensor,
     rule: int,
     probability: float | None,
-    clauses: Clauses | None = None,
-) -> Proof:
-    """Build the checked proof of an atom by one application of a rule that derives it from facts.
-
-    Args:
-      atom: [W].
-      probability: of the rule among those that derive the atom; None by no policy.
-      clauses: of the task, for many atoms; None to read them for this one.
-    """
-    goal = _to_tuple(atom)
-    body = prove.find_ground_body(
-        clauses or Clauses(task.kb, task.sizes),
-        goal,
-        rule,
-        task.least_model.object_identity,
+    clauses: Clauses,
+) -> Proof | None:
+    """Return the checked proof of an atom [W] by one application of a rule to facts; see `prove.proof_by_rule`."""
+    identity = task.least_model.object_identity
+    return prove.proof_by_rule(
+        clauses, _to_tuple(atom), rule, identity, probability
     )
-    # The body consists of facts, so the root is the only goal that is derived.
-    built = prove.from_model(
-        program.rules,
-        program.n_constants,
-        lambda atom: (rule, body or ()) if atom == goal else None,
-        goal,
-    )
-    root, *leaves = built.nodes
-    root = dataclasses.replace(root, probability=probability)
-    built = Proof(nodes=(root, *leaves))
-    _check_proof(task, built, program)
-    return built
-
-
-def _check_proof(task: ProverTask, built: Proof, program: Program) -> None:
-    """Check that a proof holds in the program.
-
-    Raises:
-      AssertionError: the proof does not hold, which no input may cause.
-    """
-    errors = proof.check_proof(
-        built,
-        program.fact_set,
-        program.rules,
-        n_constants=program.n_constants,
-        max_height=task.max_height,
-        leave_one_out=True,
-        object_identity=task.least_model.object_identity,
-    )
-    if errors:
-        raise AssertionError(f"expected a proof that holds, got {errors[0]}")
 
 
 def _prove_by_search(
@@ -213,7 +159,7 @@ def _prove_by_search(
     cfg: Config,
     params: Params,
     atom: Tensor,
-    program: Program,
+    clauses: Clauses,
     beam: int,
 ) -> Proof | None:
     """Return the most probable proof that a beam search finds, with the policy's probabilities; None without one."""
@@ -247,7 +193,7 @@ def _prove_by_search(
         state, _ = cfg.env.step_functional(
             cfg.env.cfg, world, state, action, unused_key
         )
-    return prove.from_trace(program, _to_tuple(atom), choices)
+    return prove.from_trace(clauses, _to_tuple(atom), choices)
 
 
 def _prove_by_rule(
@@ -255,7 +201,7 @@ def _prove_by_rule(
     cfg: Config,
     params: Params,
     atom: Tensor,
-    program: Program,
+    clauses: Clauses,
 ) -> Proof | None:
     """Return the proof by the most probable rule that derives the atom; None if no rule derives it."""
     world = inference_world(task)
@@ -271,7 +217,7 @@ def _prove_by_rule(
         return None
     slot = int(torch.where(derives, policy, -1.0).argmax())
     rule = int(state.successors.rule[0, slot])
-    return proof_by_rule(task, program, atom, rule, float(policy[slot]))
+    return proof_by_rule(task, atom, rule, float(policy[slot]), clauses)
 
 
 def _initial_state(cfg: Config, world: World, atoms: Tensor) -> EnvState:

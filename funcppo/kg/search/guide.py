@@ -1,8 +1,8 @@
 """Best-first search for proofs of ground atoms, in an order that a policy may have learnt.
 
 A partial proof is a list of goals, as in `env`. A resolution step takes the cheapest one, resolves the goal of which
-most is known with every rule and fact that matches, and keeps what is left. What a successor costs is an `Order`: that
-of the program, the confidences of rules, or a policy. Orders differ in nothing else.
+most is known with every rule and fact that matches, and keeps what is left. What a successor costs is an `Order`, such
+as that of a policy. Orders differ in nothing else.
 
 The search finds facts from which an atom follows (`find_facts`), and the exact engine proves the atom from those alone
 (`prove_from`), or from all facts where none are found: an order costs time, never correctness.
@@ -14,7 +14,6 @@ learning of theorem proving".
 from __future__ import annotations
 
 import heapq
-import math
 import random
 import sys
 from collections import defaultdict
@@ -43,7 +42,7 @@ from funcppo.kg.logic.prove import Clauses, Limits, QueryResult, Row
 from funcppo.kg.logic.resolve import Goals, Successors
 from funcppo.kg.logic.row_index import int_list
 from funcppo.kg.search.env import Observation, World, make_observation
-from funcppo.kg.search.network import CONFIDENCE_CLIP, Params
+from funcppo.kg.search.network import Params
 
 # goals left to prove, each with its height
 OpenGoals = tuple[tuple[Atom, int], ...]
@@ -334,38 +333,6 @@ def search(
 
 
 # -- orders
-
-
-def program_order(expansions: Sequence[Expansion]) -> list[Sequence[float]]:
-    """Return costs by which the first successor comes next, and the others where its search fails (depth first)."""
-    return [
-        [
-            i / (1 + len(expansion.successors)) - expansion.step
-            for i in range(len(expansion.successors))
-        ]
-        for expansion in expansions
-    ]
-
-
-def confidence_order(confidence: Sequence[float]) -> Order:
-    """Return the order of the product of rule confidences, the largest first.
-
-    Args:
-      confidence: of each rule by id.
-    """
-    costs = [-math.log(max(c, CONFIDENCE_CLIP)) for c in confidence]
-    costs.append(0.0)  # of a fact, which is rule -1
-
-    def order(expansions: Sequence[Expansion]) -> list[Sequence[float]]:
-        return [
-            [
-                expansion.cost + costs[rule]
-                for _, rule, _ in expansion.successors
-            ]
-            for expansion in expansions
-        ]
-
-    return order
 
 
 def policy_order(cfg: Config, world: World, params: Params) -> Order:

@@ -3,12 +3,41 @@
 import dataclasses
 import itertools
 import json
+from typing import NamedTuple
 
+import numpy as np
 from hypothesis import strategies as st
 
-from funcppo.kg.logic import prove
+from funcppo.kg.logic import kb, prove
 from funcppo.kg.logic.proof import Node, Proof, check_proof
 from tests import oracles
+
+
+class Program(NamedTuple):
+    """Facts and rules as plain Python values, and the size of atoms."""
+
+    facts: tuple
+    rules: tuple
+    n_constants: int
+
+    @property
+    def fact_set(self):
+        return {*self.facts}
+
+    def trace(self, root, choices):
+        """The proof of a root by the choices of a search."""
+        n_atoms = max(map(len, self.rules))
+        padding = (0,) * len(root)
+        rules = [[*r, *[padding] * (n_atoms - len(r))] for r in self.rules]
+        ids = {a[0] for atoms in (self.facts, *rules) for a in atoms}
+        base = kb.build(
+            np.array(self.facts),
+            np.array(rules),
+            n_constants=self.n_constants,
+            n_predicates=max(ids),
+        )
+        return prove.from_trace(prove.Clauses(*base), root, choices)
+
 
 C = 3  # constants 1..3, variables from 4
 X, Y, Z, V = 4, 5, 6, 7
@@ -45,7 +74,7 @@ def programs(draw):
         predicate = draw(st.integers(1, 3))
         terms = [draw(st.sampled_from(bound)) for _ in range(2)]
         rules.append([(predicate, *terms), *body])
-    return prove.make_program(sorted(facts), rules, C)
+    return Program(tuple(sorted(facts)), tuple(rules), C)
 
 
 def checked(program, proof, max_height=None, leave_one_out=False, facts=None):
@@ -82,10 +111,10 @@ def make_node(goal, rule=None, substitution=(), children=(), probability=None):
 NAMES = ["france", "germany", "europe"]
 
 
-COUNTRIES = prove.make_program(
+COUNTRIES = Program(
     # neighborOf(france, germany), locatedIn(germany, europe)
-    [(1, 1, 2), (2, 2, 3)],
-    [[(2, X, Y), (1, X, Z), (2, Z, Y)], [(1, X, Y), (1, Y, X)]],
+    ((1, 1, 2), (2, 2, 3)),
+    (((2, X, Y), (1, X, Z), (2, Z, Y)), ((1, X, Y), (1, Y, X))),
     C,
 )
 

@@ -13,10 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from funcppo.core.host import Deadline
-from funcppo.kg.graph.loaders import from_text, load
-from funcppo.kg.graph.rules import format_atom
+from funcppo.kg.graph.loaders import load
 from funcppo.kg.logic import derive, fixpoint, joins, kb
-from funcppo.kg.logic.fixpoint import StopCode
 from tests import oracles, prolog
 from tests.learning import DATA
 from tests.oracles import Program, programs
@@ -68,33 +66,6 @@ def test_the_model_is_the_least_model_with_its_heights(program):
     assert model.complete
     assert model.reached_fixpoint
     assert model.n_atoms_after_step[-1] == len(model.atoms)
-
-
-@pytest.mark.skipif(not prolog.AVAILABLE, reason="swipl is not installed")
-def test_a_negated_atom_asks_the_strata_below_whatever_the_height():
-    dataset = from_text(
-        "e(a, b). e(b, c). e(c, d). p(X, Y) :- e(X, Y). p(X, Z) :- p(X, Y), e(Y, Z). q(X, Y) :- e(X, _), e(_, Y), "
-        "\\+ p(X, Y). r(X) :- q(X, _), X \\= b."
-    )
-    base = kb.from_dataset(dataset)
-
-    def heights(**limits):
-        model = fixpoint.least_model(*base, **limits)
-        pairs = zip(model.atoms, model.height.tolist())
-        found = {format_atom(dataset, atom): h for atom, h in pairs if h}
-        return found, model.stop_code
-
-    # p(a, d) and p(a, c) have heights 3 and 2: at height 1 they are not absent.
-    one = {"p(a, b)": 1, "p(b, c)": 1, "p(c, d)": 1}
-    one |= {"q(b, b)": 1, "q(c, b)": 1, "q(c, c)": 1}
-    assert heights(max_height=1, max_atoms=MANY) == (one, None)
-    found, _ = heights(max_height=None, max_atoms=MANY)
-    assert found == one | {"p(a, c)": 2, "p(b, d)": 2, "p(a, d)": 3, "r(c)": 2}
-    # What is negated is not known whole: no step is taken.
-    assert heights(max_height=1, max_atoms=7) == ({}, StopCode.MAX_ATOMS)
-    budget = joins.RowBudget(10)
-    limits = {"max_height": 1, "max_atoms": MANY, "budget": budget}
-    assert heights(**limits) == ({}, StopCode.MAX_ROWS)
 
 
 def test_answers_and_heights_are_prologs():

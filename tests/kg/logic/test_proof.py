@@ -22,6 +22,7 @@ from tests import sld
 from tests.kg.logic.proof_cases import (
     COUNTRIES,
     C,
+    Program,
     X,
     Y,
     Z,
@@ -42,7 +43,7 @@ from tests.oracles import put
 def of_france(by_rule=0.83, by_fact=0.5):
     """locatedIn(france, europe) by its neighbour, and the probabilities of the choices."""
     choices = [("rule", 0, by_rule), ("fact", 0, by_fact)]
-    return prove.from_trace(COUNTRIES, (2, 1, 3), choices)
+    return COUNTRIES.trace((2, 1, 3), choices)
 
 
 def test_france_is_in_europe_because_germany_is():
@@ -302,7 +303,8 @@ def chain(n):
     """even_after(k) from even_after(k - 1): a proof with 2 n + 1 nodes, n deep."""
     facts = [(1, k, k + 1) for k in range(1, n + 1)] + [(2, 1, 0)]
     v, w = n + 2, n + 3
-    return prove.make_program(facts, [[(2, v, 0), (1, w, v), (2, w, 0)]], n + 1)
+    rule = ((2, v, 0), (1, w, v), (2, w, 0))
+    return Program(tuple(facts), (rule,), n + 1)
 
 
 def test_a_proof_thousands_deep_is_built_checked_written_and_read():
@@ -322,7 +324,7 @@ def test_a_proof_thousands_deep_is_built_checked_written_and_read():
     choices = []
     for k in range(n - 1, -1, -1):
         choices += [("rule", 0, None), ("fact", k, None)]
-    by_trace = prove.from_trace(program, root, choices)
+    by_trace = program.trace(root, choices)
     for proof in (by_model, by_trace):
         assert len(proof.nodes) == 2 * n + 1
         for height in (n - 1, n):
@@ -338,7 +340,7 @@ def test_a_proof_thousands_deep_is_built_checked_written_and_read():
 def test_a_subproof_used_often_is_stored_and_shown_once():
     """Doubling at every height: 2**60 leaves as a tree, 61 nodes here."""
     rules = [[(k + 1, X, X), (k, X, X), (k, X, X)] for k in range(1, 61)]
-    program = prove.make_program([(1, 1, 1)], rules, 1)
+    program = Program(((1, 1, 1),), rules, 1)
     twice = lambda a: (a[0] - 2, [(a[0] - 1, 1, 1)] * 2) if a[0] > 1 else None
     proof = modelled(program, twice, (61, 1, 1))
     assert len(proof.nodes) == 61
@@ -401,16 +403,6 @@ def traces(program, root, max_height, budget):
                 yield chosen
 
 
-def test_a_program_leaves_padding_atoms_out():
-    program = prove.make_program(
-        [[1, 1, 0]],
-        [[[1, X, 0], [1, X, 0], [0, 0, 0]], [[1, 2, 0], [0, 0, 0], [0, 0, 0]]],
-        C,
-    )
-    assert program.facts == ((1, 1, 0),) and program.fact_set == {(1, 1, 0)}
-    assert program.rules == (((1, X, 0), (1, X, 0)), ((1, 2, 0),))
-
-
 @given(programs())
 def test_a_proof_from_the_model_holds_within_its_height(program):
     for height, proof in proved_by_model(program):
@@ -425,7 +417,7 @@ def test_a_proof_from_a_trace_holds_and_keeps_probabilities(program, data):
     )
     found = traces(program, root, max_height=3, budget=40)
     for choices in itertools.islice(found, 5):
-        proof = prove.from_trace(program, root, choices)
+        proof = program.trace(root, choices)
         assert proof.nodes[0].goal == root
         assert checked(program, proof, max_height=3, leave_one_out=True) == []
         chosen = [node.probability for node in proof.nodes]
@@ -439,8 +431,5 @@ def test_a_proof_from_a_trace_holds_and_keeps_probabilities(program, data):
 def test_an_open_root_is_bound_by_its_proof():
     """locatedIn(Y, europe), whose variable has the id of one of the rule's."""
     choices = [("rule", 0, None), ("fact", 0, None)]
-    proof = prove.from_trace(COUNTRIES, (2, Y, 3), choices)
+    proof = COUNTRIES.trace((2, Y, 3), choices)
     assert proof.nodes[0].goal == (2, 1, 3) and checked(COUNTRIES, proof) == []
-    unsafe = prove.make_program([(2, 1, 1)], [[(1, X, Y), (2, X, X)]], C)
-    with pytest.raises(ValueError, match="unbound"):
-        prove.from_trace(unsafe, (1, X, Y), choices)

@@ -101,7 +101,7 @@ def test_the_proof_by_rules_has_the_probability_of_the_best_rule():
 def test_the_proof_by_search_has_the_probability_of_the_best_path():
     task, cfg, params = setup(max_height=2)
     assert task.fact_selection == "policy"
-    atoms, program = derived_atoms(task, 8), explain.build_program(task)
+    atoms = derived_atoms(task, 8)
     sizes = {"slots": 1, "beam": 256, "rows_per_step": 256, "chunk_size": 8}
     search = scoring.search_config(task, cfg, "success", **sizes)
     world = prover_task.inference_world(task)
@@ -109,8 +109,7 @@ def test_the_proof_by_search_has_the_probability_of_the_best_path():
         search, world, params, atoms.to(torch.int32)
     ).results
     found = [
-        explain.most_probable_proof(task, cfg, params, atom, program=program)
-        for atom in atoms
+        explain.most_probable_proof(task, cfg, params, atom) for atom in atoms
     ]
     assert any(found)
     columns = result.best_log_prob.tolist(), result.proof_length.tolist()

@@ -6,6 +6,10 @@ import numpy as np
 import pytest
 import torch
 
+from experiments.benchmarks.guided_proofs import (
+    confidence_order,
+    program_order,
+)
 from funcppo import train_step
 from funcppo.core import random
 from funcppo.core.host import NO_DEADLINE
@@ -70,8 +74,8 @@ def nonsense(expansions):
 @pytest.mark.parametrize(
     "order",
     [
-        guide.program_order,
-        guide.confidence_order([0.0, 0.2, 0.4, 0.9, 1.0]),
+        program_order,
+        confidence_order([0.0, 0.2, 0.4, 0.9, 1.0]),
         nonsense,
     ],
 )
@@ -129,16 +133,16 @@ def test_steps_of_a_chain_by_hand():
     # Two steps from path(1, 6) to path(2, 6), and so on; path(5, 6) is proved by the step that resolves it.
     program = guide.SearchProgram(Clauses(*kb), 5)
     one = guide.ProofSearch(program, (2, 1, 6))
-    guide.search([one], guide.program_order, max_steps=100)
+    guide.search([one], program_order, max_steps=100)
     assert one.n_steps == 9
     assert sorted(one.leaves) == [tuple(fact) for fact in facts.tolist()]
     low = guide.ProofSearch(guide.SearchProgram(Clauses(*kb), 4), (2, 1, 6))
-    guide.search([low], guide.program_order, max_steps=100)
+    guide.search([low], program_order, max_steps=100)
     assert low.leaves is None
     # A search for other goals than the query: path(3, 6) at height 1, and what no facts prove.
     for start, is_proved in ((3, True), (6, False)):
         part = guide.ProofSearch(program, (2, 1, 6), (((2, start, 6), 1),))
-        guide.search([part], guide.program_order, max_steps=100)
+        guide.search([part], program_order, max_steps=100)
         assert (part.leaves is not None) == is_proved
 
 
