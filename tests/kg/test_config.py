@@ -88,51 +88,31 @@ def test_a_bad_file_of_settings_is_an_error(text, message, tmp_path):
     assert "\n" not in str(error.value)
 
 
-def _in_group(group, fields):
-    return lambda raw: raw | {group: raw[group] | fields}
+def _in_ppo(fields):
+    return lambda raw: raw | {"ppo": raw["ppo"] | fields}
 
 
 def _without(key):
-    return lambda raw: {
-        name: value for name, value in raw.items() if name != key
-    }
+    return lambda raw: {name: raw[name] for name in raw if name != key}
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (
-            _without("dataset"),
-            "config.json: dataset: expected a value, got none",
-        ),
-        (
-            _without("ppo"),
-            "config.json: ppo: expected an object, got None",
-        ),
-        (
-            _in_group("ppo", {"gama": 1.0}),
-            r"config.json: ppo.gama: .* unknown one \(did you mean ppo.gamma\?\)",
-        ),
-        (lambda raw: [raw], "config.json: expected a JSON object, got"),
-        (
-            _in_group("ppo", {"adam": {"b1": 2}}),
-            "config.json: ppo.adam.b1: expected 0 to below 1, got 2",
-        ),
-        (
-            _in_group("ppo", {"n_minibatches": 3}),
-            r"config.json: ppo.n_minibatches: expected a divisor of .* 2048, got 3",
-        ),
-        (
-            lambda raw: raw | {"ppo": 3},
-            "config.json: ppo: expected an object, got 3",
-        ),
+        (_without("dataset"), "dataset: expected a value, got none"),
+        (_without("ppo"), "ppo: expected an object, got None"),
+        (_in_ppo({"gama": 1.0}), r"ppo.gama: .* \(did you mean ppo.gamma\?\)"),
+        (lambda raw: [raw], "expected a JSON object, got"),
+        (_in_ppo({"adam": {"b1": 2}}), "ppo.adam.b1: expected 0 to below 1"),
+        (_in_ppo({"n_minibatches": 3}), "ppo.n_minibatches: .* 2048, got 3"),
+        (lambda raw: raw | {"ppo": 3}, "ppo: expected an object, got 3"),
     ],
 )
 def test_a_bad_file_is_an_error_that_says_why(change, message, tmp_path):
     write_config(RunConfig(dataset="countries_s1"), tmp_path)
     raw = json.loads((tmp_path / CONFIG_FILE).read_text())
     (tmp_path / CONFIG_FILE).write_text(json.dumps(change(raw)))
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=f"config.json: {message}"):
         read_config(tmp_path)
 
 

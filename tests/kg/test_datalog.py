@@ -276,7 +276,7 @@ def test_answers_are_those_of_clingo(tmp_path_factory, seed, object_identity):
 def test_answers_are_those_of_prolog(tmp_path):
     """Of all programs at once: a start of Prolog takes longer than its answers."""
     random = Random(0)
-    n_programs = 8 * hypothesis.settings().max_examples
+    n_programs = 2 * hypothesis.settings().max_examples
     programs = [random_clauses(random) for _ in range(n_programs)]
     texts = [format_program(clauses, random) for clauses in programs]
     predicates = [signatures(clauses) for clauses in programs]
@@ -303,7 +303,7 @@ def signatures(clauses):
 def test_strata_are_those_of_clingo_and_prolog(tmp_path):
     random = Random(0)
     path = tmp_path / "program.pl"
-    n_programs = 8 * hypothesis.settings().max_examples
+    n_programs = 2 * hypothesis.settings().max_examples
     programs = [random_strata(random) for _ in range(n_programs)]
     expected = [clingo_answers(clauses) for clauses in programs]
     assert sum(map(len, expected)) > 5 * n_programs

@@ -19,6 +19,8 @@ from funcppo.kg.mining import (
     counts,
     default_config,
     miner,
+    paths,
+    rules,
 )
 from funcppo.kg.run import rule_files
 from tests import oracles
@@ -67,17 +69,29 @@ def test_counts_worked_by_hand():
     assert found.rows == 8  # both directions of each fact
 
 
-@given(graphs, st.booleans())
-def test_what_is_mined_is_counted_as_by_brute_force(facts, constants):
-    found = mined(facts, constants=constants)
+def mined_in_parts(chunk_rows, facts, **settings):
+    """What is mined where tables have few rows."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rules, "CHUNK_ROWS", chunk_rows)
+        # what needs more than two of these is left out
+        patch.setattr(paths, "CHUNK_ROWS", max(chunk_rows, 200))
+        return mined(facts, **settings)
+
+
+CHUNKS = st.sampled_from([3, 40, 1 << 20])
+
+
+@given(graphs, st.booleans(), CHUNKS)
+def test_what_is_mined_is_counted_as_by_brute_force(facts, constants, rows):
+    found = mined_in_parts(rows, facts, constants=constants)
     assert counts_of(found.rules) == brute_force(facts, clauses_of(found.rules))
     assert found.notes == ()
     score = counts.smoothed_confidence(found.rules)
     assert (torch.diff(score) <= 0).all()
 
 
-@given(graphs, st.integers(1, 3))
-def test_every_fact_keeps_its_best_rules_and_no_others(facts, votes):
+@given(graphs, st.integers(1, 3), CHUNKS)
+def test_every_fact_keeps_its_best_rules_and_no_others(facts, votes, rows):
     clauses = path_clauses(2) + constant_clauses()
     program = Program(6, (2, 2), tuple(facts), tuple(clauses))
     derived = {}
@@ -90,7 +104,7 @@ def test_every_fact_keeps_its_best_rules_and_no_others(facts, votes):
             true[clause] = derived[clause], counted[0], counted[2]
     best, won = kept_scores(true, votes)
     settings = {"max_length": 2, "constants": True, "votes_per_fact": votes}
-    kept = clauses_of(mined(facts, **settings).rules)
+    kept = clauses_of(mined_in_parts(rows, facts, **settings).rules)
     of_kept = {clause: true[clause] for clause in kept}
     assert kept_scores(of_kept, votes)[0] == best
     assert set(kept) <= won
@@ -114,13 +128,20 @@ def kept_scores(of_rules, votes):
 
 
 @pytest.mark.parametrize("max_length", [4, 5])
-@given(facts=graphs, votes=st.integers(1, 3))
+@given(
+    facts=graphs,
+    votes=st.integers(1, 3),
+    support=st.sampled_from([1, 1, 3]),
+    rows=CHUNKS,
+)
 @settings(max_examples=20)
-def test_long_rules_as_by_brute_force(max_length, facts, votes):
+def test_long_rules_as_by_brute_force(max_length, facts, votes, support, rows):
     """Ties may go to another rule, so each fact is to have rules of the same scores."""
     true = path_counts(facts, range(1, max_length + 1))
+    true = {rule: x for rule, x in true.items() if len(x[0]) >= support}
     best, kept = kept_scores(true, votes)
-    found = mined(facts, max_length=max_length, votes_per_fact=votes)
+    limits = {"votes_per_fact": votes, "min_support": support}
+    found = mined_in_parts(rows, facts, max_length=max_length, **limits)
     mined_counts = {}
     for labels, row in zip(found.rules.labels.tolist(), counts_of(found.rules)):
         rule = tuple(label for label in labels if label >= 0)

@@ -4,18 +4,15 @@ import itertools
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from funcppo.kg.mining import paths
-from funcppo.kg.mining.counts import path_labels
 from funcppo.kg.mining.paths import SourceRange
 from tests.kg.mining.brute_force import (
     edge_sets,
     edges_of,
     graphs,
-    path_counts,
-    unlimited,
 )
 
 EVERYONE = SourceRange(torch.zeros(7))
@@ -122,52 +119,6 @@ def test_extended_bodies_are_walks_of_one_label_more(facts):
     extended = paths.extend(edges, block, 1, 3)
     bodies = [(*body, label) for body in prefixes for label in (1, 2)]
     assert table_of(extended) == expected_walks(facts, bodies)
-
-
-# -- bodies found from facts
-
-
-def closed_rules(edges, length, min_support=1, budget=None):
-    plan = paths.plan_closing(edges, length, 1e12)
-    parts = paths.iter_closed_rules(
-        edges, plan, length, min_support, budget or unlimited(), 1.0
-    )
-    return plan, list(parts)
-
-
-def facts_by_labels(facts, edges, closed, length):
-    """The facts that each rule derives, by its labels."""
-    labels = path_labels(
-        closed.predicate, closed.body_code, length, edges.n_labels
-    )
-    rules = [tuple(x for x in row if x >= 0) for row in labels.tolist()]
-    derived = {rule: [] for rule in rules}
-    assert len(derived) == len(rules)
-    for fact, rule in zip(closed.fact.tolist(), closed.rule.tolist()):
-        derived[rules[rule]].append(facts[fact])
-    for rule, support in zip(rules, closed.n_derived.tolist()):
-        assert len(derived[rule]) == support
-    return {rule: sorted(some) for rule, some in derived.items()}
-
-
-@pytest.mark.parametrize("length", [4, 5])
-@given(facts=graphs)
-@settings(max_examples=20)
-def test_closed_rules_are_those_of_brute_force(length, facts):
-    edges = edges_of(facts)
-    _, parts = closed_rules(edges, length)
-    closed = paths.concatenate_closed(
-        [paths.no_closed_rules(edges.label.device), *parts]
-    )
-    expected = {
-        rule: sorted(derived)
-        for rule, (derived, _, _) in path_counts(facts, [length]).items()
-    }
-    assert facts_by_labels(facts, edges, closed, length) == expected
-
-    _, parts = closed_rules(edges, length, min_support=3)
-    n_kept = sum(len(part.n_derived) for part in parts)
-    assert n_kept == sum(len(some) >= 3 for some in expected.values())
 
 
 # -- circularity

@@ -1,4 +1,4 @@
-"""Path rules, rules with constants and long rules: counts against brute force."""
+"""What is sampled, counts of given rules, and long rules: against brute force; the miner counts all kinds so."""
 
 from random import Random
 
@@ -12,12 +12,10 @@ from funcppo.kg.mining.counts import Budget, held_out_smoothed_confidence
 from tests.kg.mining.brute_force import (
     brute_force,
     clauses_of,
-    constant_clauses,
     counts_of,
     edges_of,
     facts_by_rule,
     graphs,
-    path_clauses,
     path_counts,
     unlimited,
 )
@@ -41,50 +39,6 @@ def samples_of(edges, max_length, max_rows=1e12):
 def bodies_of(edges, samples):
     several = [rules.summarise_bodies(edges, sample) for sample in samples]
     return counts.concatenate(several)
-
-
-def rules_of(edges, sample, length, thresholds=EVERY):
-    candidates = rules.find_candidates(edges, sample.pairs, *thresholds)
-    lowest = torch.full((len(edges.predicate),), -1.0).double()
-    base = edges, sample, length, candidates
-    return [
-        rules.find_rules(*base, rows, thresholds, lowest)
-        for rows in rules.pack_candidates(candidates[0], length)
-    ]
-
-
-@pytest.mark.parametrize("chunk_rows", [3, 1 << 20])
-@given(facts=graphs)
-@settings(max_examples=20)
-def test_path_counts_are_those_of_brute_force(chunk_rows, facts):
-    """Of length 3 every seventh rule is compared: brute force over all takes long."""
-    clauses = path_clauses(2)
-    clauses += path_clauses(3)[len(clauses) :: 7]
-    counted = zip(clauses, brute_force(facts, clauses))
-    expected = {clause: row[:3] for clause, row in counted if row[0] > row[1]}
-    edges, seen = edges_of(facts), {}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rules, "CHUNK_ROWS", chunk_rows)
-        for length, samples in samples_of(edges, 3):
-            for sample in samples:
-                # A body beyond MAX_BODY_ROWS alone is sampled.
-                assert sample.fraction == 1.0
-                for found in rules_of(edges, sample, length):
-                    derived = facts_by_rule(facts, found)
-                    table = found.rules
-                    columns = (
-                        table.support,
-                        table.circular_support,
-                        table.body_pairs,
-                    )
-                    rows = zip(*(column.int().tolist() for column in columns))
-                    named = zip(clauses_of(table), rows)
-                    for i, (clause, row) in enumerate(named):
-                        assert clause not in seen
-                        seen[clause] = row
-                        assert len(derived[i]) == row[0] - row[1]
-    assert {clause: seen.get(clause) for clause in expected} == expected
-    assert all(clause in expected for clause in set(seen) & set(clauses))
 
 
 def dense_graph():
@@ -166,32 +120,6 @@ def test_exact_counts_are_those_of_brute_force(cost, facts):
     assert not counted(edges, found, priority, budget=budget)
 
 
-# -- rules with constants
-
-
-@given(graphs)
-def test_counts_of_rules_with_constants_are_those_of_brute_force(facts):
-    clauses = constant_clauses()
-    counted = zip(clauses, brute_force(facts, clauses))
-    expected = {clause: row for clause, row in counted if row[0]}
-    edges, seen = edges_of(facts), {}
-    budget = Budget(max_rows=10**9, seconds=1e9)
-    search = rules.plan_search(edges, 1)
-    for found in rules.find_constant_rules(edges, search, budget):
-        assert found.rules.pca_pairs.isnan().all()
-        derived = facts_by_rule(facts, found)
-        pca_pairs = torch.full_like(found.rules.pca_pairs, -1.0)
-        for part, pairs in rules.count_pca_pairs(edges, found.rules, budget):
-            pca_pairs[part] = pairs
-        whole = found.rules._replace(pca_pairs=pca_pairs)
-        for i, clause in enumerate(clauses_of(whole)):
-            assert clause not in seen
-            seen[clause] = row = counts_of(whole)[i]
-            assert len(derived[i]) == row[0] - row[1]
-    assert seen == expected
-    assert budget.rows > 0
-
-
 # -- long rules
 
 
@@ -215,32 +143,6 @@ def found_rules(search, closed, to_beat):
     first = search.count_range(closed, 0.0, rules.RANGE_ENDS[0])
     for batch in search.iter_batches(first):
         yield search.find_rules(batch, to_beat)
-
-
-@pytest.mark.parametrize("chunk_rows", [40, 1 << 20])
-@pytest.mark.parametrize("length", [4, 5])
-@given(facts=graphs)
-@settings(max_examples=10)
-def test_counts_of_long_rules_are_those_of_brute_force(
-    length, chunk_rows, facts
-):
-    edges = edges_of(facts)
-    lowest = torch.full((len(facts),), -1.0).double()
-    seen = {}
-    search, closed = start_search(edges, length)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(paths, "CHUNK_ROWS", chunk_rows)
-        patch.setattr(rules, "CHUNK_ROWS", chunk_rows)
-        for found in found_rules(search, closed, lowest):
-            derived = facts_by_rule(facts, found)
-            rows = zip(found.rules.labels.tolist(), counts_of(found.rules))
-            for i, (labels, row) in enumerate(rows):
-                rule = tuple(label for label in labels if label >= 0)
-                assert rule not in seen
-                seen[rule] = sorted(derived[i]), row[0], row[2]
-                assert row[1] == row[0] - len(derived[i])
-    expected = path_counts(facts, [length])
-    assert seen == {rule: (sorted(x), *n) for rule, (x, *n) in expected.items()}
 
 
 def test_pca_pairs_are_those_of_a_clause():
