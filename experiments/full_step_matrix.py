@@ -17,8 +17,6 @@ One cell at a time, a whole run takes about the minutes in the first table of ex
 and what timing the cells takes (--time chooses which).
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

@@ -1,7 +1,5 @@
 """The files and folders that several programs use."""
 
-from __future__ import annotations
-
 import argparse
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What a record says of its origin: hardware, versions, commit."""
 
-from __future__ import annotations
-
 import datetime
 import os
 import platform

@@ -9,8 +9,6 @@ The tables between `<!-- matrix:NAME -->` and `<!-- /matrix -->` are those of ma
 Each ends in a line that names its records, hardware, versions and commits.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import statistics
@@ -78,7 +76,8 @@ def runs_of(name: str, sets: Iterable[str]) -> Iterator[list[Row]]:
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Return a Markdown table."""
     lines = [head, ["---"] * len(head), *rows]
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+    escaped = [[cell.replace("|", "\\|") for cell in line] for line in lines]
+    return "".join(f"| {' | '.join(line)} |\n" for line in escaped)
 
 
 def machine_text(machine: Row) -> str:

@@ -71,13 +71,12 @@ ppo_config = partial(
     PPOConfig, n_steps=N_STEPS, n_epochs=4, n_minibatches=N_MINIBATCHES
 )
 
-PRECISIONS = ("highest", "high", "bfloat16")
-
-JAX_PRECISION = {
+# Precisions, and their names in JAX, which takes TF32 by default.
+PRECISIONS = {
     "highest": "highest",
     "high": "tensorfloat32",
     "bfloat16": "bfloat16",
-}  # JAX takes TF32 by default
+}
 
 REPEATS = 7
 MIN_REPEAT_SECONDS = 0.2
@@ -275,7 +274,7 @@ class Jax:
         device = jax.devices(self.device)[0]
         jax.config.update("jax_default_device", device)
         jax.config.update(
-            "jax_default_matmul_precision", JAX_PRECISION[self.precision]
+            "jax_default_matmul_precision", PRECISIONS[self.precision]
         )
 
         self.state, self.iteration = jax_peer.make_learner(
@@ -290,7 +289,7 @@ class Jax:
             "platform": device.platform,
             "jax": jax.__version__,
             "xla_flags": os.environ.get("XLA_FLAGS", ""),
-            "products": JAX_PRECISION[self.precision],
+            "products": PRECISIONS[self.precision],
         }
 
     def step(self) -> None:

@@ -18,8 +18,6 @@ with its standard error over goals or over seeds, the larger. rlCoP (Kaliszyk et
 than leanCoP at an equal budget.
 """
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import json

@@ -5,8 +5,6 @@ state of every truncated episode, GAE, epochs x minibatches of the clipped loss,
 are `lax.scan`, the state is donated, learners are `vmap`. Needs jax beside what funcppo needs.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from functools import partial
@@ -141,8 +139,10 @@ def reset(key: Array, n: int) -> Array:
     return jax.random.uniform(key, (n, 4), minval=-0.05, maxval=0.05)
 
 
-def env_step(motion: Array, action: Array) -> tuple[Array, Array]:
-    """The motion one Euler step later, and which poles have fallen."""
+def step_cartpole(
+    motion: Array, action: Array, key: Array
+) -> tuple[Array, Array, Array]:
+    """The motion one Euler step later, a reward of 1 for each row, and which poles have fallen."""
     _, velocity, angle, spin = motion.T
     total_mass = 1.0 + 0.1  # kg, of the cart and the pole
     moment = 0.1 * 0.5  # kg m
@@ -166,14 +166,6 @@ def env_step(motion: Array, action: Array) -> tuple[Array, Array]:
     fallen = (jnp.abs(after[:, 0]) > 2.4) | (
         jnp.abs(after[:, 2]) > 12 * 2 * jnp.pi / 360
     )
-    return after, fallen
-
-
-def step_cartpole(
-    motion: Array, action: Array, key: Array
-) -> tuple[Array, Array, Array]:
-    """The motion one step later, a reward of 1 for each row, and which poles have fallen."""
-    after, fallen = env_step(motion, action)
     return after, jnp.ones_like(after[:, 0]), fallen
 
 

@@ -14,8 +14,6 @@ the record holds as soon as the phase ends:
               share counts 1/n in each), and its part that is not shared with the page cache
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -10,8 +10,6 @@ evaluations and kept when other environments are run later. A row holds the retu
 step was run, and what others have published. PureJaxRL has published curves of MinAtar as pictures, without numbers.
 """
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import json

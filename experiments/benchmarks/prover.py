@@ -13,8 +13,6 @@ Modes are those of cartpole.py (`--mode`). Minibatches run on the successors tha
 cartpole.py, with rollout_ms, steps a second, and where the seconds of the cold start went.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import sys

@@ -6,8 +6,6 @@ The code of the example is taken from README.md, the command of `make train` fro
 puts what they print into the README. The picture is `docs/answer.svg`.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

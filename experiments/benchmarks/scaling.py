@@ -13,8 +13,6 @@ on the embedded Countries S3; and those on Family of `prover.py`. All rows compi
 its own; then they are timed one at a time.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import statistics
@@ -33,7 +31,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # project root
 
 import funcppo as fp
 from experiments.benchmarks import prover
-from experiments.benchmarks.side_by_side import Row, write_record
+from experiments.benchmarks.side_by_side import (
+    Row,
+    read_message,
+    send_message,
+    write_record,
+)
 from experiments.paths import DATA, ROOT, make_parser
 from experiments.provenance import describe_machine
 from funcppo import train_step
@@ -62,7 +65,6 @@ PROVER = {
 }
 WORK = (*CARTPOLE, *PROVER)
 SCALING = ("strong", "weak")
-PREFIX = "row: "  # begins a line that is meant for the parent
 POLL_SECONDS = 0.05
 
 
@@ -124,12 +126,13 @@ def run_cells(args: argparse.Namespace) -> Iterator[Row]:
         messages = [read_message(process) for process in started]
         for i, (cell, process) in enumerate(zip(cells, started)):
             row = messages[i]
-            if row is not None:
+            if "error" not in row:
                 (folder / str(i)).touch()
                 row = read_message(process)
             process.wait()
-            error = (folder / f"{i}.err").read_text()[-2000:]
-            yield cell._asdict() | (row or {"error": error})
+            if "error" in row:
+                row["error"] = (folder / f"{i}.err").read_text()[-2000:]
+            yield cell._asdict() | row
 
 
 def start_cell(
@@ -151,21 +154,6 @@ def start_cell(
             text=True,
             cwd=ROOT,
         )
-
-
-def read_message(process: subprocess.Popen[str]) -> Row | None:
-    """The next message of a cell; None if it has ended."""
-    assert process.stdout is not None
-    for line in process.stdout:
-        if line.startswith(PREFIX):
-            return json.loads(line.removeprefix(PREFIX))
-    return None
-
-
-def wait_for(path: Path) -> None:
-    """Wait until a file is there."""
-    while not path.exists():
-        time.sleep(POLL_SECONDS)
 
 
 def efficiency(rows: list[Row], row: Row) -> float | None:
@@ -202,8 +190,9 @@ def measure(args: argparse.Namespace, cell: Cell, n_shards: int) -> None:
     update()
     synchronize(args.device)
     if is_main:
-        print(PREFIX + "{}", flush=True)  # ready
-    wait_for(args.gate)
+        send_message({"ready": True})
+    while not args.gate.exists():
+        time.sleep(POLL_SECONDS)
 
     times = time_calls(update, args.device)
     ppo = learner.cfg.ppo
@@ -223,7 +212,7 @@ def measure(args: argparse.Namespace, cell: Cell, n_shards: int) -> None:
         "n_params": tree.ravel(state.params).numel(),
     }
     if is_main:
-        print(PREFIX + json.dumps(row), flush=True)
+        send_message(row)
 
 
 def make_learner(

@@ -5,8 +5,6 @@ times. All processes prepare at once, because compiling needs no quiet machine; 
 With `run_growing_cell` a cell that takes long is in the record as far as it has come.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -52,7 +50,7 @@ def run_cells(
         group = names[first : first + n_processes]
         processes = {name: _start(script, cells[name]) for name in group}
         messages = {
-            name: _read_message(process) for name, process in processes.items()
+            name: read_message(process) for name, process in processes.items()
         }
 
         for name in group:
@@ -90,15 +88,15 @@ def run_growing_cell(
     row: Row = {}
     try:
         row |= prepare()
-        _send_message({"ready": True})
+        send_message({"ready": True})
         sys.stdin.readline()
         for measured in measure():
             row |= measured
-            _send_message({IS_COMPLETE: False} | row)
+            send_message({IS_COMPLETE: False} | row)
     except Exception as error:
         lines = str(error).splitlines() or [""]
         row["error"] = f"{type(error).__name__}: {lines[0]}"
-    _send_message(row)
+    send_message(row)
 
 
 def seconds_since_start() -> float:
@@ -127,11 +125,13 @@ def _start(script: str, arguments: list[str]) -> subprocess.Popen[str]:
     )
 
 
-def _send_message(message: Row) -> None:
+def send_message(message: Row) -> None:
+    """Print what the parent of this process reads by `read_message`."""
     print(MESSAGE_PREFIX + json.dumps(message), flush=True)
 
 
-def _read_message(process: subprocess.Popen[str]) -> Row:
+def read_message(process: subprocess.Popen[str]) -> Row:
+    """Return the next message of a process, or an error if it has ended."""
     assert process.stdout is not None
     for line in process.stdout:
         if line.startswith(MESSAGE_PREFIX):
@@ -147,10 +147,10 @@ def _measure(
     process.stdin.write("go\n")
     process.stdin.flush()
     row: Row = {}
-    message = _read_message(process)
+    message = read_message(process)
     while IS_COMPLETE in message:
         row = message
         yield row
-        message = _read_message(process)
+        message = read_message(process)
     process.wait(limit_seconds)
     yield row | message if "error" in message else message

@@ -10,8 +10,6 @@ PyTorch. The first process of each row of imports, and of JAX, may have to write
 first time: it is not counted.
 """
 
-from __future__ import annotations
-
 import argparse
 import importlib.util
 import json

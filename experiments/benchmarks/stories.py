@@ -5,8 +5,6 @@
 Rules of two atoms are mined from the training stories, of lengths 2 and 3, with the options of `docs/stories.md`.
 """
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -15,8 +15,6 @@ A row holds the curve of each seed. The record is written anew after each seed, 
 seeds before, with `is_complete` false.
 """
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import os

@@ -13,8 +13,6 @@ A row holds the results of a run, what was chosen, and its seconds and peak memo
 are written after every run, and what they hold is not run again.
 """
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import json

@@ -7,8 +7,6 @@ Prints MRR and Hits under the four tie policies. Exits 1 when a line contradicts
 its counts, or its counts from the scores of its candidates) or the summary differs from the lines.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import math

@@ -10,12 +10,9 @@ cells of the compile matrix. What is compared are results: mined rules, the rank
 and their proofs, tensors by their bytes. Logs and notes are not. Exits 1 when a value differs.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os
-import platform
 import subprocess
 import sys
 import tempfile
@@ -26,7 +23,9 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # project root
 
+from experiments.benchmarks.side_by_side import write_record
 from experiments.paths import ROOT, make_parser
+from experiments.provenance import describe_machine
 
 # Fields of a line of --details, and of an answer of `predict`, that are results.
 RESULT_FIELDS = (
@@ -119,8 +118,8 @@ def main() -> int:
             if args.only in name
         ]
     if args.out:
-        report = make_report(args.baseline, rows)
-        args.out.write_text(json.dumps(report, indent=2) + "\n")
+        record = {"baseline": full_hash(args.baseline), "rows": rows}
+        write_record(args.out, {"machine": describe_machine()} | record)
     return int(any(row["difference"] for row in rows))
 
 
@@ -168,20 +167,6 @@ def compare(before: Values, after: Values) -> str:
         f"{len(differing)} of {len(before)} values differ, "
         f"first {i}: {before[i]} before, {after[i]} now"
     )
-
-
-def make_report(baseline: str, rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """The record of a comparison."""
-    import torch
-
-    return {
-        "baseline": full_hash(baseline),
-        "commit": full_hash("HEAD"),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "machine": platform.machine(),
-        "rows": rows,
-    }
 
 
 def full_hash(commit: str) -> str:
@@ -241,19 +226,6 @@ def json_lines(path: Path) -> Values:
     return [value for line in lines for value in results(json.loads(line))]
 
 
-def options(checkout: Path, **settings: object) -> list[str]:
-    """The command line of some settings, as the programs of a checkout spell it."""
-    source = checkout / "funcppo" / "cli" / "options.py"
-    has_set = '"--set"' in source.read_text()
-    parts: list[str] = []
-    for name, value in settings.items():
-        if has_set:
-            parts += ["--set", f"{name}={value}"]
-        else:
-            parts += [f"--{name.replace('_', '-')}", str(value)]
-    return parts
-
-
 def mine(checkout: Path, dataset: str, out: Path, *arguments: str) -> None:
     """Write the rules that are mined from a data set."""
     command = ["-m", "funcppo", "mine", dataset, "--out", str(out)]
@@ -302,10 +274,9 @@ def ranking(dataset: str, score: str, height: int, mines: bool) -> Run:
         if mines:
             mine(checkout, dataset, folder / "rules.tsv")
             rules = ["--rules", str(folder / "rules.tsv")]
-        settings = options(
-            checkout, height=height, smoothing=5.0, object_identity=False
-        )
-        evaluate = ["evaluate", dataset, "--score", score, *rules, *settings]
+        settings = f"height={height}", "smoothing=5.0", "object_identity=False"
+        evaluate = ["evaluate", dataset, "--score", score, *rules]
+        evaluate += [word for one in settings for word in ("--set", one)]
         details_option = ["--details", str(details)]
         call(checkout, "-m", "funcppo", *evaluate, *details_option)
         return json_lines(details)

@@ -6,8 +6,6 @@ Runs reproducers of `experiments/reproducers/` by each interpreter, each of whic
 records what they print in `experiments/results/compiler_faults.json`. Versions that are not named keep their rows.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

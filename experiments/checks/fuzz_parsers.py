@@ -6,8 +6,6 @@ Writes experiments/results/fuzz_parsers.json. There is a seed text for each form
 overwrites, with bytes that mean something to some format.
 """
 
-from __future__ import annotations
-
 import gzip
 import json
 import platform

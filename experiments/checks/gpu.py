@@ -8,8 +8,6 @@ A benchmark writes `experiments/results/NAME-CARD.json` anew. `tests` writes how
 the names of those that fail; the exit status is 1 where one does.
 """
 
-from __future__ import annotations
-
 import datetime
 import json
 import os
@@ -31,7 +29,6 @@ BENCHMARKS = {
     "cartpole": "cartpole.py --mode captured jax --precision highest high bfloat16",
     "prover-s3": "prover.py --work s3 --mode captured",
     "prover-family": "prover.py --work family family-large family-130 --mode captured",
-    "scoring": "scoring.py --device cuda",
     "startup": "startup.py",
     "time_to_score": "time_to_score.py --seeds 5 --only CartPole-v1",
     "time_to_score-breakout": "time_to_score.py --seeds 5 --only MinAtar/Breakout-v1",

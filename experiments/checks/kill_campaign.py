@@ -19,8 +19,6 @@ Writes a row for each work that ended, with its signals, to experiments/results/
 differs, resumed work fails, or a half-written file stays.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os
@@ -94,10 +92,10 @@ def main() -> int:
         "max_term_seconds": MAX_TERM_SECONDS,
         "rows": [],
     }
-    counts = {"SIGKILL": args.kills, "SIGTERM": args.terms}
-    if max(args.processes) > 1:
-        counts = {"SIGKILL": args.kills, "SIGSTOP": args.stops}
-    works = make_works(args.device, is_shared=max(args.processes) > 1)
+    is_shared = max(args.processes) > 1
+    other = {"SIGSTOP": args.stops} if is_shared else {"SIGTERM": args.terms}
+    counts = {"SIGKILL": args.kills} | other
+    works = make_works(args.device, is_shared)
     generator = random.Random(args.seed)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -388,7 +386,7 @@ def make_works(device: str, is_shared: bool) -> list[Work]:
     if device == "cuda":
         return [learner]
     program = ("-m", "funcppo")
-    rules = ("--height", "2", "--score", "noisy-or", "--set", "smoothing=5")
+    rules = options("height=2", "score=noisy-or", "smoothing=5")
     queries = ("--queries", "{data}/queries.txt", "--csv", "{out}")
     works = [
         learner,
@@ -411,9 +409,8 @@ def make_works(device: str, is_shared: bool) -> list[Work]:
             )
         )
         index = ("data", "{data}", "--index", "{out}")
-        settings = ("score=noisy-or", "height=2", "smoothing=5")
         score = ("score", "{data}", "{data}/test.txt", "--out", "{out}")
-        score += tuple(x for one in settings for x in ("--set", one))
+        score += options("score=noisy-or", "height=2", "smoothing=5")
         for words in (mine, index, score):
             works.append(
                 Work(
@@ -424,20 +421,13 @@ def make_works(device: str, is_shared: bool) -> list[Work]:
                 )
             )
     train = ("train", "family_tree:20:1", "--out", "{out}", "--steps", "1024")
-    train += (
-        "--set",
-        "ppo.n_envs=8",
-        "--set",
-        "ppo.n_steps=8",
-        "--set",
-        "ppo.n_shards=4",
-    )
-    train += ("--set", "n_validations=2", "--set", "n_validation_queries=6")
+    train += options("ppo.n_envs=8", "ppo.n_steps=8", "ppo.n_shards=4")
+    train += options("n_validations=2", "n_validation_queries=6")
     # a limit of time would sample the test split
-    train += ("--set", "checkpoint_every=0.001", "--seconds", "None")
+    train += options("checkpoint_every=0.001", "seconds=None")
     for name, more in (
         ("questions", ()),
-        ("proofs", ("--set", "score=best-proof")),
+        ("proofs", options("score=best-proof")),
     ):
         works.append(
             Work(
@@ -447,6 +437,11 @@ def make_works(device: str, is_shared: bool) -> list[Work]:
             )
         )
     return works
+
+
+def options(*settings: str) -> tuple[str, ...]:
+    """Return the words that give a program some settings."""
+    return tuple(word for one in settings for word in ("--set", one))
 
 
 def learn(path: Path, device: str) -> None:

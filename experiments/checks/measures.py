@@ -5,8 +5,6 @@ python experiments/checks/measures.py --root DIR     of another one
 python experiments/checks/measures.py --no-options   without the programs' --help, which takes most of the time
 """
 
-from __future__ import annotations
-
 import ast
 import os
 import re

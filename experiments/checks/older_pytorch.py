@@ -8,8 +8,6 @@ each strategy, compiled by Inductor, compares it with the eager step, and compil
 too, in half an hour or more. The record is `experiments/results/older_pytorch.json`.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -7,8 +7,6 @@ the package that is in git, that the wheel without extras imports no optional pa
 name it, and that the wheel with the extra `cli` trains and predicts. Exit status 1 if a check fails.
 """
 
-from __future__ import annotations
-
 import argparse
 import subprocess
 import sys

@@ -11,8 +11,6 @@ neighbour in train (here one of its own region, so that its region can be derive
     S3  and so is the region of each of its neighbours, which keep their subregion
 """
 
-from __future__ import annotations
-
 import json
 import random
 import sys

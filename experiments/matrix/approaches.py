@@ -1,7 +1,5 @@
 """The baselines, and the eleven approaches of the report: as written, and repaired."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -27,6 +25,7 @@ from experiments.matrix.steps import (
     pure_step,
     torch_adam,
     training,
+    written_back,
 )
 from funcppo import optim
 from funcppo.core import tree
@@ -319,9 +318,7 @@ def residual_in_place_eager(problem: Problem, compiler: Compiler) -> Training:
     step = lambda batch: eager_step(
         policy, optimizer, lambda b: policy(b, actions=b.action), batch
     )
-    return Training(
-        step=step, params=lambda: [p.detach() for p in policy.parameters()]
-    )
+    return module_training(policy, step)
 
 
 @way("5", FIVE, "repaired", residual=True)
@@ -501,31 +498,14 @@ def by_flat_vector(problem: Problem, compiler: Compiler) -> Training:
     """All leaves in one vector: so are the gradient and the moments."""
     shapes = [p.shape for p in tree.leaves(problem.params)]
     flat = (torch.cat([p.reshape(-1) for p in tree.leaves(problem.params)]),)
-    state = (flat, optim.init(flat))
-    compiled = compiler(
-        lambda params, opt_state, batch: flat_step(
-            problem, params, opt_state, batch
-        )
-    )
-
-    def train(batch: Batch) -> None:
-        torch._foreach_copy_(
-            tree.leaves(state), tree.leaves(compiled(*state, batch))
-        )
-
-    return Training(step=train, params=lambda: split(flat[0], shapes))
-
-
-def flat_step(
-    problem: Problem, params: Any, opt_state: Any, batch: Batch
-) -> tuple[Any, Any]:
-    """`pure_step` over one vector."""
-    shapes = [p.shape for p in tree.leaves(problem.params)]
     loss = lambda vector, batch: problem.loss(
         tree.unflatten(problem.params, split(vector[0], shapes)), batch
     )
-    grads, _ = grad_and_value(loss, has_aux=True)(params, batch)
-    return problem.finish(params, opt_state, grads)
+    step = compiler(pure_step(problem, loss))
+    return Training(
+        step=written_back((flat, optim.init(flat)), step),
+        params=lambda: split(flat[0], shapes),
+    )
 
 
 def split(vector: Tensor, shapes: list[torch.Size]) -> list[Tensor]:
@@ -551,9 +531,7 @@ def by_module(problem: Problem, compiler: Compiler) -> Training:
         new = compiled(params, opt_state, batch)
         torch._foreach_copy_(tree.leaves((params, opt_state)), tree.leaves(new))
 
-    return Training(
-        step=train, params=lambda: [p.detach() for p in policy.parameters()]
-    )
+    return module_training(policy, train)
 
 
 @way("10", TEN, "Parameters first, tensors later", modes=("default",))

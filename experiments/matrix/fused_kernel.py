@@ -1,7 +1,5 @@
 """I: the whole step as one Triton kernel that is written by hand: forward, loss, backward, clipping and Adam."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

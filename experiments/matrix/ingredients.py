@@ -1,7 +1,5 @@
 """I: what else a training step may hold - autocast, dropout, batch normalisation, DDP - and other ways to ship it."""
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Callable
 from dataclasses import replace
@@ -18,6 +16,7 @@ from experiments.matrix.problem import (
     WORLD,
     Policy,
     Problem,
+    adam,
     eager_step,
     heads,
 )
@@ -29,6 +28,7 @@ from experiments.matrix.steps import (
     module_training,
     pure_step,
     training,
+    written_back,
 )
 from funcppo import optim
 from funcppo.core import random, tree
@@ -230,19 +230,10 @@ def normalise(
 def norm_oracle(problem: Problem, batches: list[Batch]) -> list[Tensor]:
     """The module, eager: its parameters, then its buffers."""
     policy = NormalisedPolicy(problem)
-    optimizer = torch.optim.Adam(policy.parameters(), **_adam(problem))
+    optimizer = adam(problem, list(policy.parameters()))
     for batch in batches:
         eager_step(policy, optimizer, policy.loss, batch)
     return [*map(torch.detach, policy.parameters()), *policy.buffers()]
-
-
-def _adam(problem: Problem) -> dict[str, Any]:
-    ppo = problem.cfg.ppo
-    return {
-        "lr": ppo.learning_rate,
-        "betas": (ppo.adam.b1, ppo.adam.b2),
-        "eps": ppo.adam.eps,
-    }
 
 
 @way("I", NORM, "buffers written inside", oracle=norm_oracle)
@@ -277,15 +268,9 @@ def normalised_training(
         grads, (_, new) = grad_and_value(loss, has_aux=True)(params, batch)
         return *problem.finish(params, opt_state, grads), new
 
-    compiled = compiler(step)
-
-    def train(batch: Batch) -> None:
-        torch._foreach_copy_(
-            tree.leaves(state), tree.leaves(compiled(*state, batch))
-        )
-
     return Training(
-        step=train, params=lambda: tree.leaves((state[0], state[2]))
+        step=written_back(state, compiler(step)),
+        params=lambda: tree.leaves((state[0], state[2])),
     )
 
 

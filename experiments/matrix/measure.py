@@ -1,7 +1,5 @@
 """One cell, measured in a process of its own, and the causes of its exceptions."""
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Callable, Iterable

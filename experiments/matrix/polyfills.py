@@ -4,8 +4,6 @@ Later versions bring such substitutes themselves (`torch/_dynamo/polyfills/pytre
 PyTorch's own trees have the same order of leaves as optree's for what funcppo puts into one: tuples, lists, tensors.
 """
 
-from __future__ import annotations
-
 import functools
 import inspect
 from collections.abc import Callable

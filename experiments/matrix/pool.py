@@ -4,8 +4,6 @@ The cells of a wave and the baseline run one block of steps each, round after ro
 meets all of them. A cell's speed-up is the median over the rounds of its ratio to the baseline's block of the round.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

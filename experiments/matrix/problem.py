@@ -1,7 +1,5 @@
 """What every cell is given - parameters, batches, the loss - and the eager oracle that it must equal."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple

@@ -1,9 +1,6 @@
 """The JSON file of one PyTorch version on one kind of device: where it lies, what may be skipped, what changed."""
 
-from __future__ import annotations
-
 import json
-import os
 import platform
 from pathlib import Path
 from typing import Any
@@ -15,6 +12,7 @@ from experiments.matrix import problem
 from experiments.matrix.measure import TOLERANCE, parity_ok
 from experiments.matrix.registry import Cell
 from experiments.provenance import cpu_model
+from funcppo.core.files import write_atomically
 
 RESULTS = paths.RESULTS
 COMPARED = ("status", "graphs", "parity_ok")
@@ -95,14 +93,9 @@ def holds(record: dict[str, Any], cell: Cell, commit: str) -> bool:
 
 def save(file: Path, record: dict[str, Any]) -> None:
     """Write a record whole or not at all."""
-    part = file.with_suffix(".part")
-    part.write_text(
-        json.dumps(
-            {**record, "cells": dict(sorted(record["cells"].items()))}, indent=1
-        )
-        + "\n"
-    )
-    os.replace(part, file)
+    whole = {**record, "cells": dict(sorted(record["cells"].items()))}
+    text = json.dumps(whole, indent=1) + "\n"
+    write_atomically(file, lambda part: part.write(text.encode()))
 
 
 def describe(cell: Cell) -> dict[str, str]:

@@ -22,15 +22,11 @@ class Training(NamedTuple):
 
     step: Callable[[Batch], Any]
     params: Callable[[], list[Tensor]]
-    minibatches: int = (
-        1  # updates that one step makes, each on its share of the rows
-    )
+    minibatches: int = 1  # updates of a step, each on its share of the rows
     learners: int = (
-        1  # copies that learn at once, on the leading axis of every parameter
+        1  # that learn at once, on the first axis of every parameter
     )
-    graphs: int | None = (
-        None  # graphs made without Dynamo, whose counters do not see them
-    )
+    graphs: int | None = None  # those that Dynamo's counters do not see
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,7 +1,5 @@
 """Further ways: A to G make one graph of the whole step, H are the APIs that the report hoped for."""
 
-from __future__ import annotations
-
 import inspect
 import tempfile
 from collections.abc import Callable
@@ -22,6 +20,7 @@ from experiments.matrix.steps import (
     pure_step,
     torch_adam,
     training,
+    written_back,
 )
 from funcppo import optim
 from funcppo.core import tree
@@ -173,22 +172,14 @@ def unrolled(problem: Problem, compiler: Compiler) -> Training:
 def many_learners(problem: Problem, compiler: Compiler) -> Training:
     """Copies of the step over a leading axis of the state, one graph for all."""
     step = vmap(pure_step(problem), in_dims=(0, 0, None))
-    stacked = tree.map(lambda p: torch.stack([p] * LEARNERS), problem.params)
-    state = (
-        stacked,
-        tree.map(
-            lambda x: torch.stack([x] * LEARNERS), optim.init(problem.params)
-        ),
+    stacked, opt_state = tree.map(
+        lambda x: torch.stack([x] * LEARNERS),
+        (problem.params, optim.init(problem.params)),
     )
-    compiled = compiler(step)
-
-    def train(batch: Batch) -> None:
-        torch._foreach_copy_(
-            tree.leaves(state), tree.leaves(compiled(*state, batch))
-        )
-
     return Training(
-        step=train, params=lambda: tree.leaves(stacked), learners=LEARNERS
+        step=written_back((stacked, opt_state), compiler(step)),
+        params=lambda: tree.leaves(stacked),
+        learners=LEARNERS,
     )
 
 

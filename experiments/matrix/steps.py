@@ -1,7 +1,5 @@
 """What several cells are made of: training steps, and how their results reach the state."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -38,13 +36,24 @@ def training(problem: Problem, step: Step, **options: Any) -> Training:
     """A pure step whose results are written back in place, outside what is compiled."""
     params = tree.map(torch.clone, problem.params)
     state = (params, optim.init(params))
+    return Training(
+        step=written_back(state, step),
+        params=lambda: tree.leaves(params),
+        **options,
+    )
+
+
+def written_back(
+    state: tuple[Any, ...], step: Callable[..., Any]
+) -> Callable[[Batch], None]:
+    """What learns from a batch: the step, whose results overwrite the state."""
 
     def train(batch: Batch) -> None:
         torch._foreach_copy_(
             tree.leaves(state), tree.leaves(step(*state, batch))
         )
 
-    return Training(step=train, params=lambda: tree.leaves(params), **options)
+    return train
 
 
 def fed_back(problem: Problem, compiler: Compiler, first: Any) -> Training:

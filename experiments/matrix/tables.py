@@ -1,7 +1,5 @@
 """Markdown made from the records: INVESTIGATION.md's tables, and the full ones in full_step_matrix.md."""
 
-from __future__ import annotations
-
 import itertools
 import re
 from collections.abc import Callable, Iterable
@@ -10,6 +8,7 @@ from typing import Any
 
 from experiments.matrix import record, registry
 from experiments.matrix.measure import CAUSES
+from experiments.tables import table
 
 Record = dict[str, Any]
 BACKENDS = ("none", "eager", "aot_eager", "inductor")
@@ -78,15 +77,6 @@ def label(of: Record) -> str:
     """As in 2.13.0, cpu."""
     return (
         f"{of['torch'].split('+')[0]}, {of['device'].removeprefix('NVIDIA ')}"
-    )
-
-
-def grid(head: list[str], rows: list[list[str]]) -> str:
-    """A Markdown table."""
-    lines = [head, ["---"] * len(head), *rows]
-    return "".join(
-        "| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |\n"
-        for line in lines
     )
 
 
@@ -159,7 +149,7 @@ def statuses(of: list[Record], approaches: tuple[str, ...]) -> str:
         ]
         for approach, title, variant in variants(of, approaches)
     ]
-    return grid(["way", "title", "variant", *map(label, of)], rows)
+    return table(["way", "title", "variant", *map(label, of)], rows)
 
 
 def decisions(of: list[Record]) -> str:
@@ -178,7 +168,7 @@ def decisions(of: list[Record]) -> str:
                 for mode in ("default", "manual graph")
             ]
         rows.append(row)
-    return grid(head, rows)
+    return table(head, rows)
 
 
 def eleven(of: list[Record]) -> str:
@@ -197,7 +187,7 @@ def eleven(of: list[Record]) -> str:
                 min(since, key=_numbers, default="never"),
             ]
         )
-    return grid(
+    return table(
         ["way", "approach", "as written", "a repair is one graph since"], rows
     )
 
@@ -238,7 +228,7 @@ def messages(of: list[Record]) -> str:
         for cause in CAUSES
         for said, met in _complaints(of, cause).items()
     ]
-    return grid(
+    return table(
         ["cause", "ways", "records", "first line of the exception"], rows
     )
 
@@ -253,7 +243,7 @@ def others(of: list[Record]) -> str:
         [", ".join(sorted({name(c) for _, c in met})), _labels(met), said]
         for said, met in _complaints(of, "").items()
     ]
-    return grid(["cells", "records", "first line of the exception"], rows)
+    return table(["cells", "records", "first line of the exception"], rows)
 
 
 def _complaints(
@@ -293,7 +283,7 @@ def silent(of: list[Record]) -> str:
     rows = [
         [name, *(_silent(r["cells"].get(name)) for r in of)] for name in names
     ]
-    return grid(
+    return table(
         ["cell: largest error in float64, in float32", *map(label, of)], rows
     )
 
@@ -340,7 +330,7 @@ def times(of: list[Record]) -> str:
         label(r) + (f", {mode}" if r["device"] != "cpu" else "")
         for r, mode in columns
     ]
-    return grid(["", "way", *heads], rows)
+    return table(["", "way", *heads], rows)
 
 
 def _timed(of: Record, approach: str, variant: str, mode: str) -> Record:
@@ -382,7 +372,7 @@ def replays(of: list[Record]) -> str:
                 )
     rows = [[*key, ", ".join(names)] for key, names in alike.items()]
     return (
-        grid(["record", "recordings", "reasons for skipping", "cells"], rows)
+        table(["record", "recordings", "reasons for skipping", "cells"], rows)
         if rows
         else "No GPU record yet.\n"
     )
@@ -403,7 +393,7 @@ def provenance(of: list[Record]) -> str:
         ]
         for r in of
     ]
-    return grid(
+    return table(
         ["record", "processor", "Python", "cells", "minutes", "commits"], rows
     )
 
@@ -468,4 +458,4 @@ def whole(of: Record) -> str:
         "recordings",
         "message",
     ]
-    return f"# {label(of)}\n\n{grid(head, rows)}"
+    return f"# {label(of)}\n\n{table(head, rows)}"
