@@ -248,16 +248,3 @@ def test_a_proof_in_a_file_holds_until_anything_in_it_is_changed(
     for refused, what in ((words, "a proof"), (["check", file], "--set graph")):
         expected = f"{file}: expected {what}"
         assert programs.refused(*refused).startswith(expected)
-
-
-def test_a_line_that_details_lack_is_named(graph, tmp_path, programs, capsys):
-    details = tmp_path / "details.jsonl"
-    words = [graph, "--height", 1, "--score", "noisy-or"]
-    assert programs("evaluate", *words, "--details", details) == 0
-    first, second, *lines = details.read_text().splitlines(keepends=True)
-    details.write_text("".join([first, *lines]))
-    words = ["check", graph, "--details", details, *FAST]
-    capsys.readouterr()
-    assert programs(*words) == 1
-    row, side = (json.loads(second)[x] for x in ("query_row", "side"))
-    assert f"query_row {row}, {side}: no line" in capsys.readouterr().out

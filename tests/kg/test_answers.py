@@ -7,20 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from funcppo.kg.answers import (
-    Answerer,
-    OpenQuery,
-    explain_answer,
-    most_probable_proof,
-    probability,
-    read_open_query,
-)
-from funcppo.kg.config import (
-    ListwiseConfig,
-    ProverTaskConfig,
-    QuestionConfig,
-    RunConfig,
-)
+from funcppo.kg.answers import Answerer, OpenQuery, probability, read_open_query
+from funcppo.kg.config import ProverTaskConfig
 from funcppo.kg.graph import loaders
 from funcppo.kg.logic.kb import HEAD, TAIL
 from funcppo.kg.ranking import rank_metrics
@@ -28,7 +16,6 @@ from funcppo.kg.run.subject import Subject, dataset_subject
 from funcppo.kg.scores.score import parse
 from funcppo.kg.search.task import build_task
 from tests.kg.ranking.scores import FunctionScore
-from tests.kg.run.runs import new_run
 
 NOISY_OR = "noisy-or@3"
 
@@ -258,40 +245,3 @@ def test_answers_without_a_proof_are_ranked(answerer, text, names, ranks_all):
     assert "n_unproved" not in proved.to_json()
     with pytest.raises(ValueError, match="unproved answers: expected a run"):
         answerer.answer([query], with_unproved=True)
-
-
-# -- proofs by a run that learns from questions
-
-CONFIG = RunConfig(
-    dataset="family_tree:60:0",
-    steps=64,
-    n_validation_queries=20,
-    prover=ProverTaskConfig(max_height=1, smoothing=5.0, object_identity=False),
-    questions=QuestionConfig(
-        max_questions=100, embedding=False, bellman_ford=False
-    ),
-    listwise=ListwiseConfig(n_epochs=1, batch_size=32),
-)
-
-
-@pytest.fixture(scope="module")
-def run():
-    run = new_run(CONFIG)
-    assert run.run_config.learner == "questions"
-    return run
-
-
-def test_a_proof_uses_the_rule_that_adds_most(run):
-    n_proved = 0
-    for row in run.task.dataset.test:
-        atom = torch.from_numpy(row).long()
-        proof = most_probable_proof(run, atom)
-        explanation = explain_answer(run, atom, TAIL)
-        assert (proof is None) == (explanation is None)
-        if proof is not None:
-            root = proof.nodes[0]
-            assert root.rule == explanation.rules[0].rule
-            assert root.probability == explanation.rules[0].share
-            n_proved += 1
-            assert explain_answer(run, atom, HEAD) is not None
-    assert n_proved > 5

@@ -1,10 +1,8 @@
-"""Records of queries by hand, whatever the chunks; summarised, interrupted, resumed and refused."""
+"""Records of queries by hand, whatever the chunks; summarised, resumed and refused."""
 
 import dataclasses
 import json
 import math
-import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -213,53 +211,6 @@ def test_a_summary_of_records_is_that_of_all_ranks(dataset, protocol, score):
     # Atoms of several queries count once there, and once a query here.
     del want["n_scored"]
     close(got, want)
-
-
-def interrupted(monkeypatch, after: int):
-    """Windows of one query, and a Ctrl-C while the query `after` is ranked."""
-    rank = evaluate.rank_window
-
-    def stopped(evaluator, split, rows):
-        if int(rows[0]) == after:
-            os.kill(os.getpid(), signal.SIGINT)
-        return rank(evaluator, split, rows)
-
-    monkeypatch.setattr(evaluate, "rank_window", stopped)
-    monkeypatch.setattr(
-        evaluate,
-        "plan_windows",
-        lambda evaluator, split, rows, **_: np.split(rows, len(rows)),
-    )
-
-
-def test_an_interrupted_evaluation_is_resumed_where_it_stopped(
-    tmp_path, capsys
-):
-    whole, part = tmp_path / "whole.jsonl", tmp_path / "part.jsonl"
-    json_of = {path: path.with_suffix(".json") for path in (whole, part)}
-    with pytest.MonkeyPatch.context() as patch:
-        words = (*EVALUATE, whole, "--json", json_of[whole])
-        assert funcppo(patch, *words) == 0
-    with pytest.MonkeyPatch.context() as patch:
-        interrupted(patch, after=2)
-        assert funcppo(patch, *EVALUATE, part) == 130
-    assert "interrupted after 3 of" in capsys.readouterr().out
-    n = len(part.read_text().splitlines())
-    assert 0 < n < len(whole.read_text().splitlines())
-    with part.open("a") as file:
-        # the line that was being written when the power failed
-        file.write('{"query_row": 5, "side": "he')
-    with pytest.MonkeyPatch.context() as patch:
-        words = (*EVALUATE, part, "--resume", "--json", json_of[part])
-        assert funcppo(patch, *words) == 0
-    printed = capsys.readouterr().out.replace("\n", "")
-    assert "dropped 1 unfinished line at its end" in printed
-    assert part.read_bytes() == whole.read_bytes()
-    one, two = (json.loads(path.read_text()) for path in json_of.values())
-    for result in (one, two):
-        for measured in ("total_seconds", "peak_bytes", "memory_limit_bytes"):
-            del result[measured]
-    assert one == two
 
 
 def test_another_evaluation_is_not_resumed(tmp_path, monkeypatch, capsys):

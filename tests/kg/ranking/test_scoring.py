@@ -8,7 +8,7 @@ import torch
 
 from funcppo.core import random, tree
 from funcppo.kg.config import ProverTaskConfig
-from funcppo.kg.logic import derive, fixpoint
+from funcppo.kg.logic import derive
 from funcppo.kg.logic.derive import plan_rules
 from funcppo.kg.logic.kb import HEAD, TAIL
 from funcppo.kg.ranking import explain, ranking, scoring
@@ -28,7 +28,7 @@ from funcppo.kg.search.beam import (
 )
 from funcppo.kg.search.env import PROVED, RUNNING
 from funcppo.kg.search.task import build_task
-from tests.kg.ranking.scores import FunctionScore, score_by_name
+from tests.kg.ranking.scores import score_by_name
 from tests.kg.run.runs import random_graph
 from tests.kg.search.small_tasks import (
     SIZES,
@@ -419,22 +419,3 @@ def test_with_the_oracle_success_is_the_sum_over_the_rules_that_derive():
         value = PolicyScore(how, task, params, None)
         assert_close(scoring.score_atoms(task, value, atoms, 0), want)
     assert torch.isfinite(success.log()).any() and (greedy < -50).any()
-
-
-def test_listing_provable_candidates_ranks_as_scoring_every_one():
-    settings = {"max_height": 1, "hard_negative_fraction": 0.0}
-    task = small_task("family_tree:60:1", **settings)
-    base = task.kb, task.sizes, task.least_model
-
-    def everywhere(atoms):
-        found = fixpoint.iter_derivations(*base, 1, atoms)
-        return rules.noisy_or(task.kb, found, len(atoms))
-
-    few, whole = task.dataset.test[:20], RankingProtocol(score_unprovable=True)
-    some = ranking.rank_split(task, few, parse("noisy-or"), RankingProtocol())
-    every = ranking.rank_split(task, few, FunctionScore(everywhere), whole)
-    assert len(every.scored_atom) > len(some.scored_atom)
-    for a, b in zip(some.counts, every.counts):
-        assert torch.equal(a, b)
-    area = ranking.auc_pr(every)
-    assert ranking.auc_pr(some) == pytest.approx(area, abs=1e-12)
