@@ -130,11 +130,7 @@ def test_one_number_that_is_not_finite_leaves_a_row_out(problem, bad, index):
 
 
 @few
-@given(
-    problem=problems(),
-    bad=BAD,
-    name=st.sampled_from(Scalars._fields),
-)
+@given(problem=problems(), bad=BAD, name=st.sampled_from(Scalars._fields))
 def test_an_infinite_scalar_never_reaches_the_parameters(problem, bad, name):
     cfg, state = problem
     scalars = state.scalars._replace(**{name: torch.tensor(bad)})
@@ -176,10 +172,7 @@ def test_a_network_fits_its_environment(name, hidden, rows, dtype, seed):
 
 
 @few
-@given(
-    problem=problems(),
-    strategy=st.sampled_from(["one-graph", "forward"]),
-)
+@given(problem=problems(), strategy=st.sampled_from(["one-graph", "forward"]))
 def test_every_strategy_is_composed_to_the_eager_update(problem, strategy):
     """With the functions themselves in place of compiled ones. The last uses PyTorch's fused Adam: 1e-4 of a step."""
     cfg, state = problem

@@ -76,10 +76,8 @@ def test_type_checkers_are_told_of_the_same_names():
 
 @pytest.mark.parametrize("module", [fp, fp.envs, fp.nets])
 def test_an_unknown_name_is_an_attribute_error(module):
-    with pytest.raises(
-        AttributeError,
-        match=f"module '{module.__name__}' has no attribute 'nothing'",
-    ):
+    problem = f"module '{module.__name__}' has no attribute 'nothing'"
+    with pytest.raises(AttributeError, match=problem):
         _ = module.nothing
 
 

@@ -6,20 +6,11 @@ import pytest
 
 import funcppo as fp
 from funcppo import train_step
-from funcppo.config import (
-    SCALAR_FIELDS,
-    AdamConfig,
-    PPOConfig,
-    Schedule,
-)
+from funcppo.config import SCALAR_FIELDS, AdamConfig, PPOConfig, Schedule
 from funcppo.core import random
 from funcppo.interfaces import NoWorld
 from funcppo.losses import Scalars
-from tests.learning import (
-    assert_trees_equal,
-    cartpole_config,
-    pendulum_config,
-)
+from tests.learning import assert_trees_equal, cartpole_config, pendulum_config
 
 
 @pytest.mark.parametrize(
@@ -32,9 +23,7 @@ from tests.learning import (
         (lambda: PPOConfig(n_microbatches=3), "n_microbatches: expected a divisor of the rows of a minibatch, 128"),
         (lambda: PPOConfig(n_shards=3), "n_shards: expected a divisor of n_envs = 4, got 3"),
         (
-            lambda: PPOConfig(
-                n_envs=8, n_steps=6, n_minibatches=12, n_shards=8
-            ),
+            lambda: PPOConfig(n_envs=8, n_steps=6, n_minibatches=12, n_shards=8),
             "n_shards: expected a divisor of the rows of a microbatch, 4, got 8",
         ),
         (

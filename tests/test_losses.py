@@ -135,8 +135,7 @@ def test_rows_beyond_the_capacity_are_in_no_mean_but_that_of_the_advantages():
     cfg, params, batch, scalars = problem(advantage_ddof=0)
     is_within = torch.arange(32) % 3 > 0
     limited = replace(
-        cfg,
-        agent=replace(cfg.agent, within_capacity=lambda *_: is_within),
+        cfg, agent=replace(cfg.agent, within_capacity=lambda *_: is_within)
     )
     loss, metrics = loss_fn(limited, (), params, batch, scalars)
 

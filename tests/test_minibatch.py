@@ -11,12 +11,7 @@ from funcppo import losses, minibatch
 from funcppo.config import AdamConfig
 from funcppo.core import random, tree
 from funcppo.minibatch import MinibatchIndices
-from funcppo.train_step import (
-    collect,
-    init,
-    minibatch_step,
-    train_step,
-)
+from funcppo.train_step import collect, init, minibatch_step, train_step
 from tests import learning
 from tests.learning import (
     WORLD,

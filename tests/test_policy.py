@@ -88,10 +88,8 @@ def test_an_action_is_the_one_that_the_environment_inside_gets(name):
 
 def test_observations_of_another_shape_are_refused():
     learner, state = trained("moments")
-    with pytest.raises(
-        ValueError,
-        match=r"observation: expected rows of \[3\] by env.spec, got \[4\]",
-    ):
+    problem = r"observation: expected rows of \[3\] by env.spec, got \[4\]"
+    with pytest.raises(ValueError, match=problem):
         fp.act(learner, state, torch.zeros(2, 4))
     with pytest.raises(ValueError, match="format: expected torch or onnx"):
         fp.export(learner, state, "policy", format="tf")

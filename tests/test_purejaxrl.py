@@ -9,9 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
-from funcppo.config import Config
 from funcppo.core import random, tree
 from funcppo.nets import networks
 from funcppo.nets.networks import Dense
@@ -22,9 +20,7 @@ from tests.learning import WORLD, cartpole_config, oracle
 PARTS = ("sample_randomness", "rollout_step", "build_batch", "minibatch_step")
 
 
-def chained_randomness(
-    cfg: Config, world: Any, key: Tensor
-) -> UpdateRandomness:
+def chained_randomness(cfg, world, key):
     """PureJaxRL's order: one split after another through steps and epochs, and in each row's step one more."""
     ppo, actions, rows, orders = cfg.ppo, [], [], []
     for _ in range(ppo.n_steps):
@@ -47,17 +43,15 @@ def chained_randomness(
 PUREJAXRL = replace(EAGER_PARTS, sample_randomness=chained_randomness)
 
 
-def weights(
-    run: dict[str, np.ndarray], prefix: str, update: Any = ...
-) -> networks.MLPParams:
+def weights(run, prefix, update=...):
     """The recorded layers 0-2 (actor) and 3-5 (critic) in the shape of our network."""
 
-    def layer(i: int) -> Dense:
+    def layer(i):
         place = f"{prefix}/params/Dense_{i}"
         named = (run[f"{place}/{x}"][update] for x in ("kernel", "bias"))
         return Dense(*map(torch.tensor, named))
 
-    def stacked(a: Dense, b: Dense) -> Dense:
+    def stacked(a, b):
         return Dense(
             torch.stack([a.weight, b.weight]),
             torch.stack([a.bias, b.bias]).unsqueeze(1),
@@ -69,7 +63,7 @@ def weights(
     )
 
 
-def replay(run: dict[str, np.ndarray]):
+def replay(run):
     """Each update's outputs of every part, and the state after it."""
     seed, n_envs, n_steps, n_updates, n_epochs, n_minibatches = run[
         "config"
@@ -91,8 +85,8 @@ def replay(run: dict[str, np.ndarray]):
     for _ in range(n_updates):
         log: dict[str, list[Any]] = {name: [] for name in PARTS}
 
-        def recorded(name: str, log: dict[str, list[Any]] = log):
-            def call(*args: Any) -> Any:
+        def recorded(name, log=log):
+            def call(*args):
                 log[name].append(getattr(PUREJAXRL, name)(*args))
                 return log[name][-1]
 
@@ -111,7 +105,7 @@ def updates():
     return run, list(replay(run))
 
 
-def stacked(log, name: str) -> np.ndarray:
+def stacked(log, name):
     return torch.stack(
         [getattr(transition, name) for _, transition in log["rollout_step"]]
     ).numpy()

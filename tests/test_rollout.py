@@ -114,30 +114,15 @@ def changed(field, change):
 @pytest.mark.parametrize(
     ("field", "change", "text"),
     [
-        (
-            "reward",
-            torch.Tensor.double,
-            r"step_functional: Timestep.reward: expected torch.float32 \[6\], got torch.float64 \[6\]",
-        ),
-        (
-            "truncated",
-            lambda x: x[:1],
-            r"step_functional: Timestep.truncated: expected torch.bool \[6\], got torch.bool \[1\]",
-        ),
-        (
-            "value",
-            lambda x: x[:, None],
-            r"value of the network: expected torch.float32 \[6\], got torch.float32 \[6, 1\]",
-        ),
-        (
-            "steps",
-            torch.Tensor.float,
-            r"step_functional: state.steps: expected torch.int64 \[6\], got torch.float32 \[6\]",
-        ),
+        ("reward", torch.Tensor.double, "torch.float32 .*, got torch.float64"),
+        ("truncated", lambda x: x[:1], r"torch.bool \[6\], got .*bool \[1\]"),
+        ("value", lambda x: x[:, None], r".*float32 \[6\], got .* \[6, 1\]"),
+        ("steps", torch.Tensor.float, "torch.int64 .*, got torch.float32"),
     ],
 )
 def test_what_promotion_or_broadcasting_hides_is_refused(field, change, text):
-    with pytest.raises(TypeError, match=f"^{text}$"):
+    problem = rf"^(step_functional: \w+\.)?{field}.*: expected {text}"
+    with pytest.raises(TypeError, match=problem):
         trajectory(changed(field, change), n_steps=1)
 
 

@@ -18,16 +18,9 @@ from funcppo.train_step import (
     init,
     sample_randomness,
     train_step,
-    vmap_parts,
 )
 from tests import learning
-from tests.learning import (
-    WORLD,
-    assert_trees_equal,
-    cartpole_config,
-    double,
-    pendulum_config,
-)
+from tests.learning import WORLD, assert_trees_equal, cartpole_config
 
 SMALL = learning.SMALL | {"n_epochs": 3, "learning_rate": 1e-2}
 
@@ -154,30 +147,3 @@ def test_scheduled_scalars_follow_their_schedules_and_leave_the_state_alone():
         torch.equal(state.scalars.learning_rate, base.learning_rate)
         and int(state.update) == 6
     )
-
-
-@pytest.mark.parametrize("make", [cartpole_config, pendulum_config])
-def test_learners_under_vmap_equal_their_single_runs(make):
-    """Three learners of different seeds and learning rates, float64, 1e-10 after three updates."""
-    cfg = make(max_steps=5, **SMALL)
-    states = [double(init(cfg, WORLD, random.key(seed))) for seed in range(3)]
-    rates = (1e-2, 1e-3, 3e-2)
-    for i, rate in enumerate(rates):
-        own = states[i].scalars
-        rates_of = {"learning_rate": own.learning_rate * 0 + rate}
-        rates_of["gamma"] = own.gamma * 0 + 1 - rate
-        states[i] = states[i]._replace(scalars=own._replace(**rates_of))
-    together = tree.map(lambda *x: torch.stack(x), *states)
-    vectors = together
-    for _ in range(3):
-        together, metrics = torch.vmap(partial(train_step, cfg, WORLD))(
-            together
-        )
-        vectors, shown = train_step(
-            cfg, WORLD, vectors, vmap_parts(EAGER_PARTS)
-        )
-        pairs = [train_step(cfg, WORLD, s) for s in states]
-        states = [s for s, _ in pairs]
-        want = tree.map(lambda *x: torch.stack(x), *pairs)
-        assert_trees_equal((together, metrics), want, rtol=0, atol=1e-10)
-        assert_trees_equal((vectors, shown), want, rtol=0, atol=1e-10)

@@ -151,8 +151,7 @@ def test_it_writes_to_no_argument_and_keeps_what_it_threads(name):
 
 @pytest.mark.parametrize("name", COMPILED)
 @pytest.mark.parametrize(
-    "backend",
-    ["aot_eager", pytest.param("inductor", marks=pytest.mark.long)],
+    "backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.long)]
 )
 def test_compiled_equals_eager_and_is_traced_once(name, backend):
     """Inductor fuses and reorders float32: 1e-5 relative, 1e-6 absolute."""

@@ -80,66 +80,36 @@ def mixing(cfg, world, state, action, key):
 
 
 BROKEN = {
-    "dtype": (
-        changed(lambda s, t: (s._replace(heat=s.heat.double()), t)),
-        r"step_functional: state.heat: expected torch.float32 \[4\], got torch.float64 \[4\]",
-    ),
-    "structure": (
-        changed(lambda s, t: ((s.cell, s.heat), t)),
-        "step_functional: state: expected a State of .*cell, .*heat, got a tuple of .*0, .*1",
-    ),
-    "a Python number in the state": (
-        changed(lambda s, t: (s._replace(heat=0.5), t)),
-        r"step_functional: state.heat: expected torch.float32 \[4\], got float",
-    ),
-    "a Python number in the timestep": (
-        changed(lambda s, t: (s, t._replace(reward=1.0))),
-        r"step_functional: Timestep.reward: expected torch.float32 \[4\], got float",
-    ),
-    "a flag of numbers": (
-        changed(lambda s, t: (s, t._replace(terminated=t.reward))),
-        r"step_functional: Timestep.terminated: expected torch.bool \[4\], got torch.float32 \[4\]",
-    ),
-    "no timestep": (
-        changed(lambda s, t: (s, t.reward, t.terminated)),
-        r"step_functional: expected \(state, fp.Timestep\), got State, Tensor, Tensor",
-    ),
-    "an overwritten argument": (
-        overwriting,
-        "step_functional: state.heat: expected an argument that stays as it is, got one that is overwritten",
-    ),
-    "a global generator": (
-        changed(lambda s, t: (s._replace(heat=torch.rand(4)), t)),
-        r"step_functional a second time with the same key: state.heat: expected [\d.]+ at \[0\], got [\d.]+$",
-    ),
-    "an exception": (
-        lambda c, w, s, a, k: step(c, w, s, a[:3], k),
-        "step_functional: expected a result, got RuntimeError: The size of tensor",
-    ),
-    "a branch on values": (
-        branching,
-        "step_functional: expected a function that torch.vmap can map, got RuntimeError: ",
-    ),
-    "rows that mix": (
-        mixing,
-        r"step_functional of rows \[3, 0\] alone: .*heat: expected",
-    ),
-    "a finished row that moves": (
-        lambda c, w, s, a, k: (s._replace(cell=s.cell + 1), step(c, w, s, a, k)[1]),
-        "step_functional of a finished row: cell: expected",
-    ),
-    "a finished row that is paid": (
-        changed(lambda s, t: (s, t._replace(reward=torch.ones_like(t.reward)))),
-        "step_functional of a finished row: Timestep.reward: expected 0",
-    ),
-    "a truncation that was ruled out": (
-        changed(lambda s, t: (s, t._replace(truncated=t.terminated))),
-        "step_functional: Timestep.truncated: expected false",
-    ),
-    "a reward that is not finite": (
-        changed(lambda s, t: (s, t._replace(reward=t.reward / 0))),
-        "step_functional: Timestep.reward: expected finite numbers",
-    ),
+    "dtype": (changed(lambda s, t: (s._replace(heat=s.heat.double()), t)),
+        r"step_functional: state.heat: expected torch.float32 \[4\], got torch.float64 \[4\]"),
+    "structure": (changed(lambda s, t: ((s.cell, s.heat), t)),
+        "step_functional: state: expected a State of .*cell, .*heat, got a tuple of .*0, .*1"),
+    "a Python number in the state": (changed(lambda s, t: (s._replace(heat=0.5), t)),
+        r"step_functional: state.heat: expected torch.float32 \[4\], got float"),
+    "a Python number in the timestep": (changed(lambda s, t: (s, t._replace(reward=1.0))),
+        r"step_functional: Timestep.reward: expected torch.float32 \[4\], got float"),
+    "a flag of numbers": (changed(lambda s, t: (s, t._replace(terminated=t.reward))),
+        r"step_functional: Timestep.terminated: expected torch.bool \[4\], got torch.float32 \[4\]"),
+    "no timestep": (changed(lambda s, t: (s, t.reward, t.terminated)),
+        r"step_functional: expected \(state, fp.Timestep\), got State, Tensor, Tensor"),
+    "an overwritten argument": (overwriting,
+        "step_functional: state.heat: expected an argument that stays as it is, got one that is overwritten"),
+    "a global generator": (changed(lambda s, t: (s._replace(heat=torch.rand(4)), t)),
+        r"step_functional a second time with the same key: state.heat: expected [\d.]+ at \[0\], got [\d.]+$"),
+    "an exception": (lambda c, w, s, a, k: step(c, w, s, a[:3], k),
+        "step_functional: expected a result, got RuntimeError: The size of tensor"),
+    "a branch on values": (branching,
+        "step_functional: expected a function that torch.vmap can map, got RuntimeError: "),
+    "rows that mix": (mixing,
+        r"step_functional of rows \[3, 0\] alone: .*heat: expected"),
+    "a finished row that moves": (lambda c, w, s, a, k: (s._replace(cell=s.cell + 1), step(c, w, s, a, k)[1]),
+        "step_functional of a finished row: cell: expected"),
+    "a finished row that is paid": (changed(lambda s, t: (s, t._replace(reward=torch.ones_like(t.reward)))),
+        "step_functional of a finished row: Timestep.reward: expected 0"),
+    "a truncation that was ruled out": (changed(lambda s, t: (s, t._replace(truncated=t.terminated))),
+        "step_functional: Timestep.truncated: expected false"),
+    "a reward that is not finite": (changed(lambda s, t: (s, t._replace(reward=t.reward / 0))),
+        "step_functional: Timestep.reward: expected finite numbers"),
 }  # fmt: skip
 
 

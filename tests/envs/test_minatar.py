@@ -335,8 +335,7 @@ GAMES = [(name, True) for name in ONE_STEP]
 
 
 @pytest.mark.parametrize(
-    ("name", "ramping"),
-    [*GAMES, ("asterix", False), ("space_invaders", False)],
+    ("name", "ramping"), [*GAMES, ("asterix", False), ("space_invaders", False)]
 )
 def test_one_step_from_any_state_equals_the_reference(name, ramping):
     options = ALL_ACTIONS | ({} if ramping else {"ramping": False})

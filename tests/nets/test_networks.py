@@ -305,6 +305,8 @@ OPTIONS |= {"n_epochs": 2, "n_minibatches": 2, "learning_rate": 1e-2}
 SQUASHED = fp.nets.mlp(4, squash=True, log_std="state")
 GSDE_NET = fp.nets.gsde(4, noise_steps=2, orthogonal=False)
 LEARNERS = {
+    "discrete": (fp.envs.cartpole(max_steps=2), fp.nets.mlp(4)),
+    "continuous": (fp.envs.pendulum(max_steps=2), fp.nets.mlp(4)),
     "masked": (guessing("masked"), fp.nets.mlp(4, shared_trunk=True)),
     "squashed": (guessing("continuous"), SQUASHED),
     "lstm": (fp.envs.cartpole(max_steps=2), fp.nets.lstm(4, hidden=(4,))),
@@ -323,18 +325,24 @@ def learner(name):
 
 @pytest.mark.parametrize("name", LEARNERS)
 def test_learners_under_vmap_equal_their_single_runs(name):
-    """Two learners, float64, 1e-10 after two updates."""
+    """Two learners of different seeds and learning rates, float64, 1e-10 after two updates."""
     cfg = learner(name).cfg
-    keys = map(random.key, range(2))
-    states = [double(fp.train_step.init(cfg, WORLD, key)) for key in keys]
+    states = []
+    for seed in range(2):
+        state = double(fp.train_step.init(cfg, WORLD, random.key(seed)))
+        rate = state.scalars.learning_rate * (1 + seed)
+        scalars = state.scalars._replace(learning_rate=rate)
+        states.append(state._replace(scalars=scalars))
     mapped = vectors = tree.map(lambda *x: torch.stack(x), *states)
     for _ in range(2):
-        mapped, _ = torch.vmap(partial(train_step, cfg, WORLD))(mapped)
-        vectors, _ = train_step(cfg, WORLD, vectors, vmap_parts(EAGER_PARTS))
-        states = [train_step(cfg, WORLD, state)[0] for state in states]
-    want = tree.map(lambda *x: torch.stack(x), *states)
-    assert_trees_equal(mapped, want, rtol=0, atol=1e-10)
-    assert_trees_equal(vectors, want, rtol=0, atol=1e-10)
+        mapped, metrics = torch.vmap(partial(train_step, cfg, WORLD))(mapped)
+        parts = vmap_parts(EAGER_PARTS)
+        vectors, shown = train_step(cfg, WORLD, vectors, parts)
+        pairs = [train_step(cfg, WORLD, state) for state in states]
+        states = [state for state, _ in pairs]
+        want = tree.map(lambda *x: torch.stack(x), *pairs)
+        assert_trees_equal((mapped, metrics), want, rtol=0, atol=1e-10)
+        assert_trees_equal((vectors, shown), want, rtol=0, atol=1e-10)
 
 
 @pytest.mark.long

@@ -12,7 +12,7 @@ from funcppo.core import random, tree
 from funcppo.rollout import apply_agent
 from funcppo.train_step import collect, init, train_step
 from tests import learning
-from tests.learning import WORLD, assert_trees_equal, double
+from tests.learning import WORLD, double
 
 CELLS = {"gru": fp.nets.gru, "lstm": fp.nets.lstm}
 TORCH_CELLS = {"gru": torch.nn.GRUCell, "lstm": torch.nn.LSTMCell}
@@ -174,17 +174,6 @@ def test_a_memory_of_another_shape_is_refused_by_name(change, problem):
     cfg = replace(cfg, agent=replace(agent, apply_recurrent=apply))
     with pytest.raises(TypeError, match=f"^{problem}$"):
         train_step(cfg, WORLD, init(cfg, WORLD, random.key(0)))
-
-
-def test_a_resumed_run_continues_amid_an_episode_bit_for_bit(tmp_path):
-    """By checkpoints of `fp.train`, which hold the memory."""
-    ppo, path = learner("lstm", max_steps=50), tmp_path / "run.npz"
-    whole = fp.train(ppo, 4 * 28)
-    stop = lambda progress: progress.update == 2
-    half = fp.train(ppo, 4 * 28, checkpoint=path, callbacks=[stop])
-    assert half.is_stopped and "memory.c" in fp.tree.paths(half.state)
-    resumed = fp.train(ppo, 4 * 28, checkpoint=path)
-    assert_trees_equal(resumed.state, whole.state, rtol=0, atol=0)
 
 
 def success(network, n_updates=10):

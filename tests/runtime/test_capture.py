@@ -148,10 +148,8 @@ def test_another_state_can_be_loaded(device):
     captured.step()
     captured.load(pair(device))
     assert_trees_equal(captured.state, pair(device), rtol=0, atol=0)
-    with pytest.raises(
-        ValueError,
-        match=r"^the step changes a: expected float32 \[3\] on .*, got float32 \[2\] on",
-    ):
+    problem = r"^the step changes a: expected float32 \[3\] on .*, got float32 \[2\] on"
+    with pytest.raises(ValueError, match=problem):
         captured.load(
             Pair(torch.zeros(2, device=device), torch.zeros(3, device=device))
         )
@@ -160,10 +158,8 @@ def test_another_state_can_be_loaded(device):
 @devices
 def test_a_step_that_changes_a_shape_raises_and_names_the_leaf(device):
     """A broadcast would hide it."""
-    with pytest.raises(
-        CaptureError,
-        match=r"the step changes b: expected float32 \[3\] .* got float32 \[1\]",
-    ):
+    problem = r"the step changes b: expected float32 \[3\] .* got float32 \[1\]"
+    with pytest.raises(CaptureError, match=problem):
         capture(lambda s: (Pair(s.a, s.b[:1]), s.a), pair(device)).step()
     with pytest.raises(CaptureError, match="changes the structure"):
         capture(lambda s: (s.a, s.b), pair(device)).step()
@@ -217,14 +213,8 @@ REFUSED = {
         lambda: host_sync,
         r"waits for the GPU.*test_capture.py:\d+: return Pair\(s.a \+ float",
     ),
-    "host output": (
-        lambda: to_host,
-        r"output : expected a tensor on cuda:0, got one on cpu",
-    ),
-    "host input": (
-        lambda: from_host,
-        r"copies from or to the host.*test_capture.py:\d+",
-    ),
+    "host output": (lambda: to_host, "output : .* on cuda:0, got one on cpu"),
+    "host input": (lambda: from_host, r"from or to the host.*capture.py:\d+"),
     "generator": (
         lambda: strange_generator(torch.Generator("cuda")),
         r"torch.Generator that the graph does not know",
