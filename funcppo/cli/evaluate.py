@@ -114,7 +114,7 @@ class Evaluate(ScoreOptions):
     negatives: Annotated[str, Opt("all|N")] = "all"
     """Candidates of each query and side: all entities, or N sampled corruptions."""
     score: str = "auto"
-    """Score of a candidate. For a run: evidence if it learnt from questions; success, best-proof or greedy if from
+    """Score of a candidate. For a run: evidence if it learnt from questions; success or best-proof if from
     proofs. For both: one by rule confidences, such as noisy-or; an unknown name lists them.
     Default: auto, that of the run's policy or its rule score, whichever ranks valid better; for a data set the one that
     ranks its valid split best."""
@@ -731,7 +731,6 @@ def prepare_evaluation(
         protocol=RankingProtocol(
             sides=ranked_sides(task),
             n_negatives=n_negatives,
-            score_unprovable=subject.score.scores_unprovable,
             seed=options.seed,
         ),
         score=subject.score,

@@ -350,17 +350,8 @@ class Answerer:
     """
 
     def __init__(self, subject: Subject) -> None:
-        """Index the known and the derivable triples.
-
-        Raises:
-          ValueError: the score tells candidates that no rule derives apart.
-        """
-        task, score = subject.task, subject.score
-        if score.scores_unprovable:
-            raise ValueError(
-                f"--score {score.name}: expected a score of what the rules derive, {score.name} ranks all other "
-                "entities too"
-            )
+        """Index the known and the derivable triples."""
+        task = subject.task
         self.subject = subject
         self.dataset = task.dataset
         n_constants = task.sizes.n_constants

@@ -29,7 +29,6 @@ def trained(request, tmp_path_factory):
     [
         "",
         "--score success",
-        "--score greedy",
         "--negatives 20",
         "--score max-confidence",
     ],

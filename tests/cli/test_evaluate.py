@@ -77,7 +77,6 @@ def test_an_evaluation_prints_few_other_lines(trained, programs, tmp_path):
         "max-confidence",
         "noisy-or@3",
         "noisy-or-other-facts",
-        "greedy",
         "success",
     ],
 )
@@ -95,7 +94,7 @@ def test_every_score_ranks(trained, programs, score):
         ("{run} --negatives some", "...a number ... got 'some'"),
         ("{s1} --score exists@0", "'exists@0': expected exists@H (1 if deriv"),
         ("{s1} --score success", "'success': exp...a trained run has others"),
-        ("{run} --score loud", "success, best-proof, greedy, exists@H"),
+        ("{run} --score loud", "success, best-proof, exists@H"),
         ("{run} --set object_identity=True", "is a trained run, which has its"),
         ("{run} --height 1", "--height: ... is a trained run, which has its"),
         ("{s1} --set smoothing=-1", "expected 0 or more or auto, got -1.0"),

@@ -76,7 +76,7 @@ def test_bad_input_is_one_line(programs, tmp_path):
     assert "--port" in error("countries_s1", "--port", "65536")
     free = ("--port", "0")
     assert "unknown data set" in error("nothing", *free)
-    assert "greedy" in error("countries_s1", "--score", "greedy", *free)
+    assert "loud" in error("countries_s1", "--score", "loud", *free)
     triples = tmp_path / "t.tsv"
     triples.write_text("a\tp\tb\nb\tp\tc\n")
     assert "expected rules" in error(triples, *free)

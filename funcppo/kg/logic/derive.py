@@ -41,7 +41,7 @@ from typing import NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from funcppo.core import host
+from funcppo.core import host, tree
 from funcppo.core.host import MAX_THREADS, NO_DEADLINE, Deadline, map_in_threads
 from funcppo.core.types import I32, I64, Bool
 from funcppo.kg.logic import fixpoint, joins, row_index
@@ -270,16 +270,7 @@ class Walks(NamedTuple):
 
     def select(self, row: I64[Tensor, "m"]) -> Walks:
         """Return the walks in the given rows."""
-        probability = self.probability
-        if len(probability):
-            probability = probability.index_select(0, row)
-        return Walks(
-            self.question.index_select(0, row),
-            self.node.index_select(0, row),
-            self.n_ways.index_select(0, row),
-            probability,
-            tuple(entity.index_select(0, row) for entity in self.path),
-        )
+        return tree.map(lambda x: x.index_select(0, row) if len(x) else x, self)
 
 
 class _Edges(NamedTuple):
@@ -437,7 +428,12 @@ class _Walker:
         ]
         if not self.object_identity:
             pieces = [self._merge(piece) for piece in pieces]
-        longer = _concatenate(pieces or [_none(walks, len(walks.path) + 1)])
+        if not pieces:
+            none = tree.map(lambda x: x[:0], walks)
+            pieces = [none._replace(path=(*none.path, none.node))]
+        longer = pieces[0]
+        if len(pieces) > 1:
+            longer = tree.map(lambda *parts: torch.cat(parts), *pieces)
         if self.object_identity:
             return longer, self._merge(self._select_ended(longer))
         longer = longer if len(pieces) == 1 else self._merge(longer)
@@ -561,26 +557,6 @@ class _Walker:
         """
         if self.budget is not None:
             self.budget.spend_join(n_rows)
-
-
-def _none(walks: Walks, path_length: int) -> Walks:
-    """Return a table of walks without rows."""
-    none = walks.node[:0]
-    return Walks(none, none, none, none, (none,) * path_length)
-
-
-def _concatenate(pieces: Sequence[Walks]) -> Walks:
-    """Return the walks of all tables in one table."""
-    if len(pieces) == 1:
-        return pieces[0]
-    path = zip(*(piece.path for piece in pieces))
-    return Walks(
-        torch.cat([piece.question for piece in pieces]),
-        torch.cat([piece.node for piece in pieces]),
-        torch.cat([piece.n_ways for piece in pieces]),
-        torch.cat([piece.probability for piece in pieces]),
-        tuple(torch.cat(entities) for entities in path),
-    )
 
 
 # -- all rules

@@ -442,8 +442,13 @@ Finder = Callable[[_Step, Collection[Packed]], Found]
 class Clauses:
     """Facts and rules of a knowledge base, read as goals ask for them and kept; several proofs may share them."""
 
-    def __init__(self, kb: KnowledgeBase, sizes: KBSizes) -> None:
-        self.kb, self.sizes = kb, sizes
+    def __init__(
+        self,
+        kb: KnowledgeBase,
+        sizes: KBSizes,
+        max_indexed: int = _MAX_INDEXED_FACTS,
+    ) -> None:
+        self.kb, self.sizes, self.max_indexed = kb, sizes, max_indexed
         self._fact_offsets = int_list(kb.fact_offsets)
         self._rule_offsets = int_list(kb.rule_offsets)
         self._indices: dict[tuple[int, Row], dict[Packed, list[Packed]]] = {}
@@ -493,7 +498,7 @@ class Clauses:
         index = self._indices.get((predicate, bound))
         if index is None:
             first, last = self._fact_offsets[predicate : predicate + 2]
-            few = max(_MAX_INDEXED_FACTS, 4 * len(keys))
+            few = max(self.max_indexed, 4 * len(keys))
             is_small = not bound or last - first <= few
             facts = self.kb.facts[first:last]
             if not is_small:
@@ -509,6 +514,20 @@ class Clauses:
         if key in found:
             found[key] = [row for row in found[key] if row != rest]
         return found
+
+    def matching(self, atom: Atom) -> list[Row]:
+        """Return the constants of an atom's variables, one for each place, in the facts that match."""
+        arity, bound, key = self.split(atom)
+        found = self.find(atom[0], arity, bound, (key,), None)
+        return [*map(_unpack, found.get(key, ()))]
+
+    def split(self, atom: Atom) -> tuple[int, Row, Packed]:
+        """Return an atom's number of arguments, the places of its constants, and these, packed."""
+        arguments = _arguments(atom)
+        n = self.sizes.n_constants
+        bound = tuple(i for i, term in enumerate(arguments) if term <= n)
+        key, _ = _splitter(len(arguments), bound)(arguments)
+        return len(arguments), bound, key
 
     def rank(
         self,
@@ -675,22 +694,22 @@ class Clauses:
             return None
 
         # The others are variables of the goal.
-        arity = len(_arguments(some[0]))
         known = dict(zip(places, constants))
-        terms = (
-            known.get(i, self.sizes.n_constants + 1 + i) for i in range(arity)
+        atom = tuple(
+            term and known.get(i, self.sizes.n_constants + 1)
+            for i, term in enumerate(some[0], -1)
         )
+        atom = (predicate, *atom[1:])
         limits = replace(
             self.limits, max_height=None, object_identity=object_identity
         )
         tables = self._negated.get(table_key)
         if tables is None:
-            atom = (predicate, *terms, *some[0][1 + arity :])
             tables = _Tables(self, atom, limits, n_negations)
             self._negated[table_key] = tables
         tables.limits = limits
-        key = constants[0] if len(constants) == 1 else constants
-        goal = tables.open(tables.group(predicate, arity, places), key, 0)
+        arity, bound, key = self.split(atom)
+        goal = tables.open(tables.group(predicate, arity, bound), key, 0)
         try:
             tables.run()
         except RowBudgetExceeded:
@@ -954,13 +973,8 @@ class _Tables:
             tuple[int, Row], dict[Packed, list[tuple[Packed, int]]]
         ] = {}
 
-        arguments = _arguments(query)
-        bound = tuple(
-            i for i, term in enumerate(arguments) if term <= self.n_constants
-        )
-        group = self.group(query[0], len(arguments), bound)
-        key, _ = _splitter(len(arguments), bound)(arguments)
-        self.root = self.open(group, key, 0)
+        arity, bound, key = clauses.split(query)
+        self.root = self.open(self.group(query[0], arity, bound), key, 0)
         self.n_atoms_after_round = [self.n_atoms]
 
     def group(self, predicate: int, arity: int, bound: Row) -> _Group:

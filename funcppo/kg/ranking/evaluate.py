@@ -20,6 +20,7 @@ Source: Guo et al. 2017, arXiv:1706.04599.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -160,7 +161,6 @@ def _records(
     for row, score in zip(*(column.tolist() for column in listed)):
         other_scores[row].append(score)
 
-    threshold = evaluator.score.proof_threshold
     n_sides = len(evaluator.protocol.sides)
     ranks = rank_metrics.ranks(ranked.counts)[:, :3].tolist()
     reciprocal = rank_metrics.expected_reciprocal_ranks(ranked.counts)
@@ -175,7 +175,7 @@ def _records(
         **{k: column.tolist() for k, column in ranked.counts._asdict().items()},
         "answer_provable": provable,
         "status": [
-            _answer_status(is_provable, score, threshold)
+            _answer_status(is_provable, score)
             for is_provable, score in zip(provable, logs)
         ],
         "log_score": logs,
@@ -201,13 +201,11 @@ def _none_if_zero(score: int) -> int | None:
     return score if score > ZERO_SCORE else None
 
 
-def _answer_status(
-    answer_provable: bool, log_score: float | None, proof_threshold: float
-) -> str:
+def _answer_status(answer_provable: bool, log_score: float | None) -> str:
     """Return an answer's status: no proof, proved, or missed (provable, but the search found no proof)."""
     if not answer_provable:
         return NO_PROOF
-    if log_score is not None and log_score > proof_threshold:
+    if log_score is not None and log_score > -math.inf:
         return "proved"
     return "missed"
 

@@ -11,8 +11,8 @@ them. `list_split` lists their candidates once, and `rank_listed` ranks these by
 `summarise_ranking` turns all into MRR, Hits@k and the rest; `summarise_counts` does so from the counts alone.
 
 Each distinct atom is scored once, whatever the number of queries that it is a candidate of, or once for each side where
-its score depends on the side. Only candidates that T_P derives are listed (for every score but `greedy`, whose protocol
-sets `score_unprovable`). The others score 0 and tie at the bottom; where a score `ranks_all` entities, they are counted
+its score depends on the side. Only candidates that T_P derives are listed, unless the protocol sets
+`score_unprovable`. The others score 0 and tie at the bottom; where a score `ranks_all` entities, they are counted
 against the answer, chunk by chunk of the questions.
 
 Axes: Q queries of a batch, L listed candidates of all queries together, G corruptions of a query, E entities of the

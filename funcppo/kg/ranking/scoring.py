@@ -49,7 +49,6 @@ from funcppo.kg.scores.score import (
     is_derived_within,
 )
 from funcppo.kg.search.beam import (
-    UNPROVED_PENALTY,
     ProgressCallback,
     ScoreName,
     ScoringRun,
@@ -604,10 +603,6 @@ class PolicyScore(Score):
         self._on_scored = on_scored
         self._on_halved = on_halved
         self._load_chunks = partial(prefetch, device=task.kb.facts.device)
-        if cfg.score == "greedy":
-            # A greedy path that ends without a proof has a score too: its penalty is the largest score of such a path.
-            self.scores_unprovable = True
-            self.proof_threshold = UNPROVED_PENALTY
 
     def log_odds(self, found: Candidates) -> F64[Tensor, "L"]:
         """Compute the log-odds of each candidate's score."""
@@ -726,18 +721,14 @@ def search_config(
     rows_per_step: int,
     chunk_size: int,
 ) -> SearchConfig:
-    """Return the settings of a search for a task's candidates; the sizes are those of `SearchConfig`.
-
-    Args:
-      beam: ignored for `greedy`, whose beam is 1.
-    """
+    """Return the settings of a search for a task's candidates; the sizes are those of `SearchConfig`."""
     return SearchConfig(
         resolve=cfg.env.cfg.resolve,
         agent=cfg.agent,
         score=score,
         max_depth=task.cfg.max_depth,
         slots=slots,
-        beam=1 if score == "greedy" else beam,
+        beam=beam,
         rows_per_step=rows_per_step,
         chunk_size=chunk_size,
     )

@@ -135,7 +135,7 @@ def rule_rows(run: Run) -> tuple[str, ...]:
 
 def trained_scores(run: Run) -> dict[str, Score]:
     """Return the scores of candidates by the best parameters of a run, by name."""
-    names: tuple[RunScore, ...] = ("success", "best-proof", "greedy")
+    names: tuple[RunScore, ...] = ("success", "best-proof")
     if run.questions is not None:
         names = (EVIDENCE_SCORE,)
     best = run.state.best_params
@@ -164,17 +164,16 @@ def policy_score(
 
 def run_search_config(run: Run, score: ScoreName) -> SearchConfig:
     """Return the settings of a search for scores, before `tune_slots` fits them to the machine."""
-    beam = 1 if score == "greedy" else BEAM_WIDTH
     on_gpu = is_cuda(run.run_config.device)
     max_successors = run.cfg.env.cfg.resolve.max_successors
     rows = min(512, 4096 // max_successors) * (16 if on_gpu else 1)
-    rows_per_step = max(beam, rows)
+    rows_per_step = max(BEAM_WIDTH, rows)
     cfg = search_config(
         run.task,
         run.cfg,
         score,
-        slots=slots_for_rows(rows_per_step, beam),
-        beam=beam,
+        slots=slots_for_rows(rows_per_step),
+        beam=BEAM_WIDTH,
         rows_per_step=rows_per_step,
         chunk_size=2048,
     )

@@ -435,15 +435,11 @@ class Score:
     min_height: int = 1
     # other facts may be added to it
     takes_other_facts: bool = True
-    # it tells candidates that no rule derives apart
-    scores_unprovable: bool = False
     # `log_odds_of_all` knows every entity; it ranks those that no rule derives among the others
     knows_all: bool = False
     ranks_all: bool = False
     # `recount` computes it from confidences, and counts of other facts
     has_recount: bool = False
-    # log-odds of the score up to which an answer is not proved
-    proof_threshold: float = -torch.inf
     # what the evidence of questions is collected from and what a question leaves out, where the score reads it
     facts: FactIndex | None = None
     left_out: LeftOut = "fact"
@@ -497,9 +493,7 @@ class _Sum(Score):
         self.needs = first.needs | second.needs
         self.min_height = max(first.min_height, second.min_height)
         self.takes_other_facts = "other-facts" not in self.needs
-        self.scores_unprovable = first.scores_unprovable
         self.has_recount = first.has_recount and second.has_recount
-        self.proof_threshold = first.proof_threshold
         self.facts = first.facts or second.facts
         self.left_out = first.left_out
 

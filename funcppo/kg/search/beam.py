@@ -39,9 +39,7 @@ from funcppo.kg.search.env import (
 from funcppo.kg.search.network import Params
 from funcppo.nets.networks import Agent
 
-ScoreName = Literal["success", "best-proof", "greedy"]
-# nats, added to a greedy path that does not end in a proof
-UNPROVED_PENALTY = -100.0
+ScoreName = Literal["success", "best-proof"]
 # successors a row, tried before the width that holds all
 NARROW_WIDTHS = (32,)
 
@@ -55,7 +53,7 @@ class SearchConfig:
     score: ScoreName
     max_depth: Size  # resolution steps
     slots: Size  # B, candidates searched at the same time
-    beam: Size  # K, partial proofs kept for each candidate; 1 for greedy
+    beam: Size  # K, partial proofs kept for each candidate
     rows_per_step: Size  # R, partial proofs extended in one step; at least K
     chunk_size: Size  # candidates that are loaded at once
 
@@ -110,18 +108,16 @@ class _Children(NamedTuple):
     choice_id: I32[Tensor, "R S"]  # the choice made, as in a trace
     # some successors did not fit the successor table
     overflow: Bool[Tensor, "R"]
-    # of the path and the policy's best action, END included
-    best_action_log_prob: F32[Tensor, "R"]
     # of the row: slot * K + beam entry; B * K where it is empty
     source: I64[Tensor, "R"]
 
 
-def slots_for_rows(rows: int, beam: int) -> int:
+def slots_for_rows(rows: int) -> int:
     """Return the number of slots that fill so many rows.
 
-    A beam holds about two partial proofs on average, one if greedy.
+    A beam holds about two partial proofs on average.
     """
-    return rows if beam == 1 else max(1, rows // 2)
+    return max(1, rows // 2)
 
 
 def extend_beams(
@@ -264,7 +260,6 @@ def _expand(
         proved=successors.goals.atoms[:, :, 0, 0] == 0,
         choice_id=torch.where(is_rule, successors.rule, -1 - successors.fact),
         overflow=successors.overflow & mask,
-        best_action_log_prob=path_log_prob + log_policy.amax(1),
         source=source,
     )
 
@@ -278,14 +273,8 @@ def _choice_log_probs(
         is_rule = observation.rule >= 0
         log_prob = torch.where(is_rule, log_prob, 0.0)
 
-    if cfg.score == "greedy":
-        action = torch.arange(mask.shape[1], device=mask.device)
-        best_action = log_policy.argmax(-1, keepdim=True)
-        mask = mask & (action == best_action)
-    else:
-        # A dead end leads to no proof, so it adds nothing to either score.
-        mask = mask & ~observation.dead_end
-    return torch.where(mask, log_prob, -torch.inf)
+    # A dead end leads to no proof, so it adds nothing to either score.
+    return torch.where(mask & ~observation.dead_end, log_prob, -torch.inf)
 
 
 def _advance_slots(
@@ -433,22 +422,9 @@ def _record_proofs(
     is_better = log_prob > result.best_log_prob
     proof_length = torch.where(is_better, search.depth + 1, result.proof_length)
 
-    if cfg.score == "greedy":
-        # The path so far, END included, with a penalty unless it is a proof.
-        path = _scatter_to_entries(
-            cfg,
-            children,
-            children.best_action_log_prob,
-            -torch.inf,
-        )
-        path = path[:, 0]
-        log_score = torch.where(proof_length > 0, path, path + UNPROVED_PENALTY)
-    else:
-        proved = _mass_by_entry(cfg, children, proved_log_prob)
-        log_score = _add_log_mass(cfg, result.log_score, proved)
-
+    proved = _mass_by_entry(cfg, children, proved_log_prob)
     return result._replace(
-        log_score=log_score,
+        log_score=_add_log_mass(cfg, result.log_score, proved),
         best_log_prob=torch.where(is_better, log_prob, result.best_log_prob),
         trace=torch.where(is_better[:, None], trace, result.trace),
         proof_length=proof_length,
@@ -759,7 +735,6 @@ def score_by_rules(
 
         success:     sum of the probabilities of the rules that derive the atom
         best-proof:  the largest of these probabilities
-        greedy:      probability of the most probable action, times exp(`UNPROVED_PENALTY`) unless it derives the atom
     """
     goals = single_goal(cfg.resolve.max_goals, atoms)
     remaining = torch.ones_like(atoms[:, 0], dtype=torch.float32)
@@ -777,15 +752,7 @@ def score_by_rules(
         log_success = derivation_log_prob.logsumexp(1).double()
         return log_success - other_log_prob.logsumexp(1).double()
 
-    best_derivation = derivation_log_prob.amax(1)
-    best_action = log_policy.amax(1)
-    if cfg.score == "greedy":
-        best_derivation = torch.where(
-            best_derivation == best_action,
-            best_action,
-            best_action + UNPROVED_PENALTY,
-        )
-    return to_log_odds(best_derivation)
+    return to_log_odds(derivation_log_prob.amax(1))
 
 
 def all_finished(state: SchedulerState) -> Bool[Tensor, ""]:

@@ -81,11 +81,11 @@ class SearchProgram:
     """Facts and rules as the search reads them; many searches may share them."""
 
     def __init__(self, clauses: Clauses, max_height: int) -> None:
-        self.clauses, self.max_height = clauses, max_height
+        self.clauses = Clauses(clauses.kb, clauses.sizes, MAX_INDEXED)
+        self.max_height = max_height
         self.n_constants = clauses.sizes.n_constants
         self._rules: dict[int, list[Rule]] = {}
-        self._indices: dict[tuple[int, Row], dict[Row, list[Row]]] = {}
-        self._matches: dict[tuple[int, Row, Row], Collection[Row]] = {}
+        self._matches: dict[Atom, Collection[Row]] = {}
 
     def rules_of(self, predicate: int) -> list[Rule]:
         """Return the rules of a predicate, with variables that no partial proof has."""
@@ -104,46 +104,12 @@ class SearchProgram:
 
     def matches(self, atom: Atom) -> tuple[Row, Collection[Row]]:
         """Return the variables of an atom, one for each place, and their values in the facts that match."""
-        arguments = tuple(term for term in atom[1:] if term)
-        bound = tuple(
-            i for i, t in enumerate(arguments) if t <= self.n_constants
-        )
-        key = tuple(arguments[i] for i in bound)
-        found = self._matches.get((atom[0], bound, key))
+        n = self.n_constants
+        goal = tuple(term if term <= n else -1 for term in atom)
+        found = self._matches.get(goal)
         if found is None:
-            found = self._find(atom[0], len(arguments), bound, key)
-            self._matches[atom[0], bound, key] = found
-        return tuple(t for t in arguments if t > self.n_constants), found
-
-    def _find(
-        self, predicate: int, arity: int, bound: Row, key: Row
-    ) -> Collection[Row]:
-        """Return the other arguments of the facts that have some arguments at some places."""
-        kb, sizes = self.clauses.kb, self.clauses.sizes
-        first, last = int_list(kb.fact_offsets[predicate : predicate + 2])
-        free = [i for i in range(arity) if i not in bound]
-        is_small = not bound or last - first <= MAX_INDEXED
-        index = self._indices.get((predicate, bound))
-        if index is None:
-            facts = kb.facts[first:last]
-            if not is_small:
-                # Of the facts that agree in one argument, those that agree in all.
-                columns = kb.rule_offsets.new_tensor([bound, key])
-                place, argument = columns.long()
-                of_place = torch.full_like(place, predicate)
-                start, length = kbase.find_postings(
-                    kb, sizes, place, of_place, argument
-                )
-                fewest = length.argmin()
-                span = slice(int(start[fewest]), int((start + length)[fewest]))
-                facts = kb.facts[kb.argument_postings[span].long()]
-            index = defaultdict(list)
-            for row in facts[:, 1:].tolist():
-                of_row = tuple(row[i] for i in bound)
-                index[of_row].append(tuple(row[i] for i in free))
-            if is_small:
-                self._indices[predicate, bound] = index
-        return index.get(key, ())
+            found = self._matches[goal] = self.clauses.matching(atom)
+        return tuple(t for t in atom[1:] if t > n), found
 
     def is_closed(self, atom: Atom, height: int) -> bool:
         """Return whether facts alone may answer a goal."""

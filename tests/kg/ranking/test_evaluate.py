@@ -100,11 +100,10 @@ def test_the_records_of_a_query_are_worked_by_hand():
 
 def test_a_status_says_whether_an_answer_was_proved_missed_or_without_proof():
     status = evaluate._answer_status
-    assert status(True, -0.5, -float("inf")) == "proved"
-    assert status(True, None, -float("inf")) == "missed"
-    assert status(True, -100.5, -100.0) == "missed"  # greedy, without a proof
-    assert status(False, None, -float("inf")) == "no proof"
-    assert status(False, -100.5, -100.0) == "no proof"
+    assert status(True, -0.5) == "proved"
+    for score in (None, -float("inf")):
+        assert status(True, score) == "missed"
+        assert status(False, score) == "no proof"
 
 
 # -- the ranking of a whole split

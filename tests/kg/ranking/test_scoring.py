@@ -15,7 +15,6 @@ from funcppo.kg.ranking import explain, ranking, scoring
 from funcppo.kg.ranking.ranking import RankingProtocol
 from funcppo.kg.ranking.scoring import PolicyScore, search_config
 from funcppo.kg.scores import evidence, learned
-from funcppo.kg.scores import score as rules
 from funcppo.kg.scores.learned import LearnedScore, Weights
 from funcppo.kg.scores.score import parse
 from funcppo.kg.search import env as prover_env
@@ -238,18 +237,15 @@ def test_a_search_is_needed_unless_the_rules_decide():
     """The oracle selects the facts at height 1; `best-proof` counts no choice of facts there."""
     for fields, needed in (
         ({"fact_selection": "oracle"}, []),
-        ({"fact_selection": "policy"}, ["success", "greedy"]),
-        ({"max_height": 2}, ["success", "best-proof", "greedy"]),
+        ({"fact_selection": "policy"}, ["success"]),
+        ({"max_height": 2}, ["success", "best-proof"]),
     ):
-        task, names = (
-            untrained(**fields)[0],
-            ("success", "best-proof", "greedy"),
-        )
+        task, names = untrained(**fields)[0], ("success", "best-proof")
         found = [x for x in names if scoring.needs_search(task, search(x))]
         assert found == needed
 
 
-@pytest.mark.parametrize("name", ["success", "best-proof", "greedy"])
+@pytest.mark.parametrize("name", ["success", "best-proof"])
 @pytest.mark.parametrize("chunk_size", [5, 64])
 def test_a_score_without_a_search_scores_all_atoms_in_chunks(name, chunk_size):
     """5-atom chunks of 13 atoms: 5, 5 and 3, the last padded to 4."""
@@ -266,7 +262,7 @@ def test_a_score_without_a_search_scores_all_atoms_in_chunks(name, chunk_size):
     assert outcomes == [(None, 13, 14 if chunk_size == 5 else 16)]
 
 
-@pytest.mark.parametrize("name", ["success", "best-proof", "greedy"])
+@pytest.mark.parametrize("name", ["success", "best-proof"])
 def test_a_score_with_a_search_gives_the_scores_of_the_search(name):
     fields = {"max_height": 2}
     task, _, params, atoms = untrained(**fields)
@@ -392,7 +388,6 @@ def test_the_rules_that_apply_give_the_best_proof_that_search_finds():
 
 
 def test_with_the_oracle_success_is_the_sum_over_the_rules_that_derive():
-    """And greedy is the most probable choice alone, at a price unless it derives the atom."""
     task, cfg, params = family()
     atoms = torch.unique(torch.from_numpy(task.dataset.test[:40]), dim=0).int()
     world, env = prover_task.training_world(task), cfg.env.cfg
@@ -401,7 +396,7 @@ def test_with_the_oracle_success_is_the_sum_over_the_rules_that_derive():
     seen = prover_env.observe(env, world, state)
     logits, *_ = cfg.agent.apply(cfg.agent.cfg, world, params, seen)
     policy = torch.softmax(logits, 1)
-    success, greedy = torch.zeros(len(atoms)), policy.amax(1).log()
+    success = torch.zeros(len(atoms))
     for s in range(policy.shape[1]):
         keys = torch.zeros((len(atoms), 2), dtype=torch.int64)
         action = torch.full((len(atoms),), s)
@@ -409,13 +404,8 @@ def test_with_the_oracle_success_is_the_sum_over_the_rules_that_derive():
         assert (after.status != RUNNING).all()
         is_proved = after.status == PROVED
         success += torch.where(is_proved, policy[:, s], 0.0)
-        is_lost = (policy.argmax(1) == s) & ~is_proved
-        greedy += torch.where(is_lost, -100.0, 0.0)
-    for score, want in (
-        ("success", success.double().logit()),
-        ("greedy", rules.to_log_odds(greedy)),
-    ):
-        how = search_config(task, cfg, score, **SIZES)
-        value = PolicyScore(how, task, params, None)
-        assert_close(scoring.score_atoms(task, value, atoms, 0), want)
-    assert torch.isfinite(success.log()).any() and (greedy < -50).any()
+    how = search_config(task, cfg, "success", **SIZES)
+    value = PolicyScore(how, task, params, None)
+    want = success.double().logit()
+    assert_close(scoring.score_atoms(task, value, atoms, 0), want)
+    assert torch.isfinite(success.log()).any()

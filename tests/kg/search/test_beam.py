@@ -16,11 +16,7 @@ from funcppo.kg.logic import kb as kbase
 from funcppo.kg.search import beam as beams
 from funcppo.kg.search import env as prover_env
 from funcppo.kg.search import network as net
-from funcppo.kg.search.beam import (
-    UNPROVED_PENALTY,
-    SearchConfig,
-    score_candidates,
-)
+from funcppo.kg.search.beam import SearchConfig, score_candidates
 from funcppo.runtime.capture import GraphedStep
 from funcppo.runtime.memory import AsyncReadback
 from tests.kg.logic.test_resolve import C, P, program, start
@@ -53,7 +49,7 @@ def setup(seed: int, score: str, max_height: int = 1, **fields):
     sizes_of = dict(
         max_depth=4, slots=6, beam=100, chunk_size=16, rows_per_step=120
     )
-    sizes_of |= fields | ({"beam": 1} if score == "greedy" else {})
+    sizes_of |= fields
     agent = net.agent(cfg)
     evaluation = SearchConfig(
         resolve=shape, agent=agent, score=score, **sizes_of
@@ -95,12 +91,12 @@ def walk(cfg, world, params, query, visit):
     S = cfg.resolve.max_successors
     label = torch.tensor([True])
     first = prover_env.initial_state(search, world, query[None], label)
-    todo = [(first, 0.0, 0.0, True)]
+    todo = [(first, 0.0, 0.0)]
     while todo:
-        state, path, rules, greedy = todo.pop()
+        state, path, rules = todo.pop()
         status = int(state.status[0])
         if status != prover_env.RUNNING:
-            visit(path, rules, status == prover_env.PROVED, greedy)
+            visit(path, rules, status == prover_env.PROVED)
             continue
         obs = prover_env.observe(search, world, state)
         logits = cfg.agent.apply(cfg.agent.cfg, world, params, obs).logits
@@ -114,11 +110,10 @@ def walk(cfg, world, params, query, visit):
                 is_rule = action < S and obs.rule[0, action] >= 0
                 step = float(logp[action])
                 of_rules = rules + (step if is_rule else 0.0)
-                is_best = greedy and action == int(logp.argmax())
-                todo.append((after, path + step, of_rules, is_best))
+                todo.append((after, path + step, of_rules))
 
 
-@pytest.mark.parametrize("score", ["success", "best-proof", "greedy"])
+@pytest.mark.parametrize("score", ["success", "best-proof"])
 @pytest.mark.parametrize("n_rules", [1, 2])
 def test_a_score_near_1_keeps_its_digits(score, n_rules):
     """p(1, 2) by one or two rules p(X, Y) :- q(X, Y), each exp(20) times as probable as END: log p rounds to 0."""
@@ -147,7 +142,7 @@ def test_a_score_near_1_keeps_its_digits(score, n_rules):
         assert got.tolist() == [pytest.approx(want, abs=1e-5)]
 
 
-@pytest.mark.parametrize("score", ["success", "best-proof", "greedy"])
+@pytest.mark.parametrize("score", ["success", "best-proof"])
 @given(seed=SEEDS)
 @settings(max_examples=5, phases=PHASES)
 def test_a_score_equals_the_sum_over_all_paths_of_the_policy(score, seed):
@@ -156,24 +151,21 @@ def test_a_score_equals_the_sum_over_all_paths_of_the_policy(score, seed):
     cfg = with_sharper_policy(cfg, 1 + 5 * (seed % 3))
     atoms = atoms[:: 1 + seed % 5][:8]
     got, _, _ = score_candidates(cfg, world, params, atoms)
-    assert torch.isneginf(got.pruned_log_mass).all() or score == "greedy"
+    assert torch.isneginf(got.pruned_log_mass).all()
     log_odds = beams.log_odds(cfg, got)
     for i, atom in enumerate(atoms):
-        masses, best, greedy_score = {True: [], False: []}, -math.inf, None
+        masses, best = {True: [], False: []}, -math.inf
 
-        def visit(path, rules, proved, greedy):
-            nonlocal best, greedy_score
+        def visit(path, rules, proved):
+            nonlocal best
             masses[proved].append(math.exp(path))  # noqa: B023
             best = max(best, rules if proved else -math.inf)
-            if greedy:
-                greedy_score = path + (0.0 if proved else UNPROVED_PENALTY)
 
         walk(cfg, world, params, atom, visit)
         proved, failed = math.fsum(masses[True]), math.fsum(masses[False])
         assert proved + failed == pytest.approx(1, abs=1e-9)
         success = math.log(proved) if proved else -math.inf
-        of_paths = {"success": success, "best-proof": best}
-        want = of_paths.get(score, greedy_score)
+        want = success if score == "success" else best
         assert float(got.log_score[i]) == pytest.approx(want, abs=1e-4)
         rest = failed if score == "success" else -math.expm1(want)
         odds = want - math.log(rest)
@@ -198,7 +190,7 @@ def test_scores_do_not_depend_on_sizes_or_order(seed, slots, window, rows):
 @pytest.mark.parametrize(
     "device", ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 )
-@given(SEEDS, st.sampled_from(["success", "best-proof", "greedy"]))
+@given(SEEDS, st.sampled_from(["success", "best-proof"]))
 @settings(max_examples=6, phases=PHASES)
 def test_scores_are_the_same_graphed_and_read_later(device, seed, score):
     """Three chunks, the last not full, with two policies in turn."""
@@ -235,7 +227,7 @@ def test_a_search_on_a_cpu_can_be_ended_after_any_step(n_steps):
     assert len(steps) == n_steps
 
 
-@pytest.mark.parametrize("score", ["success", "best-proof", "greedy"])
+@pytest.mark.parametrize("score", ["success", "best-proof"])
 @given(seed=SEEDS)
 @settings(max_examples=6, phases=PHASES)
 def test_scores_in_ascending_widths_are_those_of_the_full_one(score, seed):
