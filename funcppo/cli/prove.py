@@ -301,13 +301,11 @@ class Prove(TargetOptions):
         Args:
           others: lines to return instead if a limit comes before the first proof.
         """
-        from funcppo.kg.logic import kb, prove
+        from funcppo.kg.logic import prove
         from funcppo.kg.ranking import explain
 
         tables = found.answers.tables
         clauses, limits = tables.clauses, tables.limits
-        if self.guide is not None:  # which proves from some of the facts
-            clauses = prove.Clauses(*kb.from_dataset(dataset))
         confidences = prove.count_confidences(
             clauses, dataset.is_program, limits
         )

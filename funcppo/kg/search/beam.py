@@ -697,33 +697,34 @@ def score_by_width(
     Args:
       cfgs: what `width_schedule` returns.
     """
-    rest = step, on_progress, load_chunks, make_readback
-    run = score_candidates(cfgs[0], world, params, candidates, *rest)
-    for cfg in cfgs[1:]:
-        is_overflowed = torch.isfinite(run.results.overflow_log_mass)
-        rows = is_overflowed.nonzero()[:, 0]
-        if not len(rows):
-            break
+    cfg, *wider = cfgs
+    how = step, on_progress, load_chunks, make_readback
+    run = score_candidates(cfg, world, params, candidates, *how)
+    rows = torch.isfinite(run.results.overflow_log_mass).nonzero()[:, 0]
+    if not wider or not len(rows):
+        return run
 
-        n = len(candidates)
-        rest = (
-            step,
-            lambda done, more, n=n: on_progress(n + done, n + more),
-            load_chunks,
-            make_readback,
-        )
-        again = candidates[rows.to(candidates.device)]
-        wider = score_candidates(cfg, world, params, again, *rest)
-        run = ScoringRun(
-            results=tree.map(
-                lambda old, new, rows=rows: old.index_copy(0, rows, new),
-                run.results,
-                wider.results,
-            ),
-            active_row_steps=run.active_row_steps + wider.active_row_steps,
-            row_steps=run.row_steps + wider.row_steps,
-        )
-    return run
+    n = len(candidates)
+    again = score_by_width(
+        wider,
+        world,
+        params,
+        candidates[rows.to(candidates.device)],
+        step,
+        lambda done, more: on_progress(n + done, n + more),
+        load_chunks,
+        make_readback,
+    )
+    results = tree.map(
+        lambda old, new: old.index_copy(0, rows, new),
+        run.results,
+        again.results,
+    )
+    return ScoringRun(
+        results,
+        run.active_row_steps + again.active_row_steps,
+        run.row_steps + again.row_steps,
+    )
 
 
 def score_by_rules(

@@ -22,6 +22,7 @@ from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -40,7 +41,7 @@ from funcppo.kg.logic.joins import (
 from funcppo.kg.logic.proof import Atom
 from funcppo.kg.logic.prove import Clauses, Limits, QueryResult, Row
 from funcppo.kg.logic.resolve import Goals, Successors
-from funcppo.kg.logic.row_index import int_list
+from funcppo.kg.logic.row_index import from_numpy, int_list
 from funcppo.kg.search.env import Observation, World, make_observation
 from funcppo.kg.search.network import Params
 
@@ -352,9 +353,10 @@ def observe(
     pack = partial(_pack, cfg, device)
     goals = pack([[e.goals] for e in expansions], 1)
 
-    rows = [[rule for _, rule, _ in e.successors] for e in expansions]
-    padded = [row + [-2] * (n_slots - len(row)) for row in rows]
-    rule = torch.tensor(padded, dtype=torch.int32, device=device)
+    rules = np.full((len(expansions), n_slots), -2, np.int32)
+    for row, e in zip(rules, expansions):
+        row[: len(e.successors)] = [rule for _, rule, _ in e.successors]
+    rule = from_numpy(rules).to(device)
     mask = rule >= -1
 
     successors = Successors(
@@ -387,25 +389,17 @@ def _pack(
     sizes = cfg.env.cfg.resolve.sizes
     width = sizes.atom_width
     n_goals = max((len(g) for row in lists for g in row), default=1) or 1
-    places: list[int] = []
-    values: list[int] = []
+    table = np.zeros((len(lists), n_slots, n_goals, width + 1), np.int32)
     for i, row in enumerate(lists):
         for j, goals in enumerate(row):
-            first = (i * n_slots + j) * n_goals
-            places.extend(range(first, first + len(goals)))
-            for atom, height in goals:
-                values.extend(atom)
-                values.append(height)
-    rows = torch.tensor(values, dtype=torch.int32).view(-1, width + 1)
+            if goals:
+                table[i, j, : len(goals)] = [
+                    (*a, height) for a, height in goals
+                ]
     # A policy knows as many variables as its own search needs.
     most = sizes.n_constants + cfg.agent.cfg.n_variables
-    terms = rows[:, 1:width].clamp_max(most)
-    rows = torch.cat([rows[:, :1], terms, rows[:, width:]], 1)
-
-    n_rows = len(lists) * n_slots * n_goals
-    table = rows.new_zeros((n_rows, width + 1))
-    table = table.index_copy(0, torch.tensor(places).long(), rows)
-    packed = table.to(device).view(len(lists), n_slots, n_goals, width + 1)
+    table[..., 1:width] = table[..., 1:width].clip(max=most)
+    packed = from_numpy(table).to(device)
     return Goals(packed[..., :width], packed[..., width])
 
 

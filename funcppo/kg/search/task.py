@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -266,7 +266,9 @@ def build_task(
         notes=(*notes, *fact_notes),
         is_guide=as_guide,
     )
-    task = _move_search_tensors(with_ranking_on(host_task, device), device)
+    task: ProverTask = _moved(
+        with_ranking_on(host_task, device), device, "kb", "derivability_index"
+    )
     if derives_by_query:
         if plan is None or task.kb.facts.is_cuda:
             plan = plan_rules(task.kb, sizes)
@@ -422,13 +424,6 @@ def _is_listed(
     )
     found = kbase.find_atoms(index, sizes, atoms.long().to(table.device)) >= 0
     return found.to(atoms.device)
-
-
-def _move_search_tensors(task: ProverTask, device: str) -> ProverTask:
-    """Return the task with the tensors that a search reads moved to a device."""
-    searched = (task.kb, task.derivability_index)
-    kb, index = tree.map(lambda x: x.to(device), searched)
-    return replace(task, kb=kb, derivability_index=index)
 
 
 def _least_model(
@@ -845,26 +840,12 @@ def false_negative_rate(task: ProverTask) -> float | None:
 
 def with_ranking_on(task: ProverTask, device: str) -> ProverTask:
     """Return the task with the tensors that ranking reads on a device, which may differ from the scoring device."""
+    model = _moved(task.least_model, device, "atoms", "height", "atom_index")
+    task = replace(task, least_model=model)
+    return _moved(task, device, "filter_index", "unproved_facts", "entity_pool")
 
-    model = task.least_model
-    atoms, height, atom_index, filter_index, unproved_facts, pool = tree.map(
-        lambda x: x.to(device),
-        (
-            model.atoms,
-            model.height,
-            model.atom_index,
-            task.filter_index,
-            task.unproved_facts,
-            task.entity_pool,
-        ),
-    )
 
-    return replace(
-        task,
-        least_model=replace(
-            model, atoms=atoms, height=height, atom_index=atom_index
-        ),
-        filter_index=filter_index,
-        unproved_facts=unproved_facts,
-        entity_pool=pool,
-    )
+def _moved(record: Any, device: str, *names: str) -> Any:
+    """Return a record with some of its fields on a device."""
+    parts = {name: getattr(record, name) for name in names}
+    return replace(record, **tree.map(lambda x: x.to(device), parts))
