@@ -38,6 +38,7 @@ from funcppo.kg.config import ProverTaskConfig, read_config
 from funcppo.kg.graph.dataset import Dataset
 from funcppo.kg.graph.rules import (
     Query,
+    comparison_tests,
     format_atom,
     format_rule,
     proof_names,
@@ -203,7 +204,10 @@ class Prove(TargetOptions):
 
         solve = prove.solve if query.variables else prove.prove_ground
         with fixpoint_progress() as progress:
-            clauses = prove.Clauses(*kb.from_dataset(query.dataset))
+            clauses = prove.Clauses(
+                *kb.from_dataset(query.dataset),
+                comparisons=comparison_tests(query.dataset),
+            )
             limits = prove.Limits(
                 max_height=self.height,
                 max_atoms=self.max_atoms,

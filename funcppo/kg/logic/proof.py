@@ -271,6 +271,7 @@ class Conditions:
 
     Args:
       comparisons: the test of two constants of each comparison, by its predicate.
+      spend: is called as the work goes on; what it raises ends the work.
     """
 
     def __init__(
@@ -280,9 +281,10 @@ class Conditions:
         comparisons: Mapping[int, Callable[[int, int], bool]],
         n_constants: int,
         object_identity: bool = False,
+        spend: Callable[[], object] = lambda: None,
     ) -> None:
         self.comparisons, self.n_constants = comparisons, n_constants
-        self.object_identity = object_identity
+        self.object_identity, self.spend = object_identity, spend
         self.rules: dict[int, list[list[Atom]]] = defaultdict(list)
         for rule in rules:
             atoms = [tuple(atom) for atom in rule if atom[0]]
@@ -363,6 +365,7 @@ class Conditions:
             rows = [*self._match(rule[0], [goal], {})]
             atoms = [atom for atom in rule[1:] if atom[0] > 0]
             while atoms and rows:
+                self.spend()
                 # The atom of which most is known comes next.
                 atom = min(atoms, key=lambda a: self._bind(a, rows[0]).count(0))
                 atoms.remove(atom)

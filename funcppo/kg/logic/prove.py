@@ -43,7 +43,7 @@ from typing import Any, Literal, NamedTuple, cast
 import torch
 from torch import Tensor
 
-from funcppo.core.host import paused_collection
+from funcppo.core.host import NO_DEADLINE, paused_collection
 from funcppo.core.types import I32, I64
 from funcppo.kg.graph.dataset import OPERATORS
 from funcppo.kg.graph.text import TESTS
@@ -58,6 +58,7 @@ from funcppo.kg.logic.joins import (
     RowBudget,
     RowBudgetExceeded,
     Rule,
+    TimeBudgetExceeded,
     atom_variables,
     most_general_unifier,
     object_identity_constraints,
@@ -76,6 +77,7 @@ from funcppo.kg.logic.kb import (
 )
 from funcppo.kg.logic.proof import (
     Atom,
+    Conditions,
     Node,
     Proof,
     check_proof,
@@ -447,8 +449,13 @@ class Clauses:
         kb: KnowledgeBase,
         sizes: KBSizes,
         max_indexed: int = _MAX_INDEXED_FACTS,
+        comparisons: Mapping[int, Callable[[int, int], bool]] | None = None,
     ) -> None:
         self.kb, self.sizes, self.max_indexed = kb, sizes, max_indexed
+        # by which proofs are checked, such as `comparison_tests` of the names
+        self.comparisons = comparisons or {
+            i: partial(self._compare, name) for i, name in OPERATORS.items()
+        }
         self._fact_offsets = int_list(kb.fact_offsets)
         self._rule_offsets = int_list(kb.rule_offsets)
         self._indices: dict[tuple[int, Row], dict[Packed, list[Packed]]] = {}
@@ -649,6 +656,30 @@ class Clauses:
                 test = partial(self._is_absent, key, -atom[0], places)
             conditions.append((_arguments(atom), test))
         return conditions
+
+    def checker(
+        self,
+        conditions: Iterable[Atom],
+        object_identity: bool,
+        budget: RowBudget,
+    ) -> Callable[[Atom], bool]:
+        """Return a test of ground conditions that reads the facts and rules below them, and none of the tables."""
+        needed = [-c[0] for c in conditions if c[0] not in OPERATORS]
+        for predicate in needed:  # grows while it is traversed
+            for rule in self.rules_of(predicate):
+                atoms = rule.body + rule.conditions
+                used = {abs(a[0]) for a in atoms if a[0] not in OPERATORS}
+                needed += used.difference(needed)
+        spans = (self._fact_offsets[p : p + 2] for p in needed)
+        facts = (atom_tuples(self.kb.facts[slice(*span)]) for span in spans)
+        return Conditions(
+            chain(*facts),
+            self.rules,
+            self.comparisons,
+            self.sizes.n_constants,
+            object_identity,
+            partial(budget.spend, 0),
+        ).hold
 
     def _compare(self, name: str, left: int, right: int) -> bool:
         """Return whether a comparison holds; one of numbers does not hold of other names."""
@@ -1287,30 +1318,37 @@ class _Tables:
                     first[row] = min(n, first.get(row, n))
 
     def build_proof(self, atom: Atom) -> Proof:
-        """Build a proof of an atom that answers a goal from answers of earlier and earlier rounds."""
+        """Build a proof of an atom that answers a goal from answers of earlier and earlier rounds.
+
+        Raises:
+          RowBudgetExceeded: the time is over.
+        """
         self.collect_held()
-        # A condition that was not tested yet is tested without bounds.
-        self.clauses.limits = Limits()
+        budget = RowBudget(sys.maxsize, deadline=self.limits.budget.deadline)
+        # A condition that was not tested yet is tested now.
+        self.clauses.limits = Limits(budget=budget)
         try:
-            return from_model(
-                self.clauses.rules, self.n_constants, self.derive, atom
-            )
+            derive = partial(self.derive, budget)
+            rules = self.clauses.rules
+            return from_model(rules, self.n_constants, derive, atom)
         finally:
             self.clauses.limits = self.limits
 
-    def derive(self, atom: Atom) -> tuple[int, tuple[Atom, ...]] | None:
+    def derive(
+        self, budget: RowBudget, atom: Atom
+    ) -> tuple[int, tuple[Atom, ...]] | None:
         """Return a rule that derives a held atom, and its ground body; None for a fact.
 
         The rule is the first in file order whose body holds in an earlier round.
         """
+        budget.spend(0)
         before = self.held.get(atom[0], {}).get(_arguments(atom), 0)
         if not before:
             return None
         find = partial(self.find_before, before)
-        unbounded = RowBudget(sys.maxsize)
         for rule in self.clauses.rules_of(atom[0]):
             for body in self.clauses.bodies(
-                rule, atom, self.object_identity, find, unbounded
+                rule, atom, self.object_identity, find, budget
             ):
                 return rule.id, body
         raise AssertionError(f"{list(atom)}: held without a derivation")
@@ -1446,21 +1484,34 @@ def prove_ground(clauses: Clauses, atom: Atom, limits: Limits) -> QueryResult:
     """Prove or refute a ground atom, which does not count as a fact in its own proof; arguments are those of `solve`.
 
     Returns:
-      The verdict; for a proved atom with a checked proof of the smallest height.
+      The verdict; for a proved atom with a checked proof of the smallest height. UNKNOWN if the time ends before the
+      proof is built and checked, for which a fifth of it is kept.
 
     Raises:
       AssertionError: if the proof does not hold, which no input may cause.
     """
-    found = solve(clauses, atom, limits)
-    verdict = Verdict.REFUTED if found.complete else Verdict.UNKNOWN
+    budget, identity = limits.budget, limits.object_identity
+    search = replace(budget, deadline=budget.deadline.share(0.8))
+    found = solve(clauses, atom, replace(limits, budget=search))
     proof, height = None, None
     if found.heights:
-        proof = found.tables.build_proof(atom)
-        checked(clauses, proof, limits.object_identity)
-        height = proof_height(proof)
+        found.tables.limits = limits
+        try:
+            proof = found.tables.build_proof(atom)
+            checked(clauses, proof, identity, budget=budget)
+            height = proof_height(proof)
+        except TimeBudgetExceeded as error:
+            proof = None
+            found = replace(
+                found,
+                stop_reason=f"the proof that is found takes {error} to build",
+                stop_code=StopCode.TIME_LIMIT,
+            )
         # Before a limit the proof may be higher than need be.
-        if limits.max_height is not None and height > limits.max_height:
+        most = limits.max_height
+        if height is not None and most is not None and height > most:
             proof, height = None, None
+    verdict = Verdict.REFUTED if found.complete else Verdict.UNKNOWN
     return QueryResult(
         verdict=verdict if proof is None else Verdict.PROVED,
         is_fact=bool(clauses.facts_among([atom])),
@@ -1475,13 +1526,23 @@ def checked(
     proof: Proof,
     object_identity: bool,
     max_height: int | None = None,
+    budget: RowBudget | None = None,
 ) -> Proof:
-    """Return a proof, which is not of a fact, after it is checked.
+    """Return a proof, which is not of a fact, after it is checked, its conditions without the tables.
+
+    Args:
+      budget: whose deadline bounds the check; None for no bound.
 
     Raises:
       AssertionError: it does not hold, which no input may cause.
+      TimeBudgetExceeded: the time is over.
     """
     leaves = {node.goal for node in proof.nodes if node.rule is None}
+    deadline = budget.deadline if budget else NO_DEADLINE
+    conditions = [goal for goal in leaves if goal[0] < 0]
+    holds = clauses.checker(
+        conditions, object_identity, RowBudget(sys.maxsize, deadline=deadline)
+    )
     errors = check_proof(
         proof,
         clauses.facts_among(leaves),
@@ -1490,8 +1551,7 @@ def checked(
         max_height=max_height,
         leave_one_out=True,
         object_identity=object_identity,
-        # They were tested, and `funcppo check` tests them again.
-        holds=lambda condition: True,
+        holds=holds,
     )
     assert not errors, errors
     return proof
@@ -1575,7 +1635,8 @@ def best_proofs(
     tables = _Tables(clauses, atom, limits)
     tables.ends_with_proof = False
     confidence: Mapping[int, float] = {}
-    found: list[list[_Way]] = []
+    proofs: list[Proof] = []
+    probabilities: list[float] = []
     reason = ""
     try:
         with paused_collection():
@@ -1586,22 +1647,22 @@ def best_proofs(
             confidence = confidences(rules)
             cost = {rule: _rule_cost(confidence[rule]) for rule in rules}
             ways = _rank_ways(bodies, cost)
-            found += islice(_iter_proofs(tables, ways), k)
+            for chosen in islice(_iter_proofs(tables, ways), k):
+                proof = _build_tree(
+                    clauses, atom, chosen, confidence, tables.is_fact
+                )
+                identity = limits.object_identity
+                checked(clauses, proof, identity, budget=limits.budget)
+                proofs.append(proof)
+                probabilities.append(
+                    math.prod(confidence[rule] for _, rule, _ in chosen)
+                )
     except RowBudgetExceeded as error:
         obstacle = str(error) or f"more than {limits.max_atoms:,} to hold"
-        reason = f"stopped after {len(found)} proofs: {obstacle}"
-
-    proofs = (
-        _build_tree(clauses, atom, ways, confidence, tables.is_fact)
-        for ways in found
-    )
+        reason = f"stopped after {len(proofs)} proofs: {obstacle}"
     return BestProofs(
-        proofs=tuple(
-            checked(clauses, proof, limits.object_identity) for proof in proofs
-        ),
-        probabilities=tuple(
-            math.prod(confidence[rule] for _, rule, _ in ways) for ways in found
-        ),
+        proofs=tuple(proofs),
+        probabilities=tuple(probabilities),
         stop_reason=reason,
     )
 
