@@ -295,38 +295,36 @@ class Conditions:
         # facts by predicate and places, and by their constants there
         self.indices: dict[Atom, dict[Atom, set[Atom]]] = {}
         self.is_derivable: dict[Atom, bool] = {}  # by goal
+        self.open_goals: list[Atom] = []  # of negations, each below the last
 
     def hold(self, condition: Atom) -> bool:
-        """Return whether a ground condition holds; a negation does if no fact and no rule gives its atom."""
-        open_goals = [] if _is_comparison(condition) else [_negated(condition)]
-        waiting: set[Atom] = set()
-        while open_goals:
-            goal = open_goals[-1]
-            is_derivable, below = self._solve(goal)
-            if is_derivable or not below:
-                self.is_derivable[open_goals.pop()] = is_derivable
-                waiting.discard(goal)
-                continue
-            # Goals of negations below this one come first. None depends on it, unless the program has no strata.
-            waiting.add(goal)
-            if waiting & below:
-                return False
-            open_goals += below
-        return self._decide(condition) is True
+        """Return whether a ground condition holds; a negation does if no fact and no rule gives its atom.
 
-    def _decide(self, condition: Atom) -> bool | None:
-        """Return whether a condition holds; None for a negation whose goal is not solved."""
+        Goals of negations below come first. None depends on the one above, unless the program has no strata: then it
+        does not hold.
+
+        Raises:
+          ValueError: more than 100 negations are in one another.
+        """
         if _is_comparison(condition):
             return self.comparisons[condition[0]](*condition[1:3])
-        is_derivable = self.is_derivable.get(_negated(condition))
-        return None if is_derivable is None else not is_derivable
+        goal = _negated(condition)
+        if goal not in self.is_derivable:
+            if len(self.open_goals) > 100:
+                raise ValueError(
+                    "expected at most 100 negations in one another, got more"
+                )
+            self.is_derivable[goal] = True  # while it is not known
+            self.open_goals.append(goal)
+            self.is_derivable[goal] = self._solve(goal)
+            self.open_goals.pop()
+        return not self.is_derivable[goal]
 
-    def _solve(self, root: Atom) -> tuple[bool, set[Atom]]:
-        """Return whether a goal has an answer, and the unsolved goals of negations that it depends on."""
+    def _solve(self, root: Atom) -> bool:
+        """Return whether a goal has an answer."""
         answers = {root: self._matching_facts(root)}
         users: dict[Atom, dict[Atom, None]] = defaultdict(dict)
         active: dict[Atom, None] = {root: None}
-        below: set[Atom] = set()
 
         def ask(goal: Atom, user: Atom) -> set[Atom]:
             """Return the answers of a goal so far; more of them make its user active."""
@@ -338,11 +336,11 @@ class Conditions:
 
         while active and not answers[root]:
             goal, _ = active.popitem()
-            new = {*self._derive(goal, ask, below)} - answers[goal]
+            new = {*self._derive(goal, ask)} - answers[goal]
             if new:
                 answers[goal] = answers[goal] | new
                 active |= users[goal]
-        return bool(answers[root]), below
+        return bool(answers[root])
 
     def _matching_facts(self, goal: Atom) -> set[Atom]:
         """Return the facts that match a goal."""
@@ -355,12 +353,9 @@ class Conditions:
         return index.get(tuple(goal[i] for i in places), set())
 
     def _derive(
-        self,
-        goal: Atom,
-        ask: Callable[[Atom, Atom], set[Atom]],
-        below: set[Atom],
+        self, goal: Atom, ask: Callable[[Atom, Atom], set[Atom]]
     ) -> Iterator[Atom]:
-        """Yield the atoms that rules give for a goal by the answers so far; add unsolved goals of negations."""
+        """Yield the atoms that rules give for a goal by the answers so far."""
         for rule in self.rules[goal[0]]:
             rows = [*self._match(rule[0], [goal], {})]
             atoms = [atom for atom in rule[1:] if atom[0] > 0]
@@ -377,7 +372,7 @@ class Conditions:
                     )
                 ]
             for row in rows:
-                if self._satisfies(rule, row, below):
+                if self._satisfies(rule, row):
                     yield self._bind(rule[0], row)
 
     def _bind(self, atom: Atom, row: Mapping[int, int]) -> Atom:
@@ -400,18 +395,13 @@ class Conditions:
             ):
                 yield found
 
-    def _satisfies(
-        self, rule: list[Atom], row: Mapping[int, int], below: set[Atom]
-    ) -> bool:
+    def _satisfies(self, rule: list[Atom], row: Mapping[int, int]) -> bool:
         """Return whether a row keeps object identity and satisfies the conditions of a rule."""
         named = _named_constants(rule, self.n_constants)
         if self.object_identity and not _keeps_identity(named, row):
             return False
-        conditions = [self._bind(atom, row) for atom in rule if atom[0] < 0]
-        decided = {c: self._decide(c) for c in conditions}
-        if False not in decided.values():
-            below |= {_negated(c) for c in conditions if decided[c] is None}
-        return all(decided.values())
+        conditions = (self._bind(atom, row) for atom in rule if atom[0] < 0)
+        return all(map(self.hold, conditions))
 
 
 def _negated(condition: Atom) -> Atom:

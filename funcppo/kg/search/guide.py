@@ -480,21 +480,23 @@ def sample_goals(
     rng = random.Random(seed)
     sizes = clauses.sizes
     heads = sorted(predicates or set(int_list(clauses.kb.rules[:, 0, 0])))
+    head_of = {rule[0][0]: rule[0] for rule in reversed(clauses.rules)}
     found: dict[Atom, None] = {}
     n_barren = 0
 
     while len(found) < n and n_barren < MAX_BARREN and not deadline.is_over:
-        variables = range(sizes.n_constants + 1, sizes.n_constants + 9)
-        predicate, known = rng.choice(heads), rng.randrange(sizes.atom_width)
-        arity = clauses.rules_of(predicate)[0].head
-        arguments = [v for v, t in zip(variables, arity[1:]) if t]
-        if known < len(arguments):
-            arguments[known] = rng.randint(1, sizes.n_constants)
-        query = (predicate, *arguments, *arity[1 + len(arguments) :])
+        head, known = rng.choice(heads), 1 + rng.randrange(sizes.atom_width)
+        query = [
+            t and sizes.n_constants + i for i, t in enumerate(head_of[head])
+        ]
+        query[0] = head
+        if known < len(query) and query[known]:
+            query[known] = rng.randint(1, sizes.n_constants)
 
         limits = Limits(max_height=max_height, budget=RowBudget(GOAL_ROWS))
         by_height: dict[int, list[Atom]] = defaultdict(list)
-        for atom, height in prove.solve(clauses, query, limits).heights.items():
+        answers = prove.solve(clauses, (*query,), limits).heights
+        for atom, height in answers.items():
             if height != 0 and atom not in found:
                 by_height[height or 0].append(atom)
         n_barren = 0 if by_height else n_barren + 1
