@@ -100,7 +100,8 @@ class Prove(TargetOptions):
     """Maximum number of rows that the joins may make, a few minutes of work; if there is no proof before, the verdict
     is unknown."""
     seconds: PositiveFloat = 300.0
-    """Time limit of the search for proofs, in seconds; if there is no proof before, the verdict is unknown."""
+    """Time limit of the search for proofs and of building them, in seconds; without a proof before, the verdict is
+    unknown."""
     guide: Annotated[str | None, Opt("RUN")] = None
     """Run of `funcppo train --learner guide` (or proofs), whose policy says which rules and facts to try first for a
     query without variables, in a quarter of --seconds. What it does not prove then is proved or refuted without it.

@@ -157,6 +157,15 @@ def ages_proof():
     return proof
 
 
+def test_prove_does_not_trust_the_conditions_of_its_tables(monkeypatch):
+    """q(ann, bob) needs that there is no path from ann to bob, and no edge from bob."""
+    atom = tuple(parse_query(AGES, "q(ann, bob)").tolist())
+    monkeypatch.setattr(prove.Clauses, "_is_absent", lambda *_: True)
+    clauses = prove.Clauses(*kb.from_dataset(AGES))
+    with pytest.raises(AssertionError, match="does not hold"):
+        prove.prove_ground(clauses, atom, prove.Limits())
+
+
 def ages_errors(proof, *more_facts):
     """The errors of a proof with more facts."""
     facts = {tuple(fact) for fact in AGES.facts.tolist()}

@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from funcppo.core.host import Deadline
 from funcppo.kg.logic import kb
 from funcppo.kg.logic import prove as proving
-from funcppo.kg.logic.fixpoint import Verdict
+from funcppo.kg.logic.fixpoint import StopCode, Verdict
 from funcppo.kg.logic.joins import RowBudget
 from funcppo.kg.logic.proof import check_proof
 from funcppo.kg.logic.prove import Clauses, Limits, proof_by_rule
@@ -490,3 +491,23 @@ def test_proofs_beyond_a_limit_are_said_to_be_unknown():
             assert part.stop_reason or len(part.proofs) == 2
             reasons.add(bool(part.stop_reason))
     assert reasons == {True, False}
+
+
+def test_the_time_bounds_the_building_of_a_proof_too():
+    """The clock goes on with each look at it. Without time for its proof an answer is unknown, and says so."""
+    seen = set()
+    for n in range(1, 100):
+        ticks = itertools.count()
+        deadline = Deadline(at=n, clock=lambda ticks=ticks: next(ticks))
+        budget = RowBudget(MANY, deadline=deadline)
+        found = prove(LOOP, (PATH, 3, 4), budget=budget)
+        is_late = found.answers.stop_code is StopCode.TIME_LIMIT
+        assert found.verdict is (
+            Verdict.PROVED if found.proof else Verdict.UNKNOWN
+        )
+        seen.add((found.verdict, bool(found.answers.heights), is_late))
+    assert (Verdict.UNKNOWN, True, True) in seen
+    assert {
+        (Verdict.UNKNOWN, False, True),
+        (Verdict.PROVED, True, False),
+    } < seen
