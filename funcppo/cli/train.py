@@ -55,6 +55,7 @@ from funcppo.core.settings import (
     PositiveFloat,
 )
 from funcppo.kg.config import (
+    GUIDE_ENTROPY,
     RESULTS_FILE,
     RUN_FILES,
     Note,
@@ -486,7 +487,7 @@ class Train:
 
     @classmethod
     def stored_settings(cls, given: Mapping[str, Any]) -> RunConfig | None:
-        """Return the settings of the run to resume or of --config; None without either."""
+        """Return the settings of the run to resume, of --config, or of a guide; None without any."""
         is_resumed, config = given.get("resume", False), given.get("config")
         if is_resumed and (given.get("overwrite") or config):
             other = "--config" if config else "--overwrite"
@@ -494,10 +495,18 @@ class Train:
         dataset, out = given.get("dataset", ""), given.get("out", Path())
         if is_resumed and _has_run_to_resume(dataset, out):
             return read_config(out)
-        if config is None:
-            return None
         base = dataclasses.replace(_DEFAULT, dataset=dataset)
-        return read_settings(Path(config), base)
+        guide = dataclasses.replace(
+            base,
+            ppo=dataclasses.replace(base.ppo, entropy_coef=GUIDE_ENTROPY),
+        )
+        learner = given.get("learner")
+        if config is None:
+            return guide if learner == "guide" else None
+        settings = read_settings(Path(config), base)
+        if (learner or settings.learner) != "guide":
+            return settings
+        return read_settings(Path(config), guide)
 
 
 def _has_run_to_resume(dataset: str, out: Path) -> bool:

@@ -330,6 +330,10 @@ _DEFAULT_PPO = PPOConfig(
 )
 
 
+# Rewards of a guide are rare at first, and a larger weight keeps it at the confidences.
+GUIDE_ENTROPY = 0.02
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunConfig:
     """Settings of one training run; the contents of config.json."""

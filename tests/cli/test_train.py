@@ -16,6 +16,8 @@ import pytest
 import torch
 
 from funcppo import checkpoint, logs
+from funcppo.cli.options import parse_options
+from funcppo.cli.train import Train
 from funcppo.core.settings import CONFIG_FILE, METRICS_FILE
 from funcppo.kg.config import CHECKPOINT_FILE, RESULTS_FILE, read_config
 from funcppo.kg.run import train as training
@@ -195,6 +197,16 @@ def test_a_run_is_resumed_with_its_own(options, changes, trained, programs):
     line = f"{trained}: a run is resumed with its own settings: {changes}"
     assert programs.refused(*resume(trained, *options)) == line
     assert contents(trained) == before
+
+
+def test_a_guide_has_its_own_entropy_unless_one_is_given(tmp_path):
+    (tmp_path / "guide.json").write_text('{"learner": "guide"}')
+    for how in ("--learner guide", f"--config {tmp_path / 'guide.json'}"):
+        for more, expected in (("", 0.02), ("--set ppo.entropy_coef=0.3", 0.3)):
+            words = f"a --out {tmp_path / 'run'} {how} {more}".split()
+            settings = parse_options(Train, words).settings
+            assert settings.learner == "guide"
+            assert settings.ppo.entropy_coef == expected
 
 
 def test_more_steps_extend_a_finished_run(programs, capsys, tmp_path):

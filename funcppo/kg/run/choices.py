@@ -108,8 +108,6 @@ MAX_QUESTIONS = 32_000
 # goals that a guide learns from and is validated on, and the share of the time for sampling them
 N_GUIDE_GOALS, N_GUIDE_VALID, GUIDE_SHARE = 1_000, 100, 0.1
 GUIDE_HEIGHT = 4  # of proofs, unless it is set
-# Rewards of a guide are rare at first, and a larger weight keeps it at the confidences.
-GUIDE_ENTROPY = 0.02
 # with a smaller share of its steps a training gains little
 MIN_TRAINING_SHARE = 0.2
 # Linked candidates are compared where as many ranks tell: of fewer the answers may happen to be unlinked.
@@ -966,9 +964,6 @@ def _start_guide(
         prover=prover,
         rule_score="max-confidence",
         steps=run_config.steps or DEFAULT_STEPS,
-        ppo=replace(run_config.ppo, entropy_coef=GUIDE_ENTROPY)
-        if run_config.ppo.entropy_coef == RunConfig(dataset="").ppo.entropy_coef
-        else run_config.ppo,
     )
     table = np.array(goals, np.int32)
     n_valid = min(N_GUIDE_VALID, len(goals) // 4)
