@@ -201,8 +201,8 @@ class RLConfig(RLSettings):
     """Settings of one run; the contents of config.json."""
 
     env: str
-    """Environment: CartPole-v1, Acrobot-v1, MountainCar-v0, MountainCarContinuous-v0, Pendulum-v1, funcppo/Reacher-v0,
-    a game such as MinAtar/Breakout-v1, or one of Gymnasium, as gymnasium:LunarLander-v3. (required unless --resume)"""
+    """Environment: CartPole-v1, Acrobot-v1, MountainCar-v0, MountainCarContinuous-v0, Pendulum-v1, a
+    game such as MinAtar/Breakout-v1, or one of Gymnasium, as gymnasium:LunarLander-v3. (required unless --resume)"""
 
     seeds: Size = 1
     """Number of seeds, which are trained at once in one step."""

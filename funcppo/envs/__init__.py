@@ -2,7 +2,7 @@
 
 Names:
     make(name)    an environment by Gymnasium's id, e.g. "CartPole-v1"
-    cartpole, pendulum, acrobot, mountain_car, mountain_car_continuous, reacher
+    cartpole, pendulum, acrobot, mountain_car, mountain_car_continuous
     gymnasium("LunarLander-v3")    an environment of Gymnasium itself, which steps on the host
     jax(env, params)               one of gymnax or Brax, which XLA steps
     asterix, breakout, freeway, seaquest, space_invaders (MinAtar)
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
         mountain_car,
         mountain_car_continuous,
         pendulum,
-        reacher,
         recall,
     )
     from funcppo.envs.gymnasium_bridge import gymnasium
@@ -54,7 +53,6 @@ __all__ = [
     "mountain_car",
     "mountain_car_continuous",
     "pendulum",
-    "reacher",
     "recall",
     "seaquest",
     "space_invaders",
@@ -67,7 +65,6 @@ _SOURCES = {
     "asterix": "minatar",
     "breakout": "minatar",
     "freeway": "minatar",
-    "reacher": "classic",
     "seaquest": "minatar",
     "space_invaders": "minatar",
     "cartpole": "classic",
@@ -103,8 +100,6 @@ ENVIRONMENTS = {
     "Acrobot-v1": "acrobot",
     "MountainCar-v0": "mountain_car",
     "MountainCarContinuous-v0": "mountain_car_continuous",
-    # Of this package alone.
-    "funcppo/Reacher-v0": "reacher",
     # Version 0 has all six actions, version 1 those that do something.
     "MinAtar/Asterix-v1": "asterix",
     "MinAtar/Breakout-v1": "breakout",

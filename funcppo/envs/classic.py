@@ -1,17 +1,15 @@
 """Bodies under a force, the classic tasks of control, and one task for the memory.
 
 `cartpole`, `pendulum`, `acrobot`, `mountain_car` and `mountain_car_continuous` have the equations and constants of
-Gymnasium's environments of these names. `reacher` is a planar arm by its equations of motion, no copy of MuJoCo's:
-its links are uniform rods, and nothing touches. `recall` shows a cue in the first observation alone, so that a policy
-that acts on the present observation is right once in `n_cues` episodes, whatever it does.
+Gymnasium's environments of these names. `recall` shows a cue in the first observation alone, so that a policy that acts
+on the present observation is right once in `n_cues` episodes, whatever it does.
 
 All have a time limit of their own, which truncates (`recall` terminates).
 
 Source: Barto, Sutton & Anderson 1983, "Neuronlike adaptive elements that can solve difficult learning control
 problems" (CartPole); Sutton 1996, "Generalization in reinforcement learning" (Acrobot); Moore 1990, "Efficient
-memory-based learning for robot control" (MountainCar); Spong, Hutchinson & Vidyasagar 2006, "Robot modeling and
-control", section 7.4 (Reacher); Osband et al. 2020, "Behaviour suite for reinforcement learning", arXiv:1908.03568
-(recall).
+memory-based learning for robot control" (MountainCar); Osband et al. 2020, "Behaviour suite for reinforcement
+learning", arXiv:1908.03568 (recall).
 """
 
 from __future__ import annotations
@@ -27,7 +25,6 @@ from torch import Tensor
 from funcppo.core import random
 from funcppo.core.settings import (
     FLOAT32_MAX,
-    NonNegativeFloat,
     Range,
     Size,
     check_fields,
@@ -595,176 +592,6 @@ def mountain_car_continuous(
         _observe_motion,
         EnvironmentSpec(
             observation_size=2, action_size=1, continuous_actions=True
-        ),
-    )
-
-
-# Reacher
-
-LINK_LENGTH = 0.5  # m, of each link
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ReacherConfig:
-    """Settings of an arm."""
-
-    # steps after which an episode is truncated; nothing else ends it
-    max_steps: Size
-    damping: NonNegativeFloat  # N m s / rad, of each joint
-    gravity: NonNegativeFloat  # m / s^2, along -y
-
-    __post_init__ = check_fields
-
-
-def reacher_reset(
-    cfg: ReacherConfig, world: NoWorld, key: I64[Tensor, "B 2"]
-) -> BodyState:
-    """Sample an arm at rest in any pose, and a target uniform on the disc that it can reach."""
-    unit = random.uniform(key, (4,))
-    radius = 2 * LINK_LENGTH * torch.sqrt(unit[:, 2:3])
-    bearing = 2 * math.pi * unit[:, 3:]
-    target = [radius * torch.cos(bearing), radius * torch.sin(bearing)]
-    angle = 2 * math.pi * unit[:, :2] - math.pi
-    motion = torch.cat([angle, torch.zeros_like(angle), *target], -1)
-    return _at_rest(key, motion)
-
-
-def acceleration(
-    cfg: ReacherConfig,
-    angle: F32[Tensor, "B 2"],
-    velocity: F32[Tensor, "B 2"],
-    torque: F32[Tensor, "B 2"],
-) -> F32[Tensor, "B 2"]:
-    """Compute the joints' angular accelerations q''; the second angle is relative to the first link.
-
-    M(q) q'' + C(q, q') q' + damping q' + g(q) = torque
-    """
-    first, second = angle.unbind(-1)
-    first_velocity, second_velocity = velocity.unbind(-1)
-
-    # Links are uniform rods of 1 kg: their centres, and their inertia about these.
-    centre = LINK_LENGTH / 2
-    rod = LINK_LENGTH**2 / 12
-
-    # The inertia matrix M.
-    lever = LINK_LENGTH * centre
-    coupling = lever * torch.cos(second)
-    inertia_22 = centre**2 + rod
-    inertia_12 = inertia_22 + coupling
-    inertia_11 = inertia_22 + rod + centre**2 + LINK_LENGTH**2 + 2 * coupling
-
-    # Coriolis and centrifugal terms C q'.
-    h = -lever * torch.sin(second)
-    coriolis_1 = h * second_velocity * (2 * first_velocity + second_velocity)
-    coriolis_2 = -h * first_velocity**2
-
-    second_weight = centre * cfg.gravity * torch.cos(first + second)
-    first_weight = (centre + LINK_LENGTH) * cfg.gravity * torch.cos(
-        first
-    ) + second_weight
-    net = torque - cfg.damping * velocity
-    force_1 = net[..., 0] - coriolis_1 - first_weight
-    force_2 = net[..., 1] - coriolis_2 - second_weight
-
-    determinant = inertia_11 * inertia_22 - inertia_12**2
-    return torch.stack(
-        [
-            (inertia_22 * force_1 - inertia_12 * force_2) / determinant,
-            (inertia_11 * force_2 - inertia_12 * force_1) / determinant,
-        ],
-        -1,
-    )
-
-
-def fingertip(angle: F32[Tensor, "B 2"]) -> F32[Tensor, "B 2"]:
-    """Return the position of the end of the arm, in m."""
-    first, both = angle[:, 0], angle.sum(-1)
-    return LINK_LENGTH * torch.stack(
-        [
-            torch.cos(first) + torch.cos(both),
-            torch.sin(first) + torch.sin(both),
-        ],
-        -1,
-    )
-
-
-def reacher_step(
-    cfg: ReacherConfig,
-    world: NoWorld,
-    state: BodyState,
-    action: F32[Tensor, "B 2"],
-    key: I64[Tensor, "B 2"],
-) -> tuple[BodyState, Timestep]:
-    """Move the arm for one time step; the reward is minus the distance to the target and the cost of the action.
-
-        reward = -|fingertip - target| - 0.1 |action|^2
-
-    of the state that is reached.
-
-    Args:
-      state: its motion is the angles in rad, both 0 stretched along x, the angular velocities in rad/s, and the target
-        in m.
-      action: the torque of each joint in N m, clipped to [-1, 1].
-      key: unused: the step is deterministic.
-    """
-    action = action.clamp(-1.0, 1.0)
-
-    def derivative(motion: Tensor) -> Tensor:
-        angle, velocity = motion[:, :2], motion[:, 2:]
-        change = acceleration(cfg, angle, velocity, action)
-        return torch.cat([velocity, change], -1)
-
-    motion, target = state.motion[:, :4], state.motion[:, 4:]
-    for _ in range(4):
-        motion = _runge_kutta(derivative, motion, 0.05 / 4)
-    offset = fingertip(motion[:, :2]) - target
-    distance = (offset**2).sum(-1).sqrt()
-    cost = distance + 0.1 * (action**2).sum(-1)
-    return _transition(
-        cfg,
-        state,
-        torch.cat([motion, target], -1),
-        _never,
-        lambda active, _: torch.where(active, -cost, 0.0),
-    )
-
-
-def reacher_observe(
-    cfg: ReacherConfig, world: NoWorld, state: BodyState
-) -> F32[Tensor, "B 10"]:
-    """Return cosines and sines of the angles, angular velocities, the target, and the fingertip relative to it."""
-    angle, target = state.motion[:, :2], state.motion[:, 4:]
-    return torch.cat(
-        [
-            torch.cos(angle),
-            torch.sin(angle),
-            state.motion[:, 2:],
-            fingertip(angle) - target,
-        ],
-        -1,
-    )
-
-
-def reacher(
-    *,
-    max_steps: int = 100,
-    damping: float = 0.1,
-    gravity: float = 0.0,
-) -> AnyEnvironment:
-    """Build a planar arm of two links that reaches for a target.
-
-    Args:
-      max_steps: steps after which an episode is truncated.
-      damping: N m s / rad, of each joint.
-      gravity: m / s^2; 0 for an arm that lies on a table.
-    """
-    return _environment(
-        ReacherConfig(max_steps=max_steps, damping=damping, gravity=gravity),
-        reacher_reset,
-        reacher_step,
-        reacher_observe,
-        EnvironmentSpec(
-            observation_size=10, action_size=2, continuous_actions=True
         ),
     )
 

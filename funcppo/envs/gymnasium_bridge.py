@@ -144,27 +144,60 @@ def sample_reset(
     return key
 
 
-def _blank_state(
-    cfg: GymnasiumConfig, world: object, key: I64[Tensor, "B 2"]
-) -> EnvState:
-    """Build a state of zeros with the right shapes."""
-    n_rows, zero = len(key), torch.zeros_like(key[:, 0])
-    obs = [
-        zero.new_zeros(n_rows, *part.shape, dtype=part.dtype)
-        for part in cfg.parts
-    ]
-    mask = zero.new_ones(n_rows, cfg.mask_size or 0, dtype=torch.bool)
-    never = zero.to(torch.bool)
-    return _state_of([*obs, mask, never, never, zero])
+def on_host(
+    env: AnyEnvironment, evaluation: AnyEnvironment, template: Any, **facts: Any
+) -> AnyEnvironment:
+    """Return an environment of the host with its `HostEnvironment`, whose stand-in begins all rows like one state.
+
+    Args:
+      evaluation: the same in host objects of its own.
+      template: a state of one row.
+      facts: other fields of `HostEnvironment`.
+    """
+    first = partial(_repeat, template)
+    stand_in = replace(
+        env,
+        reset=first,
+        reset_from_sample=first,
+        step_functional=_make_up_step,
+        restart=None,
+    )
+    host = HostEnvironment(stand_in=stand_in, evaluation=evaluation, **facts)
+    return replace(env, host=host)
 
 
-def make_up_step(
-    cfg: GymnasiumConfig,
+def spec_of_host(
+    shapes: Sequence[tuple[int, ...]], size: int, **actions: Any
+) -> EnvironmentSpec:
+    """Describe observations of tensors of some shapes and `size` numbers in all, and actions.
+
+    Args:
+      actions: other fields of `EnvironmentSpec`.
+    """
+    is_image = len(shapes) == 1 and len(shapes[0]) > 1
+    return EnvironmentSpec(
+        observation_size=size,
+        observation_shape=shapes[0] if is_image else None,
+        **actions,
+    )
+
+
+def _repeat(
+    template: Any, cfg: object, world: object, key: I64[Tensor, "B 2"]
+) -> Any:
+    """Return a state of one row in each row, on the device of the keys."""
+    return tree.map(
+        lambda x: x.to(key.device).repeat_interleave(len(key), 0), template
+    )
+
+
+def _make_up_step(
+    cfg: object,
     world: object,
-    state: EnvState,
+    state: Any,
     action: Tensor,
     key: I64[Tensor, "B 2"],
-) -> tuple[EnvState, Timestep]:
+) -> tuple[Any, Timestep]:
     """Return the same observation with random rewards and ends: the step of the stand-in."""
     reward_key, end_key = random.split(key).unbind(-2)
     terminated = random.uniform(end_key, ()) < 0.1
@@ -505,31 +538,29 @@ def _read_mask(
     Raises:
       ValueError: a row has no mask, or no legal action.
     """
-    shape = len(goes_on), cfg.mask_size or 0
+    mask = np.ones((len(goes_on), cfg.mask_size or 0), np.bool_)
     if cfg.mask_size is None:
-        return np.ones(shape, np.bool_)
-    given = infos.get("action_mask")
-    all_or_none = np.full_like(goes_on, given is not None)
+        return mask
+    given = infos.get("action_mask", ())
+    all_or_none = np.full_like(goes_on, "action_mask" in infos)
     has_mask = infos.get("_action_mask", all_or_none)
     _require(cfg, goes_on & ~has_mask, "a mask in its info")
-    if given is None:
-        return np.ones(shape, np.bool_)
     if isinstance(given, dict):
         raise ValueError(
             f"{cfg.name}: action_mask: expected numbers, or a tuple of such in the order of the actions, got a dict"
         )
 
     # A mask of several actions may be a tuple of masks.
-    rows: list[list[Any]] = [[] if x is None else tree.leaves(x) for x in given]
-    mask = np.zeros(shape, np.bool_)
-    for row, parts in enumerate(rows):
-        numbers = np.concatenate([np.zeros(0), *map(np.ravel, parts)])
-        if parts and len(numbers) != shape[1]:
+    for row, value in enumerate(given):
+        if value is None:
+            continue
+        numbers = np.concatenate([*map(np.ravel, tree.leaves(value))])
+        if len(numbers) != cfg.mask_size:
             raise ValueError(
-                f"{cfg.name}: action_mask: expected {shape[1]} numbers, got {len(numbers)}"
+                f"{cfg.name}: action_mask: expected {cfg.mask_size} numbers, got {len(numbers)}"
             )
-        mask[row] = numbers != 0 if parts else False
-    is_empty = np.array([not row.any() for row in mask])
+        mask[row] = numbers != 0
+    is_empty = ~mask.any(-1)
     _require(cfg, goes_on & is_empty, "a legal action")
     return mask | is_empty[:, None]
 
@@ -746,33 +777,33 @@ def gymnasium(
         scale_images=scale_images,
         mask_size=actions.size if action_mask else None,
     )
-    make_one = partial(make, 1)
-    if is_vector:
-        make_rows, check = make, do_nothing
-    else:
+    make_rows, check = make, do_nothing
+    if not is_vector:
+        make_one = partial(make, 1)
         make_rows = partial(_make_vector_env, make_one, vectorization_mode)
-        check = partial(check_environment, name, make_one, cfg.mask_size)
+        # Gymnasium's check makes illegal actions.
+        if not action_mask:
+            check = partial(check_environment, name, make_one)
 
-    rows = partial(
-        HostRows, make_rows, partial(_to_arrays, space, parts), actions.convert
+    rows, evaluation_rows = (
+        HostRows(
+            make_rows, partial(_to_arrays, space, parts), actions.convert, n
+        )
+        for n in (n_envs, None)
     )
-    evaluation_rows = rows(None)
-    evaluation = _environment(cfg, actions, evaluation_rows)
-    stand_in = replace(
-        evaluation,
-        reset=_blank_state,
-        step_functional=make_up_step,
-        restart=None,
-    )
-    return replace(
-        _environment(cfg, actions, rows(n_envs)),
-        host=HostEnvironment(
-            stand_in=stand_in,
-            evaluation=evaluation,
-            n_envs=n_envs,
-            check=check,
-            close=evaluation_rows.close,
+    blank = [torch.zeros(1, *x.shape, dtype=x.dtype) for x in parts]
+    mask = torch.ones(1, cfg.mask_size or 0, dtype=torch.bool)
+    never = torch.zeros(1, dtype=torch.bool)
+    template = _state_of([*blank, mask, never, never, never.long()])
+    return on_host(
+        *(
+            _environment(cfg, actions, x, template)
+            for x in (rows, evaluation_rows)
         ),
+        template,
+        n_envs=n_envs,
+        check=check,
+        close=evaluation_rows.close,
     )
 
 
@@ -822,16 +853,14 @@ def _function_name(make_env: Callable[..., Any]) -> str:
 
 
 def _environment(
-    cfg: GymnasiumConfig, actions: _Actions, rows: HostRows
+    cfg: GymnasiumConfig, actions: _Actions, rows: HostRows, template: EnvState
 ) -> AnyEnvironment:
-    shape = cfg.parts[0].shape
-    is_image = len(cfg.parts) == 1 and len(shape) > 1
-    spec = EnvironmentSpec(
-        observation_size=sum(part.size for part in cfg.parts),
+    spec = spec_of_host(
+        [part.shape for part in cfg.parts],
+        sum(part.size for part in cfg.parts),
         action_size=actions.size,
         action_sizes=actions.sizes,
         continuous_actions=actions.is_continuous,
-        observation_shape=shape if is_image else None,
     )
     return Environment(
         cfg=cfg,
@@ -840,7 +869,7 @@ def _environment(
         observe=observe,
         restart=rows.restart,
         sample_reset=sample_reset,
-        reset_from_sample=_blank_state,
+        reset_from_sample=partial(_repeat, template),
         spec=spec,
     )
 
@@ -848,24 +877,17 @@ def _environment(
 # Checks
 
 
-def check_environment(
-    name: str, make_env: Callable[[], VectorEnv], mask_size: int | None = None
-) -> None:
-    """Run Gymnasium's `check_env`; raise ValueError with its first complaint. Skipped with an action mask.
+def check_environment(name: str, make_env: Callable[[], VectorEnv]) -> None:
+    """Run Gymnasium's `check_env`; raise ValueError with its first complaint.
 
-    Of what it only warns of, rewards that are no finite numbers and flags that are no bools are errors. Environments
-    whose actions are masked are not checked: it makes illegal actions.
+    Of what it only warns of, rewards that are no finite numbers and flags that are no bools are errors.
 
     Args:
       name: begins each line.
-      mask_size: actions of `info["action_mask"]`, if it is observed.
 
     Raises:
       ValueError: one line that says what is wrong.
     """
-    if mask_size is not None:
-        return
-
     checker = importlib.import_module("gymnasium.utils.env_checker")
     env = make_env()
     lines: list[str] = []

@@ -15,7 +15,6 @@ from __future__ import annotations
 import importlib
 import math
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
@@ -26,14 +25,13 @@ from funcppo.core import tree
 from funcppo.core.types import I64, Bool
 from funcppo.envs.gymnasium_bridge import (
     call_on_host,
-    make_up_step,
+    on_host,
     sample_reset,
+    spec_of_host,
 )
 from funcppo.interfaces import (
     AnyEnvironment,
     Environment,
-    EnvironmentSpec,
-    HostEnvironment,
     Timestep,
 )
 
@@ -190,19 +188,6 @@ def _observe(cfg: str, world: object, state: JaxState) -> Any:
     return obs[0] if len(obs) == 1 else obs
 
 
-def _blank_state(
-    template: JaxState, cfg: str, world: object, key: I64[Tensor, "B 2"]
-) -> JaxState:
-    """Build a state of zeros with the shapes of another."""
-    n = len(key)
-    return tree.map(
-        lambda x: torch.zeros(
-            n, *x.shape[1:], dtype=x.dtype, device=key.device
-        ),
-        template,
-    )
-
-
 def jax(env: Function, params: Array = None) -> AnyEnvironment:
     """Build an environment of JAX, in the interface of gymnax or of Brax; XLA compiles its steps.
 
@@ -234,13 +219,11 @@ def jax(env: Function, params: Array = None) -> AnyEnvironment:
     dtype = torch.float32 if n_actions is None else torch.int32
     rows = JaxRows(*functions, dtype, shape)
     template = rows.reset("", None, torch.zeros(1, 2, dtype=torch.int64))
-    obs_shape = tuple(template.obs[0].shape[1:])
-    is_image = len(template.obs) == 1 and len(obs_shape) > 1
-    spec = EnvironmentSpec(
-        observation_size=sum(x[0].numel() for x in template.obs),
+    spec = spec_of_host(
+        [tuple(x.shape[1:]) for x in template.obs],
+        sum(x.numel() for x in template.obs),
         action_size=int(n_actions or math.prod(shape)),
         continuous_actions=n_actions is None,
-        observation_shape=obs_shape if is_image else None,
     )
     built: AnyEnvironment = Environment(
         cfg=f"{type(env).__qualname__} {params!r}",
@@ -251,17 +234,4 @@ def jax(env: Function, params: Array = None) -> AnyEnvironment:
         reset_from_sample=rows.reset,
         spec=spec,
     )
-    blank = partial(_blank_state, template)
-    stand_in = replace(
-        built,
-        reset=blank,
-        reset_from_sample=blank,
-        step_functional=make_up_step,
-    )
-    host = HostEnvironment(
-        stand_in=stand_in,
-        evaluation=built,
-        n_envs=None,
-        is_pure=True,
-    )
-    return replace(built, host=host)
+    return on_host(built, built, template, n_envs=None, is_pure=True)

@@ -1,10 +1,10 @@
 # pyright: standard
 """An actor and a critic of two hidden layers each by kernels, and the gradient of PPO's loss in their parameters.
 
-`mlp_outputs` is one operator and `mlp_gradient` another; a third has the critic's values of some rows. On a GPU each
-is one kernel of Triton (`runtime.triton_kernels`), where between two layers nothing waits for memory. Elsewhere PyTorch
-computes the same. `torch.vmap` maps them all. Automatic differentiation takes the derivative of the loss in the outputs
-alone; that of the parameters comes from the second operator.
+`mlp_outputs` is one operator and `mlp_gradient` another; a third has the critic's values of some rows. Each is one
+kernel of Triton (`runtime.triton_kernels`), where between two layers nothing waits for memory; there are none on a CPU.
+`torch.vmap` maps them all. Automatic differentiation takes the derivative of the loss in the outputs alone; that of the
+parameters comes from the second operator.
 
 `loss_gradient` is `minibatch.loss_gradient`, `final_value` is `rollout.estimate_final_value`, and `rollout_step` is
 `rollout.rollout_step`, where `reason_against` has none; `actor_step` and `values` are two halves of that step.
@@ -34,7 +34,6 @@ from funcppo.nets.networks import (
     Activation,
     Dense,
     MLPParams,
-    activate,
     numbers,
     with_features,
 )
@@ -118,63 +117,6 @@ def critic_values(
 ) -> F32[Tensor, "B"]:
     """Compute the critic's values of the rows that are needed; 0 for all other rows."""
     return _dense_values(x, is_needed, tree.leaves(params), *settings)
-
-
-# -- by PyTorch, of one learner or of several [L, ...]
-
-
-def _forward(
-    x: Tensor, leaves: list[Tensor], activation: Activation, is_bfloat16: bool
-) -> tuple[Tensor, Tensor, Tensor]:
-    w1, b1, w2, b2, w3, b3 = leaves
-    y1 = activate(
-        activation, _product(x[..., None, :, :], w1, is_bfloat16) + b1
-    )
-    y2 = activate(activation, _product(y1, w2, is_bfloat16) + b2)
-    return _product(y2, w3, is_bfloat16) + b3, y1, y2
-
-
-def _backward(
-    g: Tensor,
-    x: Tensor,
-    y1: Tensor,
-    y2: Tensor,
-    w2: Tensor,
-    w3: Tensor,
-    activation: Activation,
-    is_bfloat16: bool,
-) -> Tensor:
-    """Compute the gradient sums of each program [..., P, NP], here of a single program."""
-
-    def slope(y: Tensor) -> Tensor:
-        return 1 - y * y if activation == "tanh" else (y > 0).to(y.dtype)
-
-    g2 = _product(g, w3.mT, is_bfloat16) * slope(y2)
-    g1 = _product(g2, w2.mT, is_bfloat16) * slope(y1)
-    x = x[..., None, :, :]
-    gradients: list[Tensor] = []
-    for y, of_layer in ((x, g1), (y1, g2), (y2, g)):
-        gradients.append(_product(y.mT, of_layer, is_bfloat16))
-        gradients.append(of_layer.sum(-2))
-    flat = [v.reshape(*x.shape[:-3], 1, -1) for v in gradients]
-    return torch.cat(flat, -1)
-
-
-def _values(
-    x: Tensor,
-    is_needed: Tensor,
-    leaves: list[Tensor],
-    activation: Activation,
-    is_bfloat16: bool,
-) -> Tensor:
-    heads, _, _ = _forward(x, leaves, activation, is_bfloat16)
-    return torch.where(is_needed, heads[..., 1, :, 0], 0.0)
-
-
-def _product(a: Tensor, b: Tensor, is_bfloat16: bool) -> Tensor:
-    if is_bfloat16:
-        return (a.bfloat16() @ b.bfloat16()).to(a.dtype)
-    return a @ b
 
 
 # -- by kernels
@@ -368,8 +310,7 @@ def _empty_values(x: Tensor, *_: object) -> Tensor:
 def _empty_sums(
     g: Tensor, x: Tensor, y1: Tensor, y2: Tensor, *_: object
 ) -> Tensor:
-    n_programs = _backward_programs(x)[1] if x.is_cuda else 1
-    return _sums_of(n_programs, g, x, y1, y2)
+    return _sums_of(_backward_programs(x)[1], g, x, y1, y2)
 
 
 def _sums_of(
@@ -393,9 +334,6 @@ _LIBRARY.define(
 _LIBRARY.define(
     "dense_values(Tensor x, Tensor is_needed, Tensor[] leaves, str activation, bool is_bfloat16) -> Tensor"
 )
-_LIBRARY.impl("dense_forward", _forward, "CPU")
-_LIBRARY.impl("dense_backward", _backward, "CPU")
-_LIBRARY.impl("dense_values", _values, "CPU")
 _LIBRARY.impl("dense_forward", _forward_on_gpu, "CUDA")
 _LIBRARY.impl("dense_backward", _backward_on_gpu, "CUDA")
 _LIBRARY.impl("dense_values", _values_on_gpu, "CUDA")

@@ -1,4 +1,4 @@
-"""Each body moves as Gymnasium's, the arm as its Lagrangian says; the cue of `recall` is shown once and paid once."""
+"""Each body moves as Gymnasium's; the cue of `recall` is shown once and paid once."""
 
 import math
 from dataclasses import replace
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import funcppo as fp
 from funcppo.core import random, tree
 from funcppo.envs import classic
-from funcppo.envs.classic import LINK_LENGTH, BodyState, ReacherConfig
+from funcppo.envs.classic import BodyState
 from funcppo.envs.wrappers import restart, sample_reset, step_with_autoreset
 from tests.learning import WORLD, assert_trees_equal
 
@@ -216,90 +216,6 @@ def test_a_step_with_a_reset_in_two_parts_equals_one_with_whole_states():
     assert_trees_equal(after, want, rtol=0, atol=0)
     assert torch.equal(after.motion[::2], fresh.motion[::2])
     assert after.steps.tolist() == [0, 1, 0, 1]
-
-
-# Reacher
-
-
-def states(n, seed=0):
-    """Poses and velocities of up to 6 rad / s, in float64."""
-    draws = torch.Generator().manual_seed(seed)
-    angle = (torch.rand(n, 2, generator=draws, dtype=torch.float64) - 0.5) * 6
-    velocity = torch.rand(n, 2, generator=draws, dtype=torch.float64) - 0.5
-    return angle, velocity * 12
-
-
-def centres(angle):
-    """Positions of the two centres of mass."""
-    first, both = angle[0], angle[0] + angle[1]
-    elbow = LINK_LENGTH * torch.stack([torch.cos(first), torch.sin(first)])
-    direction = torch.stack([torch.cos(both), torch.sin(both)])
-    half = LINK_LENGTH / 2
-    return torch.stack([elbow / 2, elbow + half * direction])
-
-
-def kinetic_and_potential(angle, velocity, gravity):
-    """Of two rods: the motion of their centres, and their rotation."""
-    _, motion = torch.func.jvp(centres, (angle,), (velocity,))
-    spin = torch.stack([velocity[0], velocity[0] + velocity[1]])
-    inertia = LINK_LENGTH**2 / 12  # of a rod of 1 kg about its centre
-    squares = (motion**2).sum() + inertia * (spin**2).sum()
-    return 0.5 * squares, gravity * centres(angle)[:, 1].sum()
-
-
-def lagrangian(angle, velocity, gravity):
-    kinetic, potential = kinetic_and_potential(angle, velocity, gravity)
-    return kinetic - potential
-
-
-def acceleration_of_the_lagrangian(cfg, angle, velocity, torque):
-    """q'' of d/dt (dL/dq') = dL/dq + torque - damping q', by derivatives of L."""
-
-    def momentum(angle, velocity):
-        return torch.func.grad(lagrangian, 1)(angle, velocity, cfg.gravity)
-
-    inertia = torch.func.jacfwd(momentum, 1)(angle, velocity)
-    _, drift = torch.func.jvp(
-        lambda q: momentum(q, velocity), (angle,), (velocity,)
-    )
-    force = torch.func.grad(lagrangian, 0)(angle, velocity, cfg.gravity)
-    net = force + torque - cfg.damping * velocity - drift
-    return torch.linalg.solve(inertia, net)
-
-
-@pytest.mark.parametrize("gravity", [0.0, 9.81])
-def test_accelerations_of_the_arm_are_those_of_the_lagrangian(gravity):
-    cfg = ReacherConfig(gravity=gravity, damping=0.3, max_steps=9)
-    angle, velocity = states(10)
-    torque = states(10, seed=1)[1]
-    got = classic.acceleration(cfg, angle, velocity, torque)
-    rows = zip(angle, velocity, torque)
-    want = [acceleration_of_the_lagrangian(cfg, *row) for row in rows]
-    want = torch.stack(want)
-    torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-9)
-
-
-def test_targets_are_uniform_on_the_disc_that_the_arm_reaches():
-    """A quarter of them lies within half the reach; 10,000 draws, five deviations."""
-    env = classic.reacher()
-    motion = env.reset(env.cfg, WORLD, keys(10_000)).motion
-    radius = motion[:, 4:].norm(dim=-1)
-    assert float(radius.max()) <= 2 * LINK_LENGTH + 1e-6
-    share = float((radius < LINK_LENGTH).float().mean())
-    assert share == pytest.approx(0.25, abs=5 * math.sqrt(0.25 * 0.75 / 10_000))
-
-
-@pytest.mark.long
-def test_ppo_learns_to_reach():
-    """The greedy policy after 40 updates against the one before the first; the seed is fixed."""
-    ppo = fp.ppo(
-        env=fp.envs.reacher(max_steps=50), network=fp.nets.mlp(32, 32),
-        n_envs=128, n_steps=25, learning_rate=1e-2, gamma=0.9,
-    )  # fmt: skip
-    untrained = fp.evaluate_policy(ppo, ppo.init(fp.random.key(0)))
-    result = fp.train(ppo, 40 * 128 * 25)
-    trained = fp.evaluate_policy(ppo, result.state)
-    assert trained.greedy.low > untrained.greedy.mean
 
 
 # Recall

@@ -17,6 +17,7 @@ from funcppo.envs import wrappers
 from tests.learning import WORLD, assert_trees_equal
 
 CARTPOLE = fp.envs.cartpole(max_steps=12)
+PENDULUM = fp.envs.pendulum()
 
 
 class Step(NamedTuple):
@@ -344,7 +345,16 @@ def test_clipping_bounds_observations_and_the_rewards_of_training():
     ("low", "high"), [((-1.0, 0.0), np.array([1.0, 5.0])), (-1.0, 0.5)]
 )
 def test_actions_are_clipped_and_rescaled_to_bounds(low, high, wrap):
-    reacher, rows = fp.envs.reacher(), random.split(random.key(0), 3)
+    rows = random.split(random.key(0), 3)
+    spec = replace(PENDULUM.spec, action_size=2)
+    paid_by_action = replace(
+        PENDULUM,
+        spec=spec,
+        step_functional=lambda cfg, world, state, action, key: (
+            state,
+            fp.Timestep((action**3).sum(-1), state.steps < 0, state.steps < 0),
+        ),
+    )
 
     def step(env, action):
         state = env.reset(env.cfg, WORLD, rows)
@@ -355,12 +365,12 @@ def test_actions_are_clipped_and_rescaled_to_bounds(low, high, wrap):
     want = action.clamp(lows, highs)
     if wrap is wrappers.rescale_action:
         want = lows + (action + 1) * 0.5 * (highs - lows)
-    got, timestep = step(wrap(reacher, low, high), action)
-    expected = step(reacher, want)
+    got, timestep = step(wrap(paid_by_action, low, high), action)
+    expected = step(paid_by_action, want)
     assert_trees_equal((got.inner, timestep), expected, rtol=0, atol=0)
     for bounds in (((-1.0,) * 3, 1.0), ((1.0, 2.0), 2.0)):
         with pytest.raises(ValueError, match=r"low, high: exp|high: expected"):
-            wrap(reacher, *bounds)
+            wrap(paid_by_action, *bounds)
 
 
 class CountedState(NamedTuple):

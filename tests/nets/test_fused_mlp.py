@@ -19,6 +19,45 @@ from tests.nets.guessing import guessing
 SETTINGS = (("tanh", False), ("relu", False))
 
 
+# The operators by PyTorch, of one learner or of several [L, ...], which there are on a GPU alone otherwise.
+
+
+def _forward(x: Any, leaves: Any, activation: Any, is_bfloat16: bool) -> Any:
+    w1, b1, w2, b2, w3, b3 = leaves
+    y1 = networks.activate(activation, x[..., None, :, :] @ w1 + b1)
+    y2 = networks.activate(activation, y1 @ w2 + b2)
+    return y2 @ w3 + b3, y1, y2
+
+
+def _backward(g: Any, x: Any, *others: Any) -> Any:
+    """The sums of all programs [..., P, NP]: those of the first one, and zeros."""
+    y1, y2, w2, w3, activation, _ = others
+
+    def slope(y: torch.Tensor) -> torch.Tensor:
+        return 1 - y * y if activation == "tanh" else (y > 0).to(y.dtype)
+
+    g2 = g @ w3.mT * slope(y2)
+    g1 = g2 @ w2.mT * slope(y1)
+    sums = torch.zeros_like(fused_mlp._empty_sums(g, x, y1, y2))
+    gradients = []
+    for y, of_layer in ((x[..., None, :, :], g1), (y1, g2), (y2, g)):
+        gradients += [y.mT @ of_layer, of_layer.sum(-2)]
+    flat = [v.reshape(*x.shape[:-2], -1) for v in gradients]
+    sums[..., 0, :] = torch.cat(flat, -1)
+    return sums
+
+
+def _values(x: Any, is_needed: Any, *others: Any) -> Any:
+    heads, _, _ = _forward(x, *others)
+    return torch.where(is_needed, heads[..., 1, :, 0], 0.0)
+
+
+_LIBRARY = torch.library.Library("funcppo", "IMPL")
+_LIBRARY.impl("dense_forward", _forward, "CPU")
+_LIBRARY.impl("dense_backward", _backward, "CPU")
+_LIBRARY.impl("dense_values", _values, "CPU")
+
+
 def make_layers(
     n_learners: int = 1,
     n_obs: int = 5,

@@ -15,6 +15,7 @@ from funcppo.runtime.env_kernel import rollout as rollout_kernel
 from funcppo.runtime.env_kernel.rollout import RolloutKernel, StepArguments
 from funcppo.runtime.env_kernel.writer import UnsupportedError
 from tests.learning import assert_trees_equal, on_gpu
+from tests.nets import test_fused_mlp  # noqa: F401  (its operators on a CPU)
 from tests.runtime.env_kernel import numpy_triton
 
 N_STEPS = 5
