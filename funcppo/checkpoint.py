@@ -25,6 +25,7 @@ from torch import Tensor
 
 from funcppo.core import files, tree
 from funcppo.core.files import Json, write_atomically
+from funcppo.core.types import check_tensor
 
 Tree = TypeVar("Tree")
 Meta = Json
@@ -125,10 +126,7 @@ def _to_tensor(place: str, array: np.ndarray, like: Tensor) -> Tensor:
     tensor = torch.from_numpy(array)
     if tensor.dtype == torch.int16 and like.dtype == torch.bfloat16:
         tensor = tensor.view(torch.bfloat16)
-    if _describe(tensor) != _describe(like):
-        raise ValueError(
-            f"{place}: expected {_describe(like)}, got {_describe(tensor)}"
-        )
+    check_tensor(tensor, like.shape, like.dtype, place, ValueError)
     return tensor.to(like.device)
 
 
@@ -198,7 +196,8 @@ def text_of(value: Any, seen: tuple[object, ...] = ()) -> str:
     if isinstance(value, Tensor):
         data = value.detach().cpu().flatten().view(torch.uint8).numpy()
         digest = hashlib.sha256(data.tobytes()).hexdigest()[:16]
-        return f"{_describe(value)} {digest}"
+        dtype = str(value.dtype).removeprefix("torch.")
+        return f"{dtype} {list(value.shape)} {digest}"
     if isinstance(value, FunctionType):
         return _function_text(value, seen)
 
@@ -254,9 +253,3 @@ def _code_text(code: CodeType, names: list[str]) -> str:
         else:
             parts.append(repr(constant))
     return " ".join(parts)
-
-
-def _describe(tensor: Tensor) -> str:
-    """Format the dtype and the shape of a tensor, for an error."""
-    dtype = str(tensor.dtype).removeprefix("torch.")
-    return f"{dtype} {list(tensor.shape)}"

@@ -36,7 +36,6 @@ from funcppo.core import random, tree
 from funcppo.core.host import NO_DEADLINE, Deadline
 from funcppo.core.settings import FieldError
 from funcppo.core.types import I64, Obs, Params, State, World
-from funcppo.envs import wrappers
 from funcppo.envs.checks import (
     TOLERANCE,
     FunctionError,
@@ -57,12 +56,7 @@ from funcppo.interfaces import (
 )
 from funcppo.losses import LossFn
 from funcppo.nets.networks import build_agent, describe
-from funcppo.rollout import (
-    RandomInputs,
-    RolloutState,
-    apply_agent,
-    rollout_step,
-)
+from funcppo.rollout import apply_agent
 from funcppo.runtime import compile as compilation
 from funcppo.runtime import distributed
 from funcppo.runtime.capture import (
@@ -493,7 +487,6 @@ def check_functions(learner: AnyLearner, state: AnyState) -> None:
     """Check on one step that network and environment are pure; an environment on the host is skipped.
 
     Raises:
-      TypeError: one of them returns another structure, shape or dtype than it should: see `rollout.rollout_step`.
       ValueError: one line that names the function, and the tensor, which it overwrites or which differs when it is
         called again.
     """
@@ -501,20 +494,8 @@ def check_functions(learner: AnyLearner, state: AnyState) -> None:
     key = state.key.view(-1, 2)[0]  # of the first shard
     call = partial(call_twice, tolerance=TOLERANCE, bound_world=world)
     with torch.no_grad():
-        step_keys = _try_functions(
-            cfg, world, state, key, call, cfg.agent.distribution.sample
-        )
-        if cfg.env.host is not None:
-            return
-        # What a step returns is named by itself, not by what cannot be done with it.
-        reset_sample = wrappers.sample_reset(cfg.env, world, step_keys)
-        rollout_step(
-            cfg,
-            world,
-            state.params,
-            RolloutState(state.env_state, state.episode_stats, state.memory),
-            RandomInputs(key, step_keys, reset_sample),
-        )
+        sample = cfg.agent.distribution.sample
+        _try_functions(cfg, world, state, key, call, sample)
 
 
 def check_vectorised(learner: AnyLearner, states: AnyState) -> None:
@@ -544,8 +525,8 @@ def _try_functions(
     key: I64[Tensor, "... 2"],
     call: Callable[..., Any],
     sample: Callable[..., Tensor],
-) -> I64[Tensor, "... B 2"]:
-    """Call each pure function of environment and network once through `call`; return the keys of the rows."""
+) -> None:
+    """Call each pure function of environment and network once through `call`."""
     env, env_state = cfg.env, state.env_state
     settings = (env.cfg, world)
     n_rows = tree.leaves(env_state)[0].shape[key.ndim - 1]
@@ -569,7 +550,6 @@ def _try_functions(
             action=sample(key, output),
             key=step_keys,
         )
-    return step_keys
 
 
 def _compile(

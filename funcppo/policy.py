@@ -11,7 +11,6 @@ reads what `wrappers.frame_stack`, or another wrapper with an `observe` of its o
 
 from __future__ import annotations
 
-import importlib
 import io
 from collections.abc import Callable
 from functools import partial
@@ -23,6 +22,7 @@ from torch import Tensor
 
 from funcppo import optim
 from funcppo.core import files, random, tree
+from funcppo.core.host import import_extra
 from funcppo.core.settings import FieldError
 from funcppo.core.types import I64
 from funcppo.envs import wrappers
@@ -201,12 +201,7 @@ def _to_bytes(
         torch.export.save(program, file)
         return file.getvalue()
 
-    try:
-        importlib.import_module("onnxscript")
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            f"fp.export needs {error.name} (pip install 'funcppo[onnx]')"
-        ) from None
+    import_extra("onnxscript", "onnx", "fp.export")
     exported = torch.onnx.export(
         program,
         input_names=names,

@@ -34,7 +34,11 @@ from funcppo.core.types import (
     check_tensor,
 )
 from funcppo.envs.checks import check_observation, check_rows
-from funcppo.envs.wrappers import sample_reset, step_with_autoreset
+from funcppo.envs.wrappers import (
+    check_timestep,
+    sample_reset,
+    step_with_autoreset,
+)
 from funcppo.interfaces import (
     Agent,
     AnyAgent,
@@ -354,44 +358,61 @@ def init_rollout_state(
     return RolloutState(env_state, EpisodeStats(reward, length), memory)
 
 
-def check_spaces(
-    cfg: Config, world: object, params: object, rollout_state: RolloutState[Any]
+@torch.no_grad()
+def check_step(
+    cfg: Config,
+    world: object,
+    params: object,
+    rollout_state: RolloutState[Any],
+    key: I64[Tensor, "2"],
 ) -> None:
-    """Check that observations are tensors, and that observations and the network's actions match `env.spec`.
+    """Check on one step of environment and network that they return what `interfaces` says, and what `env.spec` says.
 
-    Without a spec the network is not looked at; with one it is applied once, to the rows of the state.
+    Rollouts check nothing: what they would find in later steps is the same. An environment on the host is not stepped.
 
     Raises:
-      TypeError: names the part of an observation that is no tensor or no mask of the actions, what the network returns
-        in place of an output, or the part of an output of another dtype.
+      TypeError: names the tensor of another shape or dtype, the part of an observation that is no tensor or no mask of
+        the actions, or what the network returns in place of an output.
       ValueError: names the observation or the action, what was expected and what came.
     """
-    env, agent = cfg.env, cfg.agent
-    spec = env.spec
-    obs = env.observe(env.cfg, world, rollout_state.env_state)
+    env, agent, spec = cfg.env, cfg.agent, cfg.env.spec
+    env_state, episode_stats, memory = rollout_state
+    obs = env.observe(env.cfg, world, env_state)
     tree.check_tree(obs, "observe: observation")
-    if spec is None:
+    if spec is not None:
+        check_observation(obs, spec)
+    try:
+        output, after = apply_agent(agent, world, params, obs, memory)
+    # of shapes, dtypes or a structure that do not fit
+    except (AttributeError, RuntimeError, TypeError) as error:
+        if spec is None:
+            raise
+        line = str(error).partition("\n")[0]
+        if len(spec.shape) > 1:
+            line += "; fp.nets.cnn() reads images, fp.envs.wrappers.flatten_observation(env) observes vectors"
+        kinds = [f"{x.dtype} {list(x.shape)}" for x in tree.leaves(obs)]
+        raise ValueError(
+            "network: expected one that can be applied to the observations of the environment, "
+            f"{', '.join(kinds)}, got: {line}"
+        ) from error
+
+    if spec is not None:
+        _check_output(agent, spec, output)
+    rows, dtype = episode_stats.length.shape, episode_stats.total_reward.dtype
+    value_dtype = getattr(output.value, "dtype", dtype)
+    check_tensor(output.value, rows, value_dtype, "value of the network")
+    _check_output_dtypes(output, params, dtype)
+    if agent.initial_memory is not None:
+        tree.check_layout(after, memory, "network: memory")
+    if env.host is not None:
         return
 
-    check_observation(obs, spec)
-    with torch.no_grad():
-        try:
-            output, _ = apply_agent(
-                agent, world, params, obs, rollout_state.memory
-            )
-        # of shapes, dtypes or a structure that do not fit
-        except (AttributeError, RuntimeError, TypeError) as error:
-            line = str(error).partition("\n")[0]
-            if len(spec.shape) > 1:
-                line += "; fp.nets.cnn() reads images, fp.envs.wrappers.flatten_observation(env) observes vectors"
-            kinds = [f"{x.dtype} {list(x.shape)}" for x in tree.leaves(obs)]
-            raise ValueError(
-                "network: expected one that can be applied to the observations of the environment, "
-                f"{', '.join(kinds)}, got: {line}"
-            ) from error
-        _check_output(agent, spec, output)
-        dtype = rollout_state.episode_stats.total_reward.dtype
-        check_output_dtypes(output, params, dtype)
+    action = choose_action(agent, output, key)
+    keys = random.split(key, len(episode_stats.length))
+    result = env.step_functional(env.cfg, world, env_state, action, keys)
+    check_timestep(env_state, result, rows)
+    name = "step_functional: Timestep.reward"
+    check_tensor(result[1].reward, rows, dtype, name)
 
 
 def _check_output(agent: AnyAgent, spec: EnvironmentSpec, output: Any) -> None:
@@ -420,17 +441,10 @@ def _check_output(agent: AnyAgent, spec: EnvironmentSpec, output: Any) -> None:
         check_rows(action, (spec.action_size,), "action of the network")
 
 
-def check_output_dtypes(
+def _check_output_dtypes(
     output: Any, params: object, dtype: torch.dtype
 ) -> None:
-    """Check that each floating-point tensor of a network's output has the dtype of the parameters or of rewards.
-
-    Args:
-      dtype: of rewards.
-
-    Raises:
-      TypeError: names the first part of the output of another dtype.
-    """
+    """Check that each floating-point tensor of a network's output has the dtype of the parameters or of rewards."""
     expected = tree.leaves(params)[0].dtype
     for i, x in enumerate(tree.leaves(output)):
         if x.is_floating_point() and x.dtype not in (dtype, expected):
@@ -493,9 +507,6 @@ def rollout_step(
 
     Returns:
       The state to continue from, and the transition.
-
-    Raises:
-      TypeError: the environment or the network returns a tensor of another shape or dtype than `interfaces` says.
     """
     env, agent = cfg.env, cfg.agent
     obs = env.observe(env.cfg, world, rollout_state.env_state)
@@ -512,29 +523,13 @@ def rollout_step(
         random_inputs.step_key,
         random_inputs.reset_sample,
     )
-    # Shapes and dtypes are known when a step is traced, so that a compiled step checks nothing.
-    value = output.value
-    total_reward = rollout_state.episode_stats.total_reward
-    rows, dtype = total_reward.shape, total_reward.dtype
-    check_tensor(
-        timestep.reward, rows, dtype, "step_functional: Timestep.reward"
-    )
-    value_dtype = getattr(value, "dtype", dtype)
-    check_tensor(value, rows, value_dtype, "value of the network")
-    check_output_dtypes(output, params, dtype)
-    if agent.initial_memory is not None:
-        before = rollout_state.memory
-        tree.check_layout(memory, before, "network: memory")
-
-    episode_stats = EpisodeStats(
-        total_reward=total_reward + timestep.reward,
-        length=rollout_state.episode_stats.length + 1,
-    )
+    total_reward, length = rollout_state.episode_stats
+    episode_stats = EpisodeStats(total_reward + timestep.reward, length + 1)
     transition = Transition(
         obs=obs,
         action=action,
         log_prob=agent.distribution.log_prob(output, action),
-        value=value,
+        value=output.value,
         reward=timestep.reward,
         terminated=timestep.terminated,
         truncated=timestep.truncated,

@@ -143,7 +143,8 @@ def init(
     tree.check_common_dtype(params, "params of the network")
     params = tree.contiguous_copy(params)
     rollout_state = init_rollout(cfg, world, key)
-    rollout.check_spaces(cfg, world, params, rollout_state)
+    any_key = random.key(0, key.device)
+    rollout.check_step(cfg, world, params, rollout_state, any_key)
     scalars = [
         torch.full((), getattr(cfg.ppo, name), device=key.device)
         for name in Scalars._fields

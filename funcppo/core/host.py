@@ -9,6 +9,7 @@ threads. Garbage collection searches for cycles of objects, which takes a share 
 from __future__ import annotations
 
 import gc
+import importlib
 import math
 import os
 import time
@@ -16,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 Clock: TypeAlias = Callable[[], float]  # seconds since some moment
 
@@ -53,6 +54,23 @@ class Deadline:
 
 
 NO_DEADLINE = Deadline(at=math.inf)
+
+
+def import_extra(module: str, extra: str, what: str) -> Any:
+    """Import and return a module of a package that only an extra of this one installs.
+
+    Args:
+      what: needs it, for the error.
+
+    Raises:
+      ModuleNotFoundError: it is not installed.
+    """
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            f"{what} needs {error.name} (pip install 'funcppo[{extra}]')"
+        ) from None
 
 
 AVAILABLE_CORES = (

@@ -88,10 +88,6 @@ def _rotate_uint32(word: np.ndarray, n_bits: int) -> np.ndarray:
     return word << n_bits | word >> (32 - n_bits)
 
 
-def _int_constant(value: int) -> int:
-    return value
-
-
 # The rounds are one operator: their 150 operations would be most of what a compiler has to read.
 # `runtime/inductor.py` writes them out. The operator is declared by hand because
 # `torch.library.custom_op` imports Dynamo at the first draw: seconds that an eager run can spare.
@@ -117,7 +113,7 @@ def _threefry2x32_eager(
         high, low = (torch.from_numpy(np.asarray(x, np.int64)) for x in made)
         return high, low
     return threefry_rounds(
-        k0, k1, x0, x1, constant=_int_constant, rotate_left=_rotate_left
+        k0, k1, x0, x1, constant=int, rotate_left=_rotate_left
     )
 
 

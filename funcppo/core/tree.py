@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable
-from typing import Any, TypeVar, cast, overload
+from typing import Any, TypeVar, overload
 
 import optree
 import optree.registry as optree_registry
@@ -33,6 +33,7 @@ from funcppo.core.types import (
 
 Record = TypeVar("Record")  # a dataclass
 Value = TypeVar("Value")
+_optree: Any = optree  # its types know no tensors
 # Registered there, a class is a tree in every namespace.
 _GLOBAL_NAMESPACE: Any = vars(optree_registry)["__GLOBAL_NAMESPACE"]
 
@@ -64,29 +65,22 @@ def map(fn: Any, tree: Any, /, *rest: Any) -> Any:
 
 def leaves(tree: object) -> list[Tensor]:
     """List the tensors of a tree, in field order."""
-    return cast(list[Tensor], optree.tree_leaves(cast(Any, tree)))
+    return _optree.tree_leaves(tree)
 
 
 def unflatten(like: Tree, tensors: list[Tensor]) -> Tree:
     """Build the tree with the structure of `like` and the given leaves."""
-    return cast(
-        Tree,
-        optree.tree_unflatten(
-            optree.tree_structure(cast(Any, like)), cast(Any, tensors)
-        ),
-    )
+    return _optree.tree_unflatten(_optree.tree_structure(like), tensors)
 
 
 def structure(tree: object) -> optree.PyTreeSpec:
     """Return the structure of a tree without its tensors, for comparison; faster than `paths`."""
-    return optree.tree_structure(cast(Any, tree))
+    return _optree.tree_structure(tree)
 
 
 def paths(tree: object) -> list[str]:
     """List the name of each leaf, such as `opt_state.mu.rule`, in the order of `leaves`."""
-    accessors = optree.treespec_accessors(
-        optree.tree_structure(cast(Any, tree))
-    )
+    accessors = optree.treespec_accessors(structure(tree))
     return [
         ".".join(
             str(getattr(entry, "field", entry.entry)) for entry in accessor
@@ -187,7 +181,7 @@ def register_dataclass(cls: type[Record]) -> type[Record]:
     def unflatten(_: None, values: Iterable[object]) -> Record:
         return cls(**dict(zip(names, values)))
 
-    cast(Any, optree).register_pytree_node(
+    _optree.register_pytree_node(
         cls,
         flatten,
         unflatten,
@@ -213,8 +207,8 @@ def check_tree(tree: object, name: str) -> None:
     expected = (
         f"{name}: expected a tensor, or a NamedTuple, tuple or list of such"
     )
-    accessors, found, _ = optree.tree_flatten_with_accessor(
-        cast(Any, tree),
+    accessors, found, _ = _optree.tree_flatten_with_accessor(
+        tree,
         is_leaf=lambda node: node is None or isinstance(node, dict),
     )
     for accessor, leaf in zip(accessors, found):
@@ -369,8 +363,7 @@ def keeps_loops() -> bool:
 
 def length(stacked: object) -> int:
     """Return the size of the leading axis."""
-    first_leaf = leaves(stacked)[0]
-    return len(first_leaf)
+    return len(leaves(stacked)[0])
 
 
 def item(stacked: Tree, index: int) -> Tree:

@@ -253,7 +253,7 @@ def _check_result(
 ) -> Bool[Tensor, "B"]:
     """Check what a step returns; return which rows have finished."""
     rows = torch.Size([N_ROWS])
-    wrappers.check_step(before, result, rows, FunctionError)
+    wrappers.check_timestep(before, result, rows, FunctionError)
     reward, terminated, truncated = result[1]
     name = "step_functional: Timestep"
     check_tensor(reward, rows, torch.float32, f"{name}.reward", FunctionError)

@@ -30,6 +30,7 @@ import torch
 from torch import Tensor
 
 from funcppo.core import random, tree
+from funcppo.core.host import import_extra
 from funcppo.core.settings import Size, check_fields, check_value
 from funcppo.core.types import I64, Bool
 from funcppo.interfaces import (
@@ -813,12 +814,7 @@ def _environment_maker(
     make_options: dict[str, object],
 ) -> Callable[[int], VectorEnv]:
     """Return a function of a number of rows that makes a vector environment, or one environment whatever the number."""
-    try:
-        gym = importlib.import_module("gymnasium")
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            f"fp.envs.gymnasium needs {error.name} (pip install 'funcppo[gymnasium]')"
-        ) from None
+    gym = import_extra("gymnasium", "gymnasium", "fp.envs.gymnasium")
     check_value("vectorization_mode", VectorizationMode, mode)
     if callable(env) and not make_options:
         return env if _n_required(env) else lambda n_rows: env()

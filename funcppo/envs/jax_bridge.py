@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from funcppo.core import tree
+from funcppo.core.host import import_extra
 from funcppo.core.types import I64, Bool
 from funcppo.envs.gymnasium_bridge import (
     call_on_host,
@@ -203,12 +204,7 @@ def jax(env: Function, params: Array = None) -> AnyEnvironment:
 
     Source: Lange 2022, "gymnax"; Freeman et al. 2021, "Brax", arXiv:2106.13281; DLPack.
     """
-    try:
-        importlib.import_module("jax")
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            f"fp.envs.jax needs {error.name} (pip install 'funcppo[jax]')"
-        ) from None
+    import_extra("jax", "jax", "fp.envs.jax")
     if params is None:
         params = getattr(env, "default_params", None)
     functions = _functions(env, params)

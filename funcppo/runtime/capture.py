@@ -467,22 +467,12 @@ def _is_same_view(a: Tensor, b: Tensor) -> bool:
 
 def _check_fits(old: Tree, new: Tree, error_type: type[Exception]) -> None:
     """Raise an error unless `new` can be copied over `old` leaf by leaf."""
-    has_same_structure = tree.structure(old) == tree.structure(new)
-    if not has_same_structure and tree.paths(old) != tree.paths(new):
-        raise error_type(
-            f"the step changes the structure of the state: expected leaves {tree.paths(old)}, got {tree.paths(new)}"
-        )
-    leaves = zip(tree.leaves(old), tree.leaves(new))
-    for i, (x, y) in enumerate(leaves):
-        if (x.dtype, x.shape, x.device) != (y.dtype, y.shape, y.device):
+    tree.check_layout(new, old, "the next state", error_type)
+    for i, (x, y) in enumerate(zip(tree.leaves(old), tree.leaves(new))):
+        if x.device != y.device:
             raise error_type(
-                f"the step changes {tree.paths(old)[i]}: expected {_describe(x)}, got {_describe(y)}"
+                f"the next state.{tree.paths(old)[i]}: expected a tensor on {x.device}, got one on {y.device}"
             )
-
-
-def _describe(x: Tensor) -> str:
-    dtype = str(x.dtype).removeprefix("torch.")
-    return f"{dtype} {list(x.shape)} on {x.device}"
 
 
 def _check_capturable(buffers: State, new_state: State, out: object) -> None:

@@ -302,12 +302,8 @@ class StagingBuffers(Generic[Data]):
           ValueError: a leaf has another shape or dtype; the message names it.
           RuntimeError: a CUDA graph is being captured, which would copy these values at every replay.
         """
+        tree.check_layout(values, self.data, "values", ValueError)
         pairs = [*zip(tree.leaves(self.data), tree.leaves(values))]
-        for name, (x, value) in zip(tree.paths(self.data), pairs):
-            if value.shape != x.shape or value.dtype != x.dtype:
-                raise ValueError(
-                    f"{name}: expected {x.dtype} {list(x.shape)}, got {value.dtype} {list(value.shape)}"
-                )
         if not self._uses_cuda:
             for x, value in pairs:
                 x.copy_(value)
