@@ -1,4 +1,4 @@
-"""Watch a MinAtar game as text: `python examples/watch_game.py`, or with `--game seaquest --steps 50`."""
+"""Watch a MinAtar game as text: `python examples/watch_game.py`, or with `--game asterix --steps 50`."""
 
 import argparse
 
@@ -9,7 +9,6 @@ GLYPHS = {
     "asterix": "@x-$",
     "breakout": "=o'#",
     "freeway": "@c12345",
-    "seaquest": "@=*-+fs~dD",
     "space_invaders": "AW<>|!",
 }
 

@@ -27,7 +27,7 @@ Learn:
 
 Environments and networks:
     fp.envs      make("CartPole-v1"), cartpole, pendulum, acrobot, mountain_car, mountain_car_continuous,
-                 recall, asterix, breakout, freeway, seaquest, space_invaders;
+                 recall, asterix, breakout, freeway, space_invaders;
                  gymnasium("LunarLander-v3") for any other, on the host
     fp.envs.wrappers    time limit, normalisation, frame stack, sticky actions, statistics
     fp.check(env)       raises an error that names what is wrong with an environment

@@ -178,7 +178,6 @@ PUBLISHED = {
             "Asterix",
             "Breakout",
             "Freeway",
-            "Seaquest",
             "SpaceInvaders",
         )
         for version in (0, 1)

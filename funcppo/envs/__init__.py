@@ -5,7 +5,7 @@ Names:
     cartpole, pendulum, acrobot, mountain_car, mountain_car_continuous
     gymnasium("LunarLander-v3")    an environment of Gymnasium itself, which steps on the host
     jax(env, params)               one of gymnax or Brax, which XLA steps
-    asterix, breakout, freeway, seaquest, space_invaders (MinAtar)
+    asterix, breakout, freeway, space_invaders (MinAtar)
     recall        repeat a cue after some steps: needs a memory
     wrappers      time limit, normalisation, frame stack, sticky actions, statistics
     check(env)    raises an error that names what is wrong with an environment
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
         asterix,
         breakout,
         freeway,
-        seaquest,
         space_invaders,
     )
     from funcppo.interfaces import AnyEnvironment
@@ -54,7 +53,6 @@ __all__ = [
     "mountain_car_continuous",
     "pendulum",
     "recall",
-    "seaquest",
     "space_invaders",
     "wrappers",
 ]
@@ -65,7 +63,6 @@ _SOURCES = {
     "asterix": "minatar",
     "breakout": "minatar",
     "freeway": "minatar",
-    "seaquest": "minatar",
     "space_invaders": "minatar",
     "cartpole": "classic",
     "check": "checks",
@@ -104,12 +101,10 @@ ENVIRONMENTS = {
     "MinAtar/Asterix-v1": "asterix",
     "MinAtar/Breakout-v1": "breakout",
     "MinAtar/Freeway-v1": "freeway",
-    "MinAtar/Seaquest-v1": "seaquest",
     "MinAtar/SpaceInvaders-v1": "space_invaders",
     "MinAtar/Asterix-v0": "asterix",
     "MinAtar/Breakout-v0": "breakout",
     "MinAtar/Freeway-v0": "freeway",
-    "MinAtar/Seaquest-v0": "seaquest",
     "MinAtar/SpaceInvaders-v0": "space_invaders",
 }
 
