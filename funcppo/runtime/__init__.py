@@ -15,7 +15,7 @@ The runtime receives the functions of a training step as arguments. From this pa
     env_kernel/          the rollout of an environment and a network as one Triton kernel
 
 Tensors are overwritten in this folder only, and in four places of it. `capture.py` copies the new state of a step over
-its buffers. `memory.py` fills staging buffers and pinned memory. `compile.fused_adam` updates copies of its arguments,
+its buffers. `memory.py` fills pinned memory. `compile.fused_adam` updates copies of its arguments,
 and `distributed.py` receives into copies. All other functions return new tensors, and no function writes to a tensor
 that a caller passes in.
 """

@@ -5,7 +5,6 @@
 
 Copies between host and GPU that overlap with computation, through pinned memory and ordered by events.
 
-    StagingBuffers   device buffers that a captured step reads, filled from the host while the previous step runs
     prefetch         chunks of a long table on the device, the next one copied while one is used
     AsyncReadback    values of the previous call on the host, so that neither side waits for the other
     to_host, to_device    a tree there and back, for a step in between that runs on the host
@@ -27,7 +26,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -273,62 +272,7 @@ Data = TypeVar("Data")
 copy_seconds: deque[float] = deque(maxlen=4096)
 
 
-class StagingBuffers(Generic[Data]):
-    """Device buffers for data from the host; captured functions close over `data`.
-
-    Around each step call `put`, `wait_copied`, the step, and `mark_consumed`. A copy waits until the previous step has
-    read the buffers, and a step waits until the copy has filled them; the host waits for neither.
-    """
-
-    def __init__(self, like: Data, device: torch.device | str) -> None:
-        """Allocate buffers with the structure, shapes and dtypes of `like`, a tree on the host."""
-
-        self.data: Data = tree.map(
-            lambda x: torch.empty_like(x, device=device), like
-        )
-        self._uses_cuda = _is_gpu(device)
-        if self._uses_cuda:
-            self._copy_stream = torch.cuda.Stream()
-            self._copied = torch.cuda.Event()
-            self._consumed = torch.cuda.Event()
-
-    def put(self, values: Data) -> None:
-        """Start copying values to the buffers; return when they are in pinned memory.
-
-        Args:
-          values: a tree on the host, of the structure, shapes and dtypes of the buffers.
-
-        Raises:
-          ValueError: a leaf has another shape or dtype; the message names it.
-          RuntimeError: a CUDA graph is being captured, which would copy these values at every replay.
-        """
-        tree.check_layout(values, self.data, "values", ValueError)
-        pairs = [*zip(tree.leaves(self.data), tree.leaves(values))]
-        if not self._uses_cuda:
-            for x, value in pairs:
-                x.copy_(value)
-            return
-        _check_not_capturing("StagingBuffers.put")
-
-        pairs = [(x, value.pin_memory()) for x, value in pairs]
-        with torch.cuda.stream(self._copy_stream):
-            self._copy_stream.wait_event(self._consumed)
-            for x, value in pairs:
-                x.copy_(value, non_blocking=True)
-            self._copied.record()
-
-    def wait_copied(self) -> None:
-        """Make the current stream wait for the copy; call it before a step."""
-        if self._uses_cuda:
-            torch.cuda.current_stream().wait_event(self._copied)
-
-    def mark_consumed(self) -> None:
-        """Allow the next copy to start after all work queued so far; call it after a step."""
-        if self._uses_cuda:
-            self._consumed.record()
-
-
-def _check_not_capturing(name: str) -> None:
+def check_not_capturing(name: str) -> None:
     """Raise RuntimeError while a CUDA graph is captured: its replays would not repeat the host's part of a copy."""
     if torch.cuda.is_current_stream_capturing():
         raise RuntimeError(
@@ -392,7 +336,7 @@ def _start_copy(
     copy_stream: torch.cuda.Stream, chunk: Tensor
 ) -> tuple[Tensor, torch.cuda.Event, torch.cuda.Event]:
     """Start copying a chunk to the device; return it with two events: it is valid after the second."""
-    _check_not_capturing("prefetch")
+    check_not_capturing("prefetch")
     begun, copied = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     pinned = chunk.pin_memory()
     with torch.cuda.stream(copy_stream):
@@ -417,7 +361,7 @@ class AsyncReadback:
         """
         if not x.is_cuda:
             return x
-        _check_not_capturing("AsyncReadback")
+        check_not_capturing("AsyncReadback")
 
         value = torch.empty_like(x, device="cpu", pin_memory=True)
         value.copy_(x, non_blocking=True)

@@ -11,12 +11,12 @@ from functools import partial
 import pytest
 import torch
 
+from examples import stage_data
 from funcppo.core import tree
 from funcppo.runtime import memory
 from funcppo.runtime.capture import capture
 from funcppo.runtime.memory import (
     AsyncReadback,
-    StagingBuffers,
     prefetch,
     to_device,
     to_host,
@@ -175,23 +175,15 @@ def test_memory_keeps_to_the_limits_of_all_control_groups_above(
 @devices
 def test_each_step_reads_the_values_put_before_it(device):
     """A running sum of twenty batches, no host wait between them."""
-    staging = StagingBuffers(torch.zeros(1000), device)
-    staging.put(torch.zeros(1000))
-    staging.wait_copied()
-    add = lambda s: (s + staging.data.sum(), s)
-    captured = capture(add, torch.zeros((), device=device))
-    for i in range(20):
-        staging.put(torch.full((1000,), float(i)))
-        staging.wait_copied()
-        captured.step()
-        staging.mark_consumed()
-    assert float(captured.state) == 1000 * sum(range(20))
+    assert stage_data.main(device) == 1000 * sum(range(20))
 
 
 @devices
 def test_a_leaf_that_does_not_fit_raises_and_is_named(device):
-    staging = StagingBuffers((torch.zeros(3), torch.zeros(2)), device)
-    problem = "1: expected torch.float32 [2], got torch.float32 [3]"
+    staging = stage_data.StagingBuffers(
+        (torch.zeros(3), torch.zeros(2)), device
+    )
+    problem = "values.1: expected torch.float32 [2], got torch.float32 [3]"
     with pytest.raises(ValueError, match=re.escape(problem)):
         staging.put((torch.zeros(3), torch.zeros(3)))
 
@@ -228,7 +220,7 @@ def test_a_tree_goes_to_the_device_and_back(device):
 
 @on_gpu
 def test_a_step_that_stages_data_itself_is_no_graph_and_says_why():
-    staging = StagingBuffers(torch.zeros(3), "cuda")
+    staging = stage_data.StagingBuffers(torch.zeros(3), "cuda")
 
     def step(x):
         staging.put(torch.ones(3))
