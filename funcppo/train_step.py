@@ -256,12 +256,7 @@ def build_batch(
 
     stats = trajectory.episode_stats
     ended = done & stats.total_reward.isfinite()
-    residual = (value_target - value).flatten()
-    is_known = residual.isfinite()
-    squares = [
-        minibatch.masked_moments(is_known, x).square_sum
-        for x in (residual, value_target.flatten())
-    ]
+    moments = _target_moments(value.flatten(), value_target.flatten())
     metrics = RolloutMetrics(
         n_episodes=total(ended),
         episode_return_sum=total(torch.where(ended, stats.total_reward, 0.0)),
@@ -270,12 +265,25 @@ def build_batch(
         n_nonfinite_observations=total(~is_finite),
         n_nonfinite_rewards=total(~trajectory.reward.isfinite()),
         n_empty_masks=total(_has_empty_mask(cfg, trajectory)),
-        explained_variance=1 - squares[0] / squares[1],
+        explained_variance=_explained_variance(*moments),
     )
     *rows, _, extras = tree.map(lambda x: x.flatten(0, 1), batch)
     is_recurrent = cfg.agent.initial_memory is not None
     sequence = Sequence(done.flatten(), memory_before) if is_recurrent else ()
     return Batch(*cast(Any, rows), sequence=sequence, extras=extras), metrics
+
+
+def _target_moments(
+    value: F32[Tensor, "TB"], target: F32[Tensor, "TB"]
+) -> tuple[Moments, Moments]:
+    """Compute the moments of targets less values, and of targets, over rows where both are finite."""
+    residual = target - value
+    moments_of = partial(minibatch.masked_moments, residual.isfinite())
+    return moments_of(residual), moments_of(target)
+
+
+def _explained_variance(residual: Moments, target: Moments) -> F32[Tensor, ""]:
+    return 1 - residual.square_sum / target.square_sum
 
 
 def _finite_observations(trajectory: Transition[Any]) -> Bool[Tensor, "T B"]:
@@ -478,13 +486,10 @@ _ShardMoments = tuple[RolloutMetrics, Moments, Moments, Moments]
 def _shard_moments(shard: RolloutResult) -> _ShardMoments:
     """Compute the rollout metrics and moments of one shard that all shards must share."""
     batch = shard.batch
-    residual = batch.value_target - batch.value
-    is_row = residual.isfinite()
     advantage = batch.advantage[shard.minibatches.rows]
     return (
         shard.metrics,
-        minibatch.masked_moments(is_row, residual),
-        minibatch.masked_moments(is_row, batch.value_target),
+        *_target_moments(batch.value, batch.value_target),
         minibatch.masked_moments(torch.isfinite(advantage), advantage),
     )
 
@@ -494,12 +499,9 @@ def _merge_shards(
 ) -> tuple[RolloutMetrics, Moments]:
     """Merge the rollout metrics of all shards, and the moments of the advantages of each minibatch."""
     metrics, *moments = zip(*all_shards)
-    residual, target, advantage = map(minibatch.merge_moments, moments)
+    *targets, advantage = map(minibatch.merge_moments, moments)
     sums = minibatch.sum_in_order(metrics)[:-1]
-    explained_variance = 1 - residual.square_sum / target.square_sum
-    return RolloutMetrics(
-        *sums, explained_variance=explained_variance
-    ), advantage
+    return RolloutMetrics(*sums, _explained_variance(*targets)), advantage
 
 
 def roll_out(
