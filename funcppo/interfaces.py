@@ -52,6 +52,7 @@ from funcppo.core.settings import (
     NonNegativeInt,
     Size,
     check_fields,
+    check_kind,
     check_value,
 )
 from funcppo.core.types import (
@@ -348,10 +349,10 @@ def features(obs: Any) -> Tensor:
         leaves = tree.leaves(cast(object, x))
         parts = [y.flatten(1).to(torch.float32) for y in leaves]
         return torch.cat(parts, -1)
-    if not isinstance(x, Tensor):
-        raise TypeError(
-            f"observe: expected a tensor, a tuple of such or a MaskedObservation, got {type(obs).__name__}"
-        )
+    expected = (
+        "observe: expected a tensor, a tuple of such or a MaskedObservation"
+    )
+    check_kind(x, Tensor, expected)
     return x
 
 

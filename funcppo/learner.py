@@ -34,7 +34,7 @@ from funcppo.checkpoint import text_of
 from funcppo.config import Config, PPOConfig
 from funcppo.core import random, tree
 from funcppo.core.host import NO_DEADLINE, Deadline
-from funcppo.core.settings import FieldError
+from funcppo.core.settings import FieldError, check_kind
 from funcppo.core.types import I64, Obs, Params, State, World
 from funcppo.envs.checks import (
     TOLERANCE,
@@ -190,13 +190,10 @@ def _check_state(state: Any) -> None:
     Raises:
       TypeError: it is no state, or its params and moments differ in dtype.
     """
-    if not isinstance(state, TrainState):
-        raise TypeError(
-            f"state: expected a TrainState, as init returns it, got {type(state).__name__}"
-        )
-    whole = cast("AnyState", state)
-    moments = whole.opt_state
-    learnt = _Learnt(whole.params, moments.mu, moments.nu)
+    expected = "state: expected a TrainState, as init returns it"
+    check_kind(state, TrainState, expected)
+    moments = state.opt_state
+    learnt = _Learnt(state.params, moments.mu, moments.nu)
     tree.check_common_dtype(learnt, "state")
 
 

@@ -501,7 +501,9 @@ def _merge_shards(
     metrics, *moments = zip(*all_shards)
     *targets, advantage = map(minibatch.merge_moments, moments)
     sums = minibatch.sum_in_order(metrics)[:-1]
-    return RolloutMetrics(*sums, _explained_variance(*targets)), advantage
+    return RolloutMetrics(
+        *sums, explained_variance=_explained_variance(*targets)
+    ), advantage
 
 
 def roll_out(

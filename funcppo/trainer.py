@@ -41,12 +41,13 @@ from funcppo import checkpoint as checkpoints
 from funcppo import logs, train_step
 from funcppo.checkpoint import text_of
 from funcppo.config import PPOConfig
-from funcppo.core import random, tree
+from funcppo.core import files, random, tree
 from funcppo.core.files import Json
 from funcppo.core.settings import (
     METRICS_FILE,
     FieldError,
     PositiveInt,
+    check_kind,
     check_value,
 )
 from funcppo.core.types import F32, I64, Bool
@@ -869,12 +870,9 @@ def _make_folder(folder: Path, expectation: str) -> None:
     Raises:
       ValueError: it does not; the message begins with the expectation, and is one line.
     """
-    try:
+    with files.expecting(expectation):
         folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        raise ValueError(f"{expectation}, got: {error.strerror}") from None
+        tempfile.TemporaryFile(dir=folder).close()
 
 
 def batch_size(ppo: PPOConfig) -> int:
@@ -889,10 +887,7 @@ def with_length(learner: AnyLearner, total_steps: int) -> AnyLearner:
       TypeError: it is none of `fp.ppo`.
       ValueError: there are no steps to make.
     """
-    if not isinstance(learner, Learner):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise TypeError(
-            f"learner: expected one of fp.ppo, got {type(learner).__name__}"
-        )
+    check_kind(learner, Learner, "learner: expected one of fp.ppo")
     check_value("total_steps", PositiveInt, total_steps)
     cfg = learner.cfg
     n_updates = math.ceil(total_steps / batch_size(cfg.ppo))

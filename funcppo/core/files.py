@@ -64,6 +64,19 @@ def named_errors(path: Path) -> Generator[None, None, None]:
         raise
 
 
+@contextmanager
+def expecting(expectation: str) -> Generator[None, None, None]:
+    """Make a system error one of a value, which begins with what was expected.
+
+    Raises:
+      ValueError: in place of an OSError; the message is one line.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise ValueError(f"{expectation}, got: {error.strerror}") from None
+
+
 def read_file(path: Path) -> bytes:
     """Read a file, a pipe or a terminal to its end.
 
@@ -287,7 +300,7 @@ def open_log(
     Raises:
       ValueError: the file to resume holds something else, or it cannot be written. The message is one line.
     """
-    try:
+    with expecting(f"{path}: expected a file that can be written"):
         records: list[Record] = []
         n_dropped = 0
         if resume and path.is_file() and path.stat().st_size:
@@ -306,10 +319,6 @@ def open_log(
             records=records,
             n_dropped=n_dropped,
         )
-    except OSError as error:
-        raise ValueError(
-            f"{path}: expected a file that can be written, got: {error.strerror}"
-        ) from None
 
 
 def check_writable(path: Path, *, resume: bool, overwrite: bool) -> None:
@@ -322,18 +331,11 @@ def check_writable(path: Path, *, resume: bool, overwrite: bool) -> None:
         raise ValueError(
             f"{path}: expected --resume, --overwrite or a new file, got a file that exists"
         )
-    folder = path.resolve().parent
-    try:
-        with (
-            open(path, "ab")
-            if path.exists()
-            else tempfile.TemporaryFile(dir=folder)
-        ):
-            pass
-    except OSError as error:
-        raise ValueError(
-            f"{path}: expected a file that can be written, got: {error.strerror}"
-        ) from None
+    with expecting(f"{path}: expected a file that can be written"):
+        if path.exists():
+            path.open("ab").close()
+        else:
+            tempfile.TemporaryFile(dir=path.resolve().parent).close()
 
 
 def append_records(log: RecordLog, records: Sequence[Record]) -> None:

@@ -184,6 +184,19 @@ def check_value(field: str, annotation: object, value: object) -> None:
         raise FieldError(field, expected, value)
 
 
+def check_kind(value: object, kind: type, expected: str) -> None:
+    """Check the class of a value.
+
+    Args:
+      expected: the beginning of the error, such as "name: expected a text".
+
+    Raises:
+      TypeError: it is of another class.
+    """
+    if not isinstance(value, kind):
+        raise TypeError(f"{expected}, got {type(value).__name__}")
+
+
 def checks_arguments(fn: Fn) -> Fn:
     """Return the function so that each call checks its arguments against their annotations first.
 

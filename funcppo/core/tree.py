@@ -207,8 +207,9 @@ def check_tree(tree: object, name: str) -> None:
     expected = (
         f"{name}: expected a tensor, or a NamedTuple, tuple or list of such"
     )
-    accessors, found, _ = _optree.tree_flatten_with_accessor(
-        tree,
+    any_tree: Any = tree
+    accessors, found, _ = optree.tree_flatten_with_accessor(
+        any_tree,
         is_leaf=lambda node: node is None or isinstance(node, dict),
     )
     for accessor, leaf in zip(accessors, found):

@@ -16,7 +16,9 @@ from __future__ import annotations
 import difflib
 import importlib
 import inspect
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
+
+from funcppo.core.settings import check_kind
 
 if TYPE_CHECKING:
     from funcppo.envs import wrappers
@@ -75,7 +77,7 @@ _SOURCES = {
 }
 
 
-def __getattr__(name: str) -> object:
+def __getattr__(name: str) -> Any:
     """Import an environment when it is first used, so that `import funcppo` stays light; return it."""
     if name == "wrappers":
         return importlib.import_module("funcppo.envs.wrappers")
@@ -120,18 +122,15 @@ def make(name: str, **options: Any) -> AnyEnvironment:
       ValueError: there is no environment of that name, or an option is out of range.
       TypeError: the name is no string, or the environment has no such option.
     """
-    if not isinstance(cast(object, name), str):
-        raise TypeError(
-            f"name: expected a string such as CartPole-v1, got {type(name).__name__}"
-        )
+    check_kind(name, str, "name: expected a string such as CartPole-v1")
     if name.startswith(GYMNASIUM):
-        bridge = cast(Any, __getattr__("gymnasium"))
-        return bridge(name.removeprefix(GYMNASIUM), **options)
+        build = __getattr__("gymnasium")
+        return build(name.removeprefix(GYMNASIUM), **options)
     if name not in ENVIRONMENTS:
         raise ValueError(
             f"{name}: expected an environment, got none of that name; {_nearest(name)}"
         )
-    build = cast(Any, __getattr__(ENVIRONMENTS[name]))
+    build = __getattr__(ENVIRONMENTS[name])
     known = inspect.signature(build).parameters
     for option in options:
         if option not in known:

@@ -10,7 +10,8 @@ ValueError: step_functional: state.position: expected torch.float32 [4], got tor
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from dataclasses import fields, replace
 from functools import partial
 from typing import Any, NamedTuple, cast
@@ -286,14 +287,8 @@ def call_twice(
     """
     read = {"world": bound_world, **arguments}
     versions = _versions(read)
-    try:
+    with _naming(name):
         result = fn(*arguments.values())
-    except FunctionError:
-        raise
-    except Exception as error:  # whatever a function of a user's raises
-        raise FunctionError(
-            f"{name}: expected a result, got {_describe(error)}"
-        ) from error
     for path, version in _versions(read).items():
         if version != versions[path]:
             raise FunctionError(
@@ -361,18 +356,31 @@ class FunctionError(ValueError):
     """Error that names a function of an environment or network, or a tensor that it gets or returns."""
 
 
+@contextmanager
+def _naming(
+    name: str,
+    expected: str = "a result",
+    kinds: tuple[type[Exception], ...] = (Exception,),
+) -> Generator[None, None, None]:
+    """Make what a function of a user's raises an error that names the function and what was expected."""
+    try:
+        yield
+    except FunctionError:
+        raise
+    except kinds as error:
+        raise FunctionError(
+            f"{name}: expected {expected}, got {_describe(error)}"
+        ) from error
+
+
 def call_named(name: str, fn: Callable[..., Any], *arguments: Any) -> Any:
     """Call a function and return its result; an AttributeError or TypeError becomes one that names the function.
 
     Raises:
       FunctionError: one line that names the function, in place of an AttributeError or a TypeError.
     """
-    try:
+    with _naming(name, kinds=(AttributeError, TypeError)):
         return fn(*arguments)
-    except (AttributeError, TypeError) as error:
-        raise FunctionError(
-            f"{name}: expected a result, got {_describe(error)}"
-        ) from error
 
 
 def with_named_errors(env: AnyEnvironment) -> AnyEnvironment:
@@ -415,12 +423,8 @@ def call_vectorised(name: str, fn: Callable[..., Any], *arguments: Any) -> Any:
     Raises:
       ValueError: one line that names the function, which cannot be mapped.
     """
-    try:
+    with _naming(name, "a function that torch.vmap can map"):
         return torch.vmap(fn)(*arguments)
-    except Exception as error:  # whatever a function of a user's raises
-        raise FunctionError(
-            f"{name}: expected a function that torch.vmap can map, got {_describe(error)}"
-        ) from None
 
 
 def _take(value: Any, rows: I64[Tensor, "..."]) -> Any:

@@ -561,7 +561,7 @@ def _read_mask(
                 f"{cfg.name}: action_mask: expected {cfg.mask_size} numbers, got {len(numbers)}"
             )
         mask[row] = numbers != 0
-    is_empty = ~mask.any(-1)
+    is_empty = mask.sum(-1) == 0
     _require(cfg, goes_on & is_empty, "a legal action")
     return mask | is_empty[:, None]
 
@@ -796,11 +796,10 @@ def gymnasium(
     mask = torch.ones(1, cfg.mask_size or 0, dtype=torch.bool)
     never = torch.zeros(1, dtype=torch.bool)
     template = _state_of([*blank, mask, never, never, never.long()])
+    make_env = partial(_environment, cfg, actions, template)
     return on_host(
-        *(
-            _environment(cfg, actions, x, template)
-            for x in (rows, evaluation_rows)
-        ),
+        make_env(rows),
+        make_env(evaluation_rows),
         template,
         n_envs=n_envs,
         check=check,
@@ -849,7 +848,7 @@ def _function_name(make_env: Callable[..., Any]) -> str:
 
 
 def _environment(
-    cfg: GymnasiumConfig, actions: _Actions, rows: HostRows, template: EnvState
+    cfg: GymnasiumConfig, actions: _Actions, template: EnvState, rows: HostRows
 ) -> AnyEnvironment:
     spec = spec_of_host(
         [part.shape for part in cfg.parts],

@@ -33,6 +33,7 @@ from funcppo.core.settings import (
     Size,
     UnitInterval,
     check_fields,
+    check_kind,
     check_value,
 )
 from funcppo.core.types import (
@@ -233,10 +234,7 @@ def checked_env(env: AnyEnvironment) -> AnyEnvironment:
     Raises:
       TypeError: it is no environment, such as one of Gymnasium's without a bridge.
     """
-    if not isinstance(cast(object, env), Environment):
-        raise TypeError(
-            f"env: expected an Environment, got {type(env).__name__}"
-        )
+    check_kind(env, Environment, "env: expected an Environment")
     return env
 
 
