@@ -146,20 +146,22 @@ def sample_reset(
 
 
 def on_host(
-    env: AnyEnvironment, evaluation: AnyEnvironment, template: Any, **facts: Any
+    env: AnyEnvironment,
+    evaluation: AnyEnvironment,
+    blank_state: Callable[..., Any],
+    **facts: Any,
 ) -> AnyEnvironment:
-    """Return an environment of the host with its `HostEnvironment`, whose stand-in begins all rows like one state.
+    """Return an environment of the host with its `HostEnvironment`.
 
     Args:
       evaluation: the same in host objects of its own.
-      template: a state of one row.
+      blank_state: the stand-in's `reset`.
       facts: other fields of `HostEnvironment`.
     """
-    first = partial(_repeat, template)
     stand_in = replace(
         env,
-        reset=first,
-        reset_from_sample=first,
+        reset=blank_state,
+        reset_from_sample=blank_state,
         step_functional=_make_up_step,
         restart=None,
     )
@@ -183,13 +185,18 @@ def spec_of_host(
     )
 
 
-def _repeat(
-    template: Any, cfg: object, world: object, key: I64[Tensor, "B 2"]
-) -> Any:
-    """Return a state of one row in each row, on the device of the keys."""
-    return tree.map(
-        lambda x: x.to(key.device).repeat_interleave(len(key), 0), template
-    )
+def _blank_state(
+    cfg: GymnasiumConfig, world: object, key: I64[Tensor, "B 2"]
+) -> EnvState:
+    """Build a state of zeros with the right shapes."""
+    n_rows, zero = len(key), torch.zeros_like(key[:, 0])
+    obs = [
+        zero.new_zeros(n_rows, *part.shape, dtype=part.dtype)
+        for part in cfg.parts
+    ]
+    mask = zero.new_ones(n_rows, cfg.mask_size or 0, dtype=torch.bool)
+    never = zero.to(torch.bool)
+    return _state_of([*obs, mask, never, never, zero])
 
 
 def _make_up_step(
@@ -792,15 +799,10 @@ def gymnasium(
         )
         for n in (n_envs, None)
     )
-    blank = [torch.zeros(1, *x.shape, dtype=x.dtype) for x in parts]
-    mask = torch.ones(1, cfg.mask_size or 0, dtype=torch.bool)
-    never = torch.zeros(1, dtype=torch.bool)
-    template = _state_of([*blank, mask, never, never, never.long()])
-    make_env = partial(_environment, cfg, actions, template)
     return on_host(
-        make_env(rows),
-        make_env(evaluation_rows),
-        template,
+        _environment(cfg, actions, rows),
+        _environment(cfg, actions, evaluation_rows),
+        _blank_state,
         n_envs=n_envs,
         check=check,
         close=evaluation_rows.close,
@@ -848,7 +850,7 @@ def _function_name(make_env: Callable[..., Any]) -> str:
 
 
 def _environment(
-    cfg: GymnasiumConfig, actions: _Actions, template: EnvState, rows: HostRows
+    cfg: GymnasiumConfig, actions: _Actions, rows: HostRows
 ) -> AnyEnvironment:
     spec = spec_of_host(
         [part.shape for part in cfg.parts],
@@ -864,7 +866,7 @@ def _environment(
         observe=observe,
         restart=rows.restart,
         sample_reset=sample_reset,
-        reset_from_sample=partial(_repeat, template),
+        reset_from_sample=_blank_state,
         spec=spec,
     )
 

@@ -189,6 +189,16 @@ def _observe(cfg: str, world: object, state: JaxState) -> Any:
     return obs[0] if len(obs) == 1 else obs
 
 
+def _blank_state(
+    template: JaxState, cfg: str, world: object, key: I64[Tensor, "B 2"]
+) -> JaxState:
+    """Build a state of zeros with the shapes of another."""
+    n = len(key)
+    return tree.map(
+        lambda x: x.new_zeros(n, *x.shape[1:], device=key.device), template
+    )
+
+
 def jax(env: Function, params: Array = None) -> AnyEnvironment:
     """Build an environment of JAX, in the interface of gymnax or of Brax; XLA compiles its steps.
 
@@ -230,4 +240,5 @@ def jax(env: Function, params: Array = None) -> AnyEnvironment:
         reset_from_sample=rows.reset,
         spec=spec,
     )
-    return on_host(built, built, template, n_envs=None, is_pure=True)
+    blank = partial(_blank_state, template)
+    return on_host(built, built, blank, n_envs=None, is_pure=True)
