@@ -148,7 +148,9 @@ def test_another_state_can_be_loaded(device):
     captured.step()
     captured.load(pair(device))
     assert_trees_equal(captured.state, pair(device), rtol=0, atol=0)
-    problem = r"^the next state.a: expected .*float32 \[3\], got .*float32 \[2\]$"
+    problem = (
+        r"^the next state.a: expected .*float32 \[3\], got .*float32 \[2\]$"
+    )
     with pytest.raises(ValueError, match=problem):
         captured.load(
             Pair(torch.zeros(2, device=device), torch.zeros(3, device=device))
@@ -158,7 +160,9 @@ def test_another_state_can_be_loaded(device):
 @devices
 def test_a_step_that_changes_a_shape_raises_and_names_the_leaf(device):
     """A broadcast would hide it."""
-    problem = r"the next state.b: expected .*float32 \[3\], got .*float32 \[1\]$"
+    problem = (
+        r"the next state.b: expected .*float32 \[3\], got .*float32 \[1\]$"
+    )
     with pytest.raises(CaptureError, match=problem):
         capture(lambda s: (Pair(s.a, s.b[:1]), s.a), pair(device)).step()
     with pytest.raises(
