@@ -381,21 +381,7 @@ def check_step(
     tree.check_tree(obs, "observe: observation")
     if spec is not None:
         check_observation(obs, spec)
-    try:
-        output, after = apply_agent(agent, world, params, obs, memory)
-    # of shapes, dtypes or a structure that do not fit
-    except (AttributeError, RuntimeError, TypeError) as error:
-        if spec is None:
-            raise
-        line = str(error).partition("\n")[0]
-        if len(spec.shape) > 1:
-            line += "; fp.nets.cnn() reads images, fp.envs.wrappers.flatten_observation(env) observes vectors"
-        kinds = [f"{x.dtype} {list(x.shape)}" for x in tree.leaves(obs)]
-        raise ValueError(
-            "network: expected one that can be applied to the observations of the environment, "
-            f"{', '.join(kinds)}, got: {line}"
-        ) from error
-
+    output, after = _try_network(cfg, world, params, obs, memory)
     if spec is not None:
         _check_output(agent, spec, output)
     rows, dtype = episode_stats.length.shape, episode_stats.total_reward.dtype
@@ -413,6 +399,26 @@ def check_step(
     check_timestep(env_state, result, rows)
     name = "step_functional: Timestep.reward"
     check_tensor(result[1].reward, rows, dtype, name)
+
+
+def _try_network(
+    cfg: Config, world: object, params: object, obs: Any, memory: Memory
+) -> Applied:
+    """Apply the network to observations; explain why it cannot be, where the environment has a spec."""
+    try:
+        return apply_agent(cfg.agent, world, params, obs, memory)
+    # of shapes, dtypes or a structure that do not fit
+    except (AttributeError, RuntimeError, TypeError) as error:
+        if cfg.env.spec is None:
+            raise
+        line = str(error).partition("\n")[0]
+        if len(cfg.env.spec.shape) > 1:
+            line += "; fp.nets.cnn() reads images, fp.envs.wrappers.flatten_observation(env) observes vectors"
+        kinds = [f"{x.dtype} {list(x.shape)}" for x in tree.leaves(obs)]
+        raise ValueError(
+            "network: expected one that can be applied to the observations of the environment, "
+            f"{', '.join(kinds)}, got: {line}"
+        ) from error
 
 
 def _check_output(agent: AnyAgent, spec: EnvironmentSpec, output: Any) -> None:
