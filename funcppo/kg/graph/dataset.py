@@ -40,8 +40,6 @@ from funcppo.kg.graph.text import (
     unknown_name_message,
 )
 from funcppo.kg.graph.triples import (
-    MappedNames,
-    NameIds,
     NameNumbers,
     Triple,
     drop_duplicates,
@@ -142,8 +140,6 @@ class Dataset:
 
         Where it differs, ids or facts mean something else.
         """
-        if self.stored is not None and self._has_stored("rules"):
-            return self.stored.fingerprint
         names = [list(self.entities), self.predicates, self.arities]
         digest = hashlib.sha256(json.dumps(names).encode())
         for name in (*_TABLES, "rules", "known", "candidates"):
@@ -157,27 +153,20 @@ class Dataset:
     @property
     def fact_tables(self) -> Mapping[str, np.ndarray] | None:
         """Return the stored index of the facts, as `logic.kb.build` takes it; None if no index is stored for them."""
-        if self.stored is None or not self._has_stored():
+        if self.stored is None:
             return None
-        return self.stored.fact_tables
-
-    def _has_stored(self, *fields: str) -> bool:
-        """Check whether facts, splits, names and further fields are still those that were stored."""
-        assert self.stored is not None
         original = self.stored.dataset
-        is_same = all(
-            getattr(self, field) is getattr(original, field)
-            for field in (*_TABLES, "entities", *fields)
-        )
-        return is_same and self.predicates == original.predicates
+        is_same = self.facts is original.facts
+        is_same = is_same and self.entities is original.entities
+        is_same = is_same and self.predicates == original.predicates
+        return self.stored.fact_tables if is_same else None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class StoredParts:
-    """Contents of a folder of `funcppo data --index` beside the data set."""
+    """Index of the facts in a folder of `funcppo data --index`, and the data set that it is of."""
 
     dataset: Dataset  # as it was stored
-    fingerprint: str  # of the data set
     fact_tables: Mapping[str, np.ndarray]  # `logic.kb.index_facts` of the facts
 
 
@@ -187,18 +176,11 @@ _ENTITY_IDS: WeakKeyDictionary[Dataset, Mapping[str, int]] = WeakKeyDictionary()
 _SHOWN: WeakKeyDictionary[Dataset, Dataset] = WeakKeyDictionary()
 
 
-def entity_ids(entities: Sequence[str]) -> Mapping[str, int]:
-    """Return {entity name: id}; names that are mapped from a file are looked up there."""
-    if isinstance(entities, MappedNames):
-        return NameIds(entities)
-    return assign_ids(entities)
-
-
 def index_entities(dataset: Dataset) -> Mapping[str, int]:
     """Return {entity name: id}, made once for each data set."""
     ids = _ENTITY_IDS.get(dataset)
     if ids is None:
-        ids = _ENTITY_IDS[dataset] = entity_ids(dataset.entities)
+        ids = _ENTITY_IDS[dataset] = assign_ids(dataset.entities)
     return ids
 
 
@@ -483,7 +465,7 @@ def with_rules(
     _check_strata(rules, path)
     notes = [*dataset.notes, *notes, *unknown_notes, *repeat_notes]
     numbers = _new_numbers(dataset, rules)
-    if numbers:  # else names that are mapped from a file stay there
+    if numbers:  # else an index of the facts holds for the same names
         entities = (*dataset.entities, *numbers)
         dataset = replace(dataset, entities=entities)
         notes.append(
@@ -573,7 +555,7 @@ def _drop_rules_of_unknown_names(
     Raises:
       ValueError: a relation stands after a sign of negation; or there are rules, and each has an unknown name.
     """
-    entities = entity_ids(dataset.entities)
+    entities = index_entities(dataset)
     of_data = {*dataset.predicates}
     kept: list[Clause] = rules
     first: ValueError | None = None
@@ -762,7 +744,7 @@ def _encode_rules(
     """Return the ids of rules, int32 [R, M, W], M the number of atoms of the longest rule."""
     n_atoms = 1 + max((len(rule.body) for rule in rules), default=0)
     table = np.zeros((len(rules), n_atoms, dataset.atom_width), np.int32)
-    ids_of_entities = entity_ids(dataset.entities)
+    ids_of_entities = index_entities(dataset)
     ids_of_predicates = predicate_ids(dataset)
     for encoded, rule in zip(table, rules):
         variables: dict[Variable, int] = {}  # numbered from C + 1 in each rule

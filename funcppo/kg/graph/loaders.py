@@ -5,7 +5,7 @@ the package, embedded (`countries_s1`) or generated (`clans:1500:0`), or one of 
 and `from_triples` take what is in memory: tuples, arrays, data frames, Arrow tables and triples factories of PyKEEN.
 
 A stored graph is a folder with a file of PyTorch that every process of a host maps instead of reading. DuckDB (extra
-`big`) reads Parquet and large files with all cores and bounded memory.
+`big`) reads Parquet.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import csv
 import dataclasses
 import importlib
 import io
+import json
 import re
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -53,7 +54,6 @@ from funcppo.kg.graph.text import (
     has_surrogates,
     has_variables,
     read_content,
-    read_first_line,
     read_text,
     similar_names_hint,
     unknown_name_message,
@@ -62,23 +62,17 @@ from funcppo.kg.graph.triples import (
     DEFAULT_CONFIG,
     SUFFIXES,
     DataConfig,
-    MappedNames,
     NameNumbers,
     Triple,
     TripleFile,
     choose_by_name,
-    choose_columns,
     drop_duplicates,
-    drop_header,
     format_rdf,
-    is_json_lines,
     is_rdf,
     is_triple_file,
-    iter_rows,
-    map_names,
     order_of_occurrence,
+    read_rows,
     read_triples,
-    separator_of,
     split_triples,
 )
 
@@ -620,27 +614,19 @@ def _read_files(
     paths: dict[str, Path], cfg: DataConfig
 ) -> tuple[dict[str, TripleFile], list[str]]:
     """Read the triples of each split's file; return them and the names that they number."""
-    is_parquet = any(path.suffix == ".parquet" for path in paths.values())
-    if cfg.reader == "duckdb" or is_parquet:
-        return _read_by_duckdb(paths, cfg.columns)
     numbers = NameNumbers()
     files: dict[str, TripleFile] = {}
     for split, path in paths.items():
         shown = str(path)
         if cfg.format != "auto" or shown == "-":
             shown += f".{cfg.format}".replace("auto", "tsv")
+        if path.suffix == ".parquet":
+            rows = parquet_rows(path)
+            files[split] = read_rows(rows, shown, numbers, cfg.columns)
+            continue
         content = read_content(path)
         files[split] = read_triples(content, shown, numbers, cfg.columns)
     return files, list(numbers)
-
-
-# What names between NUL bytes that are not single-spaced have.
-_UNUSUAL_SPACES = (
-    "  ",
-    " \0",
-    "\0 ",
-    *(c for c in map(chr, range(1, 0x3001)) if c.isspace() and c != " "),
-)
 
 
 def _check_spelling(
@@ -655,10 +641,9 @@ def _check_spelling(
       ValueError: two do; names the file and line of the second.
     """
     # Only a name that is not single-spaced can be another spelling.
-    text = "\0" + "\0".join(names) + "\0"
-    if not any(spaces in text for spaces in _UNUSUAL_SPACES):
-        return
     single_spaced = [" ".join(name.split()) for name in names]
+    if single_spaced == names:
+        return
     for columns in ([0, 2], [1]):
         spellings: dict[str, int] = {}  # by the name with single spaces
         for split, file in files.items():
@@ -826,16 +811,14 @@ def format_triples(rows: Sequence[Triple], name: str) -> bytes:
 
 # -- DuckDB
 
-_NAMES = ("h", "r", "t")
 
-
-def _import_duckdb(purpose: str) -> Any:
-    """Import DuckDB for a purpose, or raise ValueError."""
+def _import_duckdb() -> Any:
+    """Import DuckDB, or raise ValueError."""
     try:
         return importlib.import_module("duckdb")
     except ModuleNotFoundError:
         raise ValueError(
-            f"{purpose} needs the extra `big` (pip install 'funcppo[big]'): No module named 'duckdb'"
+            "Parquet needs the extra `big` (pip install 'funcppo[big]'): No module named 'duckdb'"
         ) from None
 
 
@@ -845,7 +828,7 @@ def format_parquet(csv_text: str, columns: Mapping[str, str]) -> bytes:
     Args:
       columns: type of DuckDB of each column.
     """
-    duckdb = _import_duckdb("Parquet")
+    duckdb = _import_duckdb()
     with tempfile.TemporaryDirectory(prefix="funcppo-") as name:
         source, target = Path(name) / "in.csv", Path(name) / "out.parquet"
         source.write_text(csv_text, encoding="utf-8")
@@ -863,139 +846,19 @@ def parquet_rows(path: Path) -> Iterator[list[str]]:
     Raises:
       ValueError: DuckDB is not installed, or cannot read the file.
     """
-    duckdb = _import_duckdb("Parquet")
+    duckdb = _import_duckdb()
     source = f"SELECT * FROM read_parquet({_quote_path(path)})"
     try:
         with closing(duckdb.connect()) as database:
-            table = database.sql(source)
-            rows = [table.columns, *table.fetchall()]
-    except duckdb.Error as error:
-        raise _refusal_of_duckdb(path, error) from None
-    for row in rows:
-        yield ["" if x is None else str(x) for x in row]
-
-
-def _refusal_of_duckdb(path: Path, error: Exception) -> ValueError:
-    """Return the error for a file that DuckDB cannot read."""
-    if isinstance(error, UnicodeDecodeError):
-        byte = error.object[error.start]
-        return ValueError(f"{path}: expected UTF-8, got byte 0x{byte:02x}")
-    text = " ".join(str(error).split())
-    found = re.search(r"Line: (\d+) .* Columns: (\d+) Found: (\d+)", text)
-    if found:
-        line, expected, n = found.groups()
-        return ValueError(
-            f"{path}:{line}: expected {expected} columns, got {n}"
-        )
-    kind = "Parquet" if path.suffix == ".parquet" else "columns"
-    return ValueError(f"{path}: expected {kind}, got by DuckDB: {text}")
-
-
-def _read_by_duckdb(
-    paths: Mapping[str, Path], columns: str | None
-) -> tuple[dict[str, TripleFile], list[str]]:
-    """Read the triples of each split's file by DuckDB; return them and the names that they number.
-
-    Args:
-      columns: as `parse_columns` reads them; None for the three columns of a file.
-
-    Raises:
-      ValueError: DuckDB is not installed, or a file is wrong; names the file.
-    """
-    duckdb = _import_duckdb("reading by DuckDB")
-    files: dict[str, TripleFile] = {}
-    with tempfile.TemporaryDirectory(prefix="funcppo-") as folder:
-        # The rest of a large file is kept in the folder.
-        config: Any = {"temp_directory": folder, "memory_limit": "50%"}
-        database = duckdb.connect(f"{folder}/triples.db", config=config)
-        with closing(database):
-            has_header: dict[str, bool] = {}
-            for split, path in paths.items():
-                try:
-                    has_header[split] = _copy(database, split, path, columns)
-                except (duckdb.Error, UnicodeDecodeError) as error:
-                    raise _refusal_of_duckdb(path, error) from None
-
-            every_name = " UNION ALL ".join(
-                f"SELECT {name} AS name FROM {split}"
-                for split in paths
-                for name in _NAMES
-            )
-            database.execute(
-                "CREATE TABLE names AS SELECT name, CAST(row_number() OVER () - 1 AS INTEGER) AS number "
-                f"FROM (SELECT DISTINCT name FROM ({every_name}))"
-            )
-            found = database.execute("SELECT name FROM names ORDER BY number")
-            names: list[str] = found.fetchnumpy()["name"].tolist()
-            for split, path in paths.items():
-                file = TripleFile(_fetch_triples(database, split), 1, [])
-                if len(file.triples) and not has_header[split]:
-                    file = drop_header(file.triples, names, str(path), columns)
-                files[split] = file
-    return files, names
-
-
-def _copy(database: Any, split: str, path: Path, columns: str | None) -> bool:
-    """Copy the three columns of a file to the table of its split, in the order of the file.
-
-    Returns:
-      Whether the file has names of columns; a first line of names that are not recognised is a row of the table.
-
-    Raises:
-      ValueError: it has no such columns, or a name is missing, has a line break, a NUL byte, or white space that text
-        files drop.
-    """
-    name, is_csv = str(path), separator_of(str(path)) == ","
-    if path.suffix == ".parquet":
-        source = f"read_parquet({_quote_path(path)})"
-        present: list[str] = database.sql(f"SELECT * FROM {source}").columns
-        chosen = choose_columns(present, columns, name, is_named=True)
-    elif is_rdf(name) or is_json_lines(name):
-        raise ValueError(
-            f"{path}: expected columns of tabs or commas or Parquet for DuckDB, got {path.suffix}"
-        )
-    else:
-        first = next(iter_rows(read_first_line(path), name), [])
-        chosen = choose_columns(first, columns, name)
-        present = [f"c{i}" for i in range(chosen.n_columns)]
-        types = ", ".join(f"'{column}': 'VARCHAR'" for column in present)
-        delimiter, quote = (",", '"') if is_csv else ("\\t", "")
-        source = (
-            f"read_csv({_quote_path(path)}, delim='{delimiter}', quote='{quote}', escape='{quote}', auto_detect=false, "
-            f"header={str(chosen.has_header).lower()}, columns={{{types}}}, strict_mode=true)"
-        )
-    selected = ", ".join(
-        f"CAST({_quote(present[i], chr(34))} AS VARCHAR) AS {name}"
-        for i, name in zip(chosen.indices, _NAMES)
-    )
-    database.execute(f"CREATE TABLE {split} AS SELECT {selected} FROM {source}")
-
-    wrong = "{0} IS NULL OR {0} = '' OR regexp_matches({0}, '[\\n\\r\\x00]')"
-    if is_csv:
-        wrong += " OR starts_with({0}, ' ')"
-    condition = " OR ".join(wrong.format(name) for name in _NAMES)
-    row = database.execute(
-        f"SELECT rowid, h, r, t FROM {split} WHERE {condition} LIMIT 1"
-    ).fetchone()
-    if row is not None:
-        raise ValueError(
-            f"{path}: row {row[0] + 1}: expected three names on one line without spaces before them, got "
-            f"{shorten(repr(row[1:]))}"
-        )
-    return chosen.has_header
-
-
-def _fetch_triples(database: Any, split: str) -> np.ndarray:
-    """Return the triples of a split as numbers of names, int32 [n, 3], in the order of the file."""
-    # Joins keep no order: each row carries its place.
-    found = database.execute(
-        f"SELECT s.rowid AS place, a.number AS h, b.number AS r, c.number AS t FROM {split} s "
-        "JOIN names a ON s.h = a.name JOIN names b ON s.r = b.name JOIN names c ON s.t = c.name"
-    ).fetchnumpy()
-    triples = np.empty((len(found["place"]), 3), np.int32)
-    for column, name in enumerate(_NAMES):
-        triples[found["place"], column] = found[name]
-    return triples
+            table = database.execute(source)
+            yield [column[0] for column in table.description]
+            while rows := table.fetchmany(1 << 14):
+                for row in rows:
+                    yield ["" if x is None else str(x) for x in row]
+    except (duckdb.Error, UnicodeDecodeError) as error:
+        text = " ".join(str(error).split())
+        problem = f"expected Parquet, got by DuckDB: {text}"
+        raise ValueError(f"{path}: {problem}") from None
 
 
 def _quote_path(path: Path) -> str:
@@ -1051,7 +914,7 @@ def _load_pykeen(name: str) -> Dataset:
 # -- stored graphs
 
 STORED_FILE = "graph.pt"
-_FORMAT = 2  # of the file
+_FORMAT = 3  # of the file
 
 
 def is_stored_graph(path: Path) -> bool:
@@ -1090,13 +953,14 @@ def write(
     }
     groups: dict[str, Mapping[str, Any]] = {
         "fields": fields,
-        "entities": map_names(dataset.entities).columns,
         "fact_tables": fact_tables,
     }
+    names = json.dumps(dataset.entities).encode()
     stored: dict[str, Any] = {
         "format": _FORMAT,
         "n_train": len(dataset.train),
-        "fingerprint": dataset.fingerprint,
+        # a tensor of bytes: millions of texts take a while one by one
+        "entities": torch.frombuffer(bytearray(names), dtype=torch.uint8),
         "sources": {str(path.resolve()): _file_state(path) for path in sources},
     }
     for name, group in groups.items():
@@ -1156,15 +1020,10 @@ def read(folder: Path) -> Dataset:
             fields["notes"] = (*fields["notes"], note)
     dataset = Dataset(
         **fields,
-        entities=MappedNames(group("entities")),
+        entities=tuple(json.loads(stored["entities"].numpy().tobytes())),
         train=fields["facts"][: stored["n_train"]],
     )
-    # what was computed of the data when they were stored
-    parts = StoredParts(
-        dataset=dataset,
-        fingerprint=stored["fingerprint"],
-        fact_tables=group("fact_tables"),
-    )
+    parts = StoredParts(dataset=dataset, fact_tables=group("fact_tables"))
     return replace(dataset, stored=parts)
 
 

@@ -25,7 +25,7 @@ import numpy as np
 
 from funcppo.kg.graph.dataset import Dataset, from_splits, with_rules
 from funcppo.kg.graph.rules import read_clauses
-from funcppo.kg.graph.triples import Triple
+from funcppo.kg.graph.triples import Triple, row_codes
 
 # the clans of each tribe: children belong to the clan of the father in the first two, of the mother in the others
 TRIBES = (
@@ -218,9 +218,6 @@ def _sample_couples(
 
 # -- family_tree
 
-# facts in ids, int [n, 3], people counted from 1, and their derivations, int [n, 2, 2]
-_Block = tuple[np.ndarray, np.ndarray]
-
 
 def make_family_tree(n_people: int, seed: int) -> Dataset:
     """Generate the family_tree data set over people p1, p2, ...
@@ -236,8 +233,12 @@ def make_family_tree(n_people: int, seed: int) -> Dataset:
       ValueError: `n_people` is too small, or `seed` is negative.
     """
     rng = _make_generator("family_tree", n_people, seed, 10)
-    blocks = _family_blocks(*_sample_family(rng, n_people))
-    atoms, derivations = map(np.concatenate, zip(*blocks))
+    atoms, reasons = _family_facts(*_sample_family(rng, n_people))
+    codes = row_codes(np.concatenate([atoms, reasons.reshape(-1, 3)]))
+    own, wanted = np.split(codes, [len(atoms)])
+    by_code = np.argsort(own)
+    place = by_code[np.searchsorted(own, wanted, sorter=by_code)]
+    derivations = place.reshape(-1, 2, 2)
     order = rng.permutation(len(atoms))
     split = _sample_splits(rng, derivations, 0.2)[order]
     atoms = atoms[order].astype(np.int32)
@@ -296,135 +297,66 @@ def _sample_family(
     return female, parents, couples
 
 
-def _family_blocks(
+def _family_facts(
     female: np.ndarray, parents: np.ndarray, couples: np.ndarray
-) -> list[_Block]:
-    """Build every fact of the twelve relations, in blocks of one or two relations.
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the facts of the twelve relations, int [n, 3], and what derives each, int [n, 2, 2, 3]: two or two others.
 
-    The arguments are those that `_sample_family` returns. The id of a fact is its row among all blocks.
+    The arguments are those that `_sample_family` returns. A fact with one derivation has it twice.
     """
     child = np.flatnonzero(parents >= 0)
     couple = parents[child]
-    n_couples, n_children = couples.shape[1], len(child)
-    # ids by side, the husband's or father's first: spouse(side, other), parent(side, child), child(child, side)
-    spouse = np.arange(2 * n_couples).reshape(2, -1)
-    parent = 2 * n_couples + np.arange(2 * n_children).reshape(2, -1)
-    child_of = parent + 2 * n_children
-
-    blocks: list[_Block] = []
-    for side in (0, 1):
-        spouses = (spouse[1 - side], spouse[1 - side])
-        blocks.append(
-            _make_block(1 + side, couples[side], couples[1 - side], spouses)
-        )
-    for side in (0, 1):
-        person, married = couples[side][couple], spouse[side][couple]
-        blocks.append(
-            _make_block(
-                3 + side,
-                person,
-                child,
-                (married, parent[1 - side]),
-                (married, child_of[1 - side]),
-            )
-        )
-    for side in (0, 1):
-        by_other = (child_of[1 - side], spouse[1 - side][couple])
-        blocks.append(
-            _make_block(
-                5 + female[child], child, couples[side][couple], by_other
-            )
-        )
-    return blocks + _kin_blocks(female, parents, couples, parent, child_of)
-
-
-def _kin_blocks(
-    female: np.ndarray,
-    parents: np.ndarray,
-    couples: np.ndarray,
-    parent: np.ndarray,
-    child_of: np.ndarray,
-) -> list[_Block]:
-    """Build the blocks of siblings, of uncles and aunts, and of nephews and nieces.
-
-    Args:
-      female, parents, couples: what `_sample_family` returns.
-      parent: int [2, c], ids of the facts that the father, or mother, of each child is so.
-      child_of: int [2, c], ids of the facts that each child is the son or daughter of the father, or mother.
-    """
-    child = np.flatnonzero(parents >= 0)
-    couple = parents[child]
-    start, n_siblings, one, other, mirror = _sibling_pairs(couple)
-    first_id = parent.size + child_of.size + couples.size
-    blocks = [
-        _make_block(
-            7 + female[child[one]],
-            child[one],
-            child[other],
-            (first_id + mirror, child_of[0][one]),
-            (first_id + mirror, child_of[1][one]),
-        )
+    # of a couple, and of each child, with the husband or father first
+    spouse = [_facts(1 + i, couples[i], couples[1 - i]) for i in (0, 1)]
+    parent = [_facts(3 + i, couples[i][couple], child) for i in (0, 1)]
+    child_of = [
+        _facts(5 + female[child], child, couples[i][couple]) for i in (0, 1)
     ]
-    for side in (0, 1):
-        # A row for each child: the siblings of its parent, if these have parents themselves.
-        person = couples[side][couple]
-        has_parents = parents[person] >= 0
-        row = np.where(has_parents, np.searchsorted(child, person), 0)
-        n_uncles = np.where(has_parents, n_siblings[row], 0)
-        of = np.repeat(np.arange(len(child)), n_uncles)
-        pair = start[row[of]] + _offsets(n_uncles)  # (parent, uncle)
-        uncle, nephew = child[other[pair]], child[of]
-        n_before = sum(len(atoms) for atoms, _ in blocks)
-        uncle_id = first_id + n_before + np.arange(len(pair))
-        by_parent = (first_id + mirror[pair], parent[side][of])
-        by_child = (child_of[side][of], first_id + pair)
-        by_uncle = (uncle_id, child_of[side][of])
-        blocks += [
-            _make_block(9 + female[uncle], uncle, nephew, by_parent),
-            _make_block(11 + female[nephew], nephew, uncle, by_child, by_uncle),
-        ]
-    return blocks
+
+    # a fact, the two facts of its first derivation, and those of its second
+    blocks = [(spouse[i], *[spouse[1 - i]] * 4) for i in (0, 1)]
+    for i in (0, 1):
+        married = spouse[i][couple]
+        by_child = (married, child_of[1 - i])
+        blocks.append((parent[i], married, parent[1 - i], *by_child))
+    for i in (0, 1):
+        by_other = (child_of[1 - i], spouse[1 - i][couple])
+        blocks.append((child_of[i], *by_other, *by_other))
+
+    # Children of one couple are next to each other.
+    one, other = _pairs_of_equals(couple, couple)
+    one, other = (x[one != other] for x in (one, other))
+    person, sibling = child[one], child[other]
+    of_person = _facts(7 + female[person], person, sibling)
+    mirror = _facts(7 + female[sibling], sibling, person)
+    by_parents = (mirror, child_of[0][one], mirror, child_of[1][one])
+    blocks.append((of_person, *by_parents))
+    for i in (0, 1):
+        of, pair = _pairs_of_equals(couples[i][couple], person)
+        uncle, nephew = sibling[pair], child[of]
+        of_uncle = _facts(9 + female[uncle], uncle, nephew)
+        by_parent = (mirror[pair], parent[i][of])
+        blocks.append((of_uncle, *by_parent, *by_parent))
+        of_nephew = _facts(11 + female[nephew], nephew, uncle)
+        by_child = (child_of[i][of], of_person[pair])
+        blocks.append((of_nephew, *by_child, of_uncle, child_of[i][of]))
+    facts, *reasons = map(np.concatenate, zip(*blocks))
+    return facts, np.stack(reasons, 1).reshape(-1, 2, 2, 3)
 
 
-def _sibling_pairs(couple: np.ndarray) -> tuple[np.ndarray, ...]:
-    """Return the ordered pairs of siblings, grouped by the first child.
-
-    Args:
-      couple: int [c], the parents of each child, ascending, so the children of a couple are successive.
-
-    Returns:
-      start, n: int [c], index of the first pair of each child, and number of its siblings.
-      one, other: int [s], a child and its sibling.
-      mirror: int [s], index of the pair (other, one).
-    """
-    first = np.searchsorted(couple, couple)
-    n = np.searchsorted(couple, couple, side="right") - first - 1
-    start = np.cumsum(n) - n
-    one = np.repeat(np.arange(len(couple)), n)
-    # The siblings of a child are the children of its couple, itself skipped.
-    other = first[one] + _offsets(n)
-    other = other + (other >= one)
-    mirror = start[other] + one - first[one] - (one > other)
-    return start, n, one, other, mirror
+def _facts(
+    relation: np.ndarray | int, x: np.ndarray, y: np.ndarray
+) -> np.ndarray:
+    """Return facts over people that are counted from 0, int [n, 3]."""
+    return np.stack(np.broadcast_arrays(relation, x + 1, y + 1), -1)
 
 
-def _offsets(n_items: np.ndarray) -> np.ndarray:
-    """Return the index of each item within its row, for consecutive rows of `n_items` items each."""
-    starts = np.cumsum(n_items) - n_items
-    return np.arange(int(n_items.sum())) - np.repeat(starts, n_items)
-
-
-def _make_block(
-    relation: np.ndarray | int,
-    x: np.ndarray,
-    y: np.ndarray,
-    *derivations: tuple[np.ndarray, np.ndarray],
-) -> _Block:
-    """Build the facts of one block, with one or two derivations each; a single derivation is repeated.
-
-    Args:
-      relation: id of the relation; where it depends on the gender, the female one is the next.
-    """
-    atoms = np.stack(np.broadcast_arrays(relation, x + 1, y + 1), -1)
-    both = (derivations[0], derivations[-1])
-    return atoms, np.stack([np.stack(pair, -1) for pair in both], 1)
+def _pairs_of_equals(
+    left: np.ndarray, right: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the pairs of an index of `left` and one of `right`, which is ascending, with equal values."""
+    start = np.searchsorted(right, left)
+    n = np.searchsorted(right, left, side="right") - start
+    row = np.repeat(np.arange(len(left)), n)
+    offset = np.arange(len(row)) - np.repeat(np.cumsum(n) - n, n)
+    return row, start[row] + offset

@@ -22,7 +22,6 @@ import re
 import sys
 import zlib
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
 from decimal import Decimal
 from functools import lru_cache
 from heapq import nlargest
@@ -752,30 +751,23 @@ def unknown_name_message(kind: str, name: str, known: Sequence[str]) -> str:
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
-@contextmanager
-def _named_file_errors(path: Path) -> Iterator[None]:
-    """Turn errors of reading or unpacking a file into a ValueError that names the file."""
-    try:
-        yield
-    except (EOFError, zlib.error, gzip.BadGzipFile):
-        raise ValueError(f"{path}: expected a whole gzip file") from None
-    except OSError as error:
-        raise ValueError(
-            f"{path}: expected a file that can be read: {error.strerror}"
-        ) from None
-
-
 def read_content(path: Path) -> bytes:
     """Read the bytes of a file, unpacked, without a byte order mark, lines ended by \\n.
 
     Raises:
       ValueError: the file cannot be read or unpacked.
     """
-    with _named_file_errors(path):
+    try:
         is_stream = str(path) == "-"
         content = sys.stdin.buffer.read() if is_stream else read_file(path)
         if path.suffix == ".gz":
             content = gzip.decompress(content)
+    except (EOFError, zlib.error, gzip.BadGzipFile):
+        raise ValueError(f"{path}: expected a whole gzip file") from None
+    except OSError as error:
+        raise ValueError(
+            f"{path}: expected a file that can be read: {error.strerror}"
+        ) from None
     content = content.removeprefix(_BYTE_ORDER_MARK)
     has_returns = b"\r" in content
     return content.replace(b"\r\n", b"\n") if has_returns else content
@@ -804,14 +796,6 @@ def decode(content: bytes, path: str) -> str:
 def read_text(path: Path) -> str:
     """Read a file as text; raises as `read_content` and `decode` do."""
     return decode(read_content(path), str(path))
-
-
-def read_first_line(path: Path) -> bytes:
-    """Read the first line of a file, unpacked, without its end; raises as `read_content` does."""
-    opener = gzip.open if path.suffix == ".gz" else open
-    with _named_file_errors(path), opener(path, "rb") as file:
-        line = file.readline()
-    return line.removeprefix(_BYTE_ORDER_MARK).rstrip(b"\r\n")
 
 
 # ---- Texts as they are shown.

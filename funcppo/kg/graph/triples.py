@@ -1,4 +1,4 @@
-"""Triples: files with tabs or commas and of N-Triples, tables of numbers, random splits, mapped names, settings.
+"""Triples: files with tabs or commas and of N-Triples, tables of numbers, random splits, settings.
 
 A file has three columns and no header, unless columns are chosen. A first line of column names (head, relation, tail;
 source, target, type; :START_ID, :END_ID, :TYPE; ...) says which column is which; a note says so. A table is int32
@@ -8,9 +8,6 @@ RDF is read by pyoxigraph (extra `rdf`): N-Triples, N-Quads, Turtle, TriG, RDF/X
 text without brackets; literals are named as N-Triples write them: `"chat"@fr`,
 `"5"^^<http://www.w3.org/2001/XMLSchema#integer>`. So no two terms have one name. Blank nodes keep their labels in
 N-Triples and N-Quads, and are numbered in other formats.
-
-Names of a stored data set are mapped from files, so that all processes of a host share them. They stand one after the
-other in one file, offsets tell where each starts, and a name is found by its CRC-32.
 """
 
 from __future__ import annotations
@@ -21,13 +18,12 @@ import importlib
 import io
 import math
 import re
-import zlib
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain, pairwise
+from itertools import chain, islice
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, overload
+from typing import Any, Literal, NamedTuple
 from urllib.parse import quote
 
 import numpy as np
@@ -137,11 +133,22 @@ def read_triples(
             raise FieldError("columns", "none for RDF", columns)
         return _read_rdf(content, path, numbers)
 
-    rows = iter_rows(content, path)
+    return read_rows(iter_rows(content, path), path, numbers, columns)
+
+
+def read_rows(
+    rows: Iterator[list[str]],
+    path: str,
+    numbers: NameNumbers,
+    columns: str | None = None,
+) -> TripleFile:
+    """Parse the triples in the rows of a file, at least one row; other arguments are those of `read_triples`."""
     first = next(rows)
     if columns is None and first[0] == "story" and len(first) == 4:
         return _read_stories(rows, path, numbers)
-    chosen = choose_columns(first, columns, path, is_named=is_json_lines(path))
+    # The names of columns stand on no line of their own.
+    is_named = is_json_lines(path) or path.endswith(".parquet")
+    chosen = choose_columns(first, columns, path, is_named=is_named)
     if not chosen.has_header:
         named = _iter_triples(chain([first], rows), chosen, path, 1)
         triples = numbers.number(chain.from_iterable(named))
@@ -150,9 +157,15 @@ def read_triples(
     # Labels stand in columns of their own.
     labels: dict[str, str] = {}
     rows = _collect_labels(rows, _label_places(first, chosen), labels)
-    first_line = 1 if is_json_lines(path) else 2
+    first_line, n_names = 2 - is_named, len(numbers)
     named = _iter_triples(rows, chosen, path, first_line)
     triples = numbers.number(chain.from_iterable(named))
+    for number, name in enumerate(islice(numbers, n_names, None), n_names):
+        if is_named and {"\n", "\r", "\0"} & {*name}:
+            line = first_line + int((triples == number).any(1).argmax())
+            raise ValueError(
+                f"{path}:{line}: expected names on one line, got {shorten(name)}"
+            )
     names = ", ".join(first[i] for i in chosen.indices)
     note = f"{path}:1: columns {shorten(names)} read as head, relation, tail"
     return TripleFile(
@@ -644,107 +657,6 @@ def split_triples(
     return {"train": train, "valid": valid, "test": test}
 
 
-# -- mapped names
-
-
-class MappedNames(Sequence[str]):
-    """Sequence of distinct names over mapped arrays; each string is made when it is read."""
-
-    def __init__(self, columns: Mapping[str, np.ndarray]) -> None:
-        """Wrap the columns that hold the names.
-
-        Args:
-          columns: content, uint8, the names in UTF-8, one after the other; offsets, int64 [n + 1], where each starts;
-            hashes, int64 [n], CRC-32, ascending; ids, int32 [n], the id, from 1, of the name of each hash.
-        """
-        self.columns = columns
-
-    def __len__(self) -> int:
-        """Return the number of names."""
-        return len(self.columns["ids"])
-
-    @overload
-    def __getitem__(self, index: int) -> str: ...
-    @overload
-    def __getitem__(self, index: slice) -> tuple[str, ...]: ...
-    def __getitem__(self, index: int | slice) -> str | tuple[str, ...]:
-        """Return the name at an index, or the names of a slice."""
-        places = range(len(self))[index]
-        if isinstance(places, int):
-            return self[places : places + 1][0]
-        bounds = self.columns["offsets"][places.start : places.stop + 1]
-        ends = (bounds - bounds[0]).tolist()
-        block = self.columns["content"][bounds[0] : bounds[-1]].tobytes()
-        return tuple(block[a:b].decode() for a, b in pairwise(ends))
-
-    def __iter__(self) -> Iterator[str]:
-        """Yield the names in their order."""
-        # block by block, as reading one is slow
-        for first in range(0, len(self), 1 << 16):
-            yield from self[first : first + (1 << 16)]
-
-    def __contains__(self, name: object) -> bool:
-        """Check whether a name is in the sequence."""
-        return isinstance(name, str) and self.find(name) is not None
-
-    def find(self, name: str) -> int | None:
-        """Return the id of a name, from 1; None for an unknown name."""
-        wanted = zlib.crc32(name.encode("utf-8", "surrogatepass"))
-        hashes, ids = self.columns["hashes"], self.columns["ids"]
-        row = int(np.searchsorted(hashes, wanted))
-        while row < len(self) and hashes[row] == wanted:
-            number = int(ids[row])
-            if self[number - 1] == name:
-                return number
-            row += 1
-        return None
-
-
-def map_names(names: Sequence[str]) -> MappedNames:
-    """Convert distinct names to `MappedNames`."""
-    if isinstance(names, MappedNames):
-        return names
-    content = bytearray()
-    offsets = np.zeros(len(names) + 1, np.int64)
-    hashes = np.zeros(len(names), np.int64)
-    for i, name in enumerate(names):
-        encoded = name.encode()
-        content += encoded
-        offsets[i + 1] = len(content)
-        hashes[i] = zlib.crc32(encoded)
-    order = np.argsort(hashes, kind="stable")
-    columns = {
-        "content": np.frombuffer(content, np.uint8),
-        "offsets": offsets,
-        "hashes": hashes[order],
-        "ids": (order + 1).astype(np.int32),
-    }
-    return MappedNames(columns)
-
-
-class NameIds(Mapping[str, int]):
-    """Mapping from mapped names to their ids, from 1."""
-
-    def __init__(self, names: MappedNames) -> None:
-        """Wrap mapped names."""
-        self._names = names
-
-    def __getitem__(self, name: str) -> int:
-        """Return the id of a name."""
-        number = self._names.find(name)
-        if number is None:
-            raise KeyError(name)
-        return number
-
-    def __iter__(self) -> Iterator[str]:
-        """Yield the names in the order of their ids."""
-        return iter(self._names)
-
-    def __len__(self) -> int:
-        """Return the number of names."""
-        return len(self._names)
-
-
 # -- settings
 
 
@@ -768,9 +680,6 @@ class DataConfig:
     columns: str | None = None
     """Columns of head, relation and tail in files of triples: three names of the header line, or three numbers from 1,
     with commas between them. Default: the three columns of files without a header."""
-    reader: Literal["text", "duckdb"] = "text"
-    """What reads files with tabs or commas: text reads them whole, duckdb in bounded memory with all cores (extra
-    `big`). Parquet is always read by DuckDB."""
     split_ratios: str | None = None
     """Shares of train, valid and test, such as 0.8,0.1,0.1, by which the triples of one file, or of a folder without
     valid and test, are split at random. Default: no split; a single file is train."""

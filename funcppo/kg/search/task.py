@@ -27,7 +27,7 @@ from funcppo.kg.config import (
     ProverTaskConfig,
     proof_settings,
 )
-from funcppo.kg.graph.dataset import Dataset, entity_ids
+from funcppo.kg.graph.dataset import Dataset, index_entities
 from funcppo.kg.graph.rules import check_horn
 from funcppo.kg.logic import (
     derive,
@@ -666,7 +666,7 @@ def entity_pool(dataset: Dataset) -> tuple[I64[Tensor, "E"], bool]:
     if dataset.candidates is not None:
         return torch.from_numpy(dataset.candidates), False
     if dataset.name.lower().startswith("countries"):
-        ids = entity_ids(dataset.entities)
+        ids = index_entities(dataset)
         regions = [ids[region] for region in COUNTRIES_REGIONS if region in ids]
         if len(regions) == len(COUNTRIES_REGIONS):
             return torch.tensor(sorted(regions)), True

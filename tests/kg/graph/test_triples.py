@@ -14,15 +14,12 @@ from funcppo.kg.graph import triples
 from funcppo.kg.graph.text import decode, read_content, read_text
 from funcppo.kg.graph.triples import (
     DataConfig,
-    NameIds,
     NameNumbers,
     drop_duplicates,
     is_triple_file,
-    map_names,
     order_of_occurrence,
     parse_ratios,
 )
-from tests.kg.graph.clause_strategies import NAMES as NASTY_NAMES
 
 A, B = ("a", "r", "b"), ("b", "s", "c")
 
@@ -409,20 +406,6 @@ def test_too_few_triples_for_a_part_are_an_error():
             split_triples(TRIPLES[:3], ratios, 0)
 
 
-# -- mapped names
-
-
-@given(st.lists(NASTY_NAMES, unique=True, max_size=9), NASTY_NAMES)
-def test_names_are_a_sequence_and_ids_a_mapping(names, other):
-    mapped = map_names(names)
-    ids = NameIds(mapped)
-    assert list(mapped) == [mapped[i] for i in range(len(mapped))] == names
-    assert mapped[1:3] == tuple(names[1:3])
-    assert dict(ids) == {name: i for i, name in enumerate(names, 1)}
-    assert (other in mapped) == (other in ids) == (other in names)
-    assert map_names(mapped) is mapped
-
-
 # -- settings
 
 
@@ -431,7 +414,7 @@ def test_names_are_a_sequence_and_ids_a_mapping(names, other):
     [("columns", text) for text in ("a,b", "a,b,b", "a,b,", "1,2,c", "0,1,2", "1,01,2")]
     + [("split_ratios", text) for text in (
         "", "0.8,0.2", "0.8,0.1,0.2", "0,0.5,0.5", "1.2,-0.1,-0.1", "nan,0.1,0.1", "inf,0,0", "a,b,c")]
-    + [("split_seed", 1), ("reader", "pandas")],
+    + [("split_seed", 1), ("format", "xls")],
 )  # fmt: skip
 def test_a_setting_that_is_none_is_named(field, value):
     with pytest.raises(FieldError) as caught:
