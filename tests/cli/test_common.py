@@ -63,7 +63,7 @@ def test_text_goes_where_the_console_is_and_is_not_folded_to_a_terminal(
 def test_a_table_of_results_keeps_all_digits(width):
     names = ("mrr", "hits@1", "hits@3", "hits@10", "auc_pr", "ceiling")
     row = {name: 0.98765 for name in names} | {"n_queries": 123_456}
-    scores = ("max-confidence-other-facts", "evidence, listwise fit", "x" * 90)
+    scores = ("linked-proof-product@1000", "evidence, listwise fit", "x" * 90)
     file = io.StringIO()
     console = Console(file=file, width=width)
     table = metrics_table("test", dict.fromkeys(scores, row), scores[0])
