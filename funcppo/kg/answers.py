@@ -901,14 +901,15 @@ class TripleScorer:
     ) -> list[Json]:
         """Return the triples of all relations between two entities as `score` does, the most probable first.
 
-        Without a valid split those that rules derive come first, by the larger one of the scores on both sides.
-
         Args:
           with_known: those of known triples too.
         """
-        found = self.score([(head, name, tail) for name in self._relations])
-        kept = [x for x in found if with_known or not x["known"]]
-        return sorted(kept, key=_relation_order)
+        ends = np.array([[0, self._entities[head], self._entities[tail]]])
+        found, value = self._score_relations(ends)
+        records = self.score([(head, x, tail) for x in self._relations])
+        is_listed = ~found.is_known | with_known
+        order = np.argsort(-value[0], kind="stable")
+        return [records[i] for i in order.tolist() if is_listed[i]]
 
     def rank_relations(
         self, split: I32[np.ndarray, "n W"], on_progress: ProgressCallback
@@ -918,48 +919,51 @@ class TripleScorer:
         Args:
           on_progress: called with the number of ranked triples, and of all.
         """
-        dataset = self._answerer.dataset
-        n, places = len(self._relations), list(self._relations.values())
-        size = max(1, CHUNK_TRIPLES // n)
-        counts: list[tuple[int, int, int]] = []
-        is_derived: list[bool] = []
-        for start in range(0, len(split), size):
-            rows: list[list[int]] = split[start : start + size].tolist()
-            found = self.score(
-                [
-                    (
-                        dataset.entities[head - 1],
-                        name,
-                        dataset.entities[tail - 1],
-                    )
-                    for _, head, tail, *_ in rows
-                    for name in self._relations
-                ]
+        n = len(self._relations)
+        parts: list[np.ndarray] = []
+        for rows in np.split(
+            split, range(size := max(1, CHUNK_TRIPLES // n), len(split), size)
+        ):
+            found, value = self._score_relations(rows)
+            is_own = found.atoms[:, 0].reshape(-1, n) == rows[:, :1]
+            is_other = ~is_own & ~found.is_known.reshape(-1, n)
+            own = value[is_own][:, None]
+            counts = (
+                (is_other & (value > own)).sum(1),
+                (is_other & (value == own)).sum(1),
+                is_other.sum(1) + 1,
+                found.is_derived.reshape(-1, n)[is_own],
             )
-            # The relation of the triple, among those of no other known one.
-            for i, row in enumerate(rows):
-                records = found[i * n : (i + 1) * n]
-                own = records[places.index(row[0])]
-                order = _relation_order(own)
-                others = [
-                    _relation_order(x)
-                    for x in records
-                    if x is not own and not x["known"]
-                ]
-                n_better = sum(x < order for x in others)
-                n_equal = others.count(order)
-                counts.append((n_better, n_equal, len(others) + 1))
-                is_derived.append(own["verdict"] != NO_PROOF)
-            on_progress(start + len(rows), len(split))
+            parts.append(np.stack(counts))
+            on_progress(sum(x.shape[1] for x in parts), len(split))
+        *counts, is_derived = torch.from_numpy(np.concatenate(parts, 1))
         relation = torch.from_numpy(split[:, 0].astype(np.int64))
-        columns = torch.tensor(counts).unbind(1)
         return ranking.RankedRows(
-            rank_metrics.RankCounts(*columns),
+            rank_metrics.RankCounts(*counts),
             torch.full_like(relation, TAIL),
             relation,
-            torch.tensor(is_derived),
+            is_derived.bool(),
             n * len(split),
         )
+
+    def _score_relations(
+        self, rows: I32[np.ndarray, "n W"]
+    ) -> tuple[ScoredTriples, F64[np.ndarray, "n R"]]:
+        """Score the triples of all relations between the entities of each row, and return by what they are ordered.
+
+        That is the probability. Without a valid split those that rules derive come first, by the larger one of the
+        scores on both sides.
+        """
+        relations = [*self._relations.values()]
+        atoms = rows.repeat(len(relations), axis=0).astype(np.int32)
+        atoms[:, 0] = np.tile(relations, len(rows))
+        found = score_triples(self._answerer, atoms)
+        if self.calibration is not None:
+            value = self.calibration.probability(found)
+        else:
+            best = found.score.max(1).clip(-rank_metrics.CERTAIN_SCORE)
+            value = best + np.where(found.is_derived, 1 << 60, 0)
+        return found, value.reshape(len(rows), -1)
 
     def _describe(self, atoms: I32[np.ndarray, "n W"]) -> Iterator[Json]:
         """Yield the numbers and the verdict of each triple, with its rule and proof if asked for."""
@@ -980,15 +984,6 @@ class TripleScorer:
                 record["rule"] = why.rule_text
                 record["proof"] = why.to_json()["proof"]
             yield record
-
-
-def _relation_order(record: Json) -> tuple[bool, float]:
-    """Return by what relations of a pair are ordered, the best one first; see `TripleScorer.relations`."""
-    chance = record["probability"]
-    if chance is not None:
-        return False, -chance
-    chance = max(record["score_head"], record["score_tail"])
-    return record["verdict"] == NO_PROOF, -chance
 
 
 _SCORE_VALUES = (

@@ -289,7 +289,6 @@ class _RankCheck:
         """Take the atoms that T_P derives one step below the task's height."""
         task = check.task
         self.check, self.atoms, self.score = check, atoms, check.evaluator.score
-        self.lists_all = check.evaluator.protocol.score_unprovable
         self.confidence = [
             support / pairs if support else 0.0
             for support, pairs in check.counts
@@ -347,7 +346,7 @@ class _RankCheck:
         again, texts = score, ["", ""]
         if is_listed and self.score.has_recount:
             again = self.score.recount([self.confidence[i] for i in rules])
-        if is_listed != is_derivable and not self.lists_all:
+        if is_listed != is_derivable:
             texts = [
                 "derivable" if x else "not derivable"
                 for x in (is_listed, is_derivable)
