@@ -85,7 +85,6 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
             "triples": shape.total,
             "processes": args.processes,
             "threads": args.threads,
-            "reader": "duckdb",
         },
         "rows": [],
     }
@@ -217,7 +216,7 @@ def index_graph(folder: Path, n_threads: int) -> Row:
         [
             *("data", str(folder / "graph")),
             *("--index", str(folder / "indexed"), "--json", str(result)),
-            *("--set", f"threads={n_threads}", "--set", "data.reader=duckdb"),
+            *("--set", f"threads={n_threads}"),
         ]
     )
     _, status, usage = os.wait4(process.pid, 0)

@@ -19,7 +19,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from itertools import takewhile
+from itertools import chain, takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, overload
 
@@ -330,8 +330,8 @@ class RankedAnswers(NamedTuple):
     is_derivable: Bool[Tensor, "n"]  # by the rules, from other facts
     n_known: int  # known answers, listed or not
     n_self: int  # 1 if the entity of the query is derivable and left out
-    # log-odds by all other evidence of those that no rule derives, NaN for others; None where these are not listed
-    prior: F64[Tensor, "n"] | None = None
+    # log-odds by all other evidence of those that no rule derives, NaN for others
+    prior: F64[Tensor, "n"]
 
 
 class Answerer:
@@ -403,16 +403,24 @@ class Answerer:
             raise ValueError(
                 "unproved answers: expected a run that learnt from questions, whose evidence alone ranks them, got none"
             )
+        # All entities of the queries of a chunk are in memory.
+        size = ranking.MAX_CHUNK_SCORES // max(self.dataset.n_constants, 1)
+        size = max(size, 1) if with_unproved else max(len(queries), 1)
+        ranked_answers = chain.from_iterable(
+            self.rank(
+                queries[i : i + size],
+                with_known=with_known,
+                with_self=with_self,
+                with_unproved=with_unproved,
+            )
+            for i in range(0, len(queries), size)
+        )
         found: list[Predictions] = []
-        for ranked in self.rank(
-            queries, with_known=with_known, with_self=with_self
-        ):
-            n_new, n_unproved = int((~ranked.is_known).sum()), None
+        for ranked in ranked_answers:
+            is_new, n_unproved = ~ranked.is_known, None
+            n_new = int((is_new & ranked.is_derivable).sum())
             if with_unproved:
-                n_unproved = -len(ranked.entity)
-                ranked = self._add_unproved(ranked, with_self)
-                n_unproved += len(ranked.entity)
-
+                n_unproved = int(is_new.sum()) - n_new
             answers = self._iter_answers(ranked, k, with_explanations)
             found.append(
                 Predictions(
@@ -437,6 +445,7 @@ class Answerer:
         *,
         with_known: bool = False,
         with_self: bool = True,
+        with_unproved: bool = False,
     ) -> list[RankedAnswers]:
         """Rank the answers of each query; return entity ids, one ranking per query in the given order.
 
@@ -445,12 +454,14 @@ class Answerer:
           with_known: list the known true answers too.
           with_self: list the entity of a query among its answers, as an evaluation does; otherwise only where the
             relation has loops.
+          with_unproved: list the entities that no rule derives too, as in `answer`.
         """
         found: dict[OpenQuery, RankedAnswers] = {}
         for side in (HEAD, TAIL):
             of_side = sorted({query for query in queries if query.side == side})
             if of_side:
-                found |= self._rank_side(of_side, side, with_known, with_self)
+                with_ = with_known, with_self, with_unproved
+                found |= self._rank_side(of_side, side, *with_)
         return [found[query] for query in queries]
 
     def score(self, atoms: Tensor, side: int) -> list[float]:
@@ -489,12 +500,7 @@ class Answerer:
         """Yield the first answers of a query by names."""
         names, query = self.dataset.entities, ranked.query
         (atom,) = self._query_atoms([query], query.side).cpu()
-        prior = ranked.prior
-        if prior is None:
-            prior = torch.full_like(
-                ranked.score, torch.nan, dtype=torch.float64
-            )
-        columns = (x[:k].tolist() for x in (*ranked[1:6], prior))
+        columns = (x[:k].tolist() for x in (*ranked[1:6], ranked.prior))
         for entity, score, rank, is_known, is_derivable, value in zip(*columns):
             atom = atom.index_fill(0, torch.tensor(query.side), entity)
             explanation = None
@@ -523,54 +529,6 @@ class Answerer:
             return NO_PROOF
         return PROVED if self.dataset.is_program else DERIVED
 
-    def _add_unproved(
-        self, ranked: RankedAnswers, with_self: bool
-    ) -> RankedAnswers:
-        """Add the entities that no rule derives and no split holds: by their score if it ranks all, else at the end."""
-        entity, prior = self._score_unproved(ranked, with_self)
-        line, n = rank_metrics.quantise(prior), len(ranked.entity)
-        if self.subject.score.ranks_all:
-            score = torch.cat([ranked.score, line])
-            ascending, order = torch.sort(-score, stable=True)
-            rank = 1 + torch.searchsorted(ascending, ascending)
-        else:
-            zero = torch.full_like(line, rank_metrics.ZERO_SCORE)
-            score = torch.cat([ranked.score, zero])
-            order = torch.arange(len(score), device=score.device)
-            last = 1 + n + torch.searchsorted(-line, -line)
-            rank = torch.cat([ranked.rank, last])
-        no = torch.zeros_like(entity, dtype=torch.bool)
-        nan = torch.full_like(ranked.score, torch.nan, dtype=torch.float64)
-        return ranked._replace(
-            entity=torch.cat([ranked.entity, entity])[order],
-            score=score[order],
-            rank=rank,
-            is_known=torch.cat([ranked.is_known, no])[order],
-            is_derivable=torch.cat([ranked.is_derivable, no])[order],
-            prior=torch.cat([nan, prior])[order],
-        )
-
-    def _score_unproved(
-        self, ranked: RankedAnswers, with_self: bool
-    ) -> tuple[I64[Tensor, "n"], F64[Tensor, "n"]]:
-        """Return the entities that no rule derives and no split holds, and their log-odds, the largest first."""
-        query, task = ranked.query, self.subject.task
-        atom = self._query_atoms([query], query.side)
-        known = kbase.list_answers(self.known, atom, query.side)
-        entity = unique_values(task.entity_pool.long())
-        is_listed = torch.isin(entity, torch.cat([ranked.entity, known.entity]))
-        if not with_self and not self._has_loops[query.predicate]:
-            is_listed = is_listed | (entity == query.given)
-        entity = entity[~is_listed]
-
-        score = self.subject.score
-        scorer = score if score.ranks_all else self.subject.others
-        assert scorer is not None, "it knows every entity"
-        asked = derive.open_questions(atom.to(task.kb.facts.device), query.side)
-        values = scorer.log_odds_of_all(asked)[0].to(entity.device)[entity - 1]
-        values, order = torch.sort(values, descending=True, stable=True)
-        return entity[order], values
-
     # -- ids
 
     def _rank_side(
@@ -579,35 +537,69 @@ class Answerer:
         side: int,
         with_known: bool,
         with_self: bool,
+        with_unproved: bool,
     ) -> dict[OpenQuery, RankedAnswers]:
         """Rank the answers of distinct, ascending queries on one side."""
         atoms = self._query_atoms(queries, side)
-        query, atom, n_self = self._list(atoms, side, with_known, with_self)
+        derivable = self._derivable_by(atoms, side)
+        indices = [derivable, self.known] if with_known else [derivable]
+        query, atom, n_self = self._list(
+            atoms, side, indices, with_self, with_unproved
+        )
         is_known = kbase.contains_triple(self.known, atom, side)
-        is_derivable = ~is_known
+        is_derivable = kbase.contains_triple(derivable, atom, side) & ~is_known
         if is_known.any():
             is_derivable = is_derivable.masked_scatter(
                 is_known, self.is_derivable(atom[is_known], side)
             )
-        score = rank_metrics.quantise(self.log_odds(atom, side))
+        score, prior = self._score_listed(atom, side, is_known | is_derivable)
         start, stop = kbase.answer_range(self.known, atoms, side)
-        n_known = (stop - start).tolist()
 
-        # By query, then the best score first, then by entity.
-        order = torch.argsort(score, descending=True, stable=True)
-        order = order[torch.argsort(query[order], stable=True)]
+        # By query, then the best score first, then the best prior, then by entity.
+        line = rank_metrics.quantise(prior)
+        if self.subject.score.ranks_all:  # the prior is in the score
+            line = torch.zeros_like(line)
+        order = torch.arange(len(query), device=query.device)
+        for column in (-line, -score, query):
+            order = order[torch.argsort(column[order], stable=True)]
+        # What is repeated has the rank of its first answer.
+        key = torch.stack([query, score, line])[:, order]
+        _, group = torch.unique_consecutive(key, dim=1, return_inverse=True)
+        asked = query[order]
+        rank = torch.searchsorted(group, group) + 1
+        rank = rank - torch.searchsorted(asked, asked)
+
+        columns = (atom[:, side], score, is_known, is_derivable, prior)
         n_listed = torch.bincount(query, minlength=len(queries)).tolist()
-        columns = (atom[:, side], score, is_known, is_derivable)
-        parts = (column[order].split(n_listed) for column in columns)
-        found: dict[OpenQuery, RankedAnswers] = {}
-        for asked, *own, n, n_left in zip(queries, *parts, n_known, n_self):
-            entity, score, known, derivable = own
-            # A score that is repeated has the rank of its first answer.
-            rank = 1 + torch.searchsorted(-score, -score)
-            found[asked] = RankedAnswers(
-                asked, entity, score, rank, known, derivable, n, n_left
-            )
-        return found
+        parts = [x[order].split(n_listed) for x in columns]
+        parts.insert(2, rank.split(n_listed))
+        counts = zip((stop - start).tolist(), n_self)
+        return {
+            asked: RankedAnswers(asked, *own, *n, prior)
+            for asked, *own, prior, n in zip(queries, *parts, counts)
+        }
+
+    def _score_listed(
+        self, atom: I64[Tensor, "n W"], side: int, is_derived: Bool[Tensor, "n"]
+    ) -> tuple[I64[Tensor, "n"], F64[Tensor, "n"]]:
+        """Return the quantised score of each answer, and the log-odds by all other evidence of those not derived.
+
+        These have them as their score too if it ranks all entities.
+        """
+        score, is_other = self.subject.score, ~is_derived
+        log_odds = torch.full_like(atom[:, 0], -torch.inf, dtype=torch.float64)
+        prior = torch.full_like(log_odds, torch.nan)
+        derived = self.log_odds(atom[is_derived], side)
+        log_odds = log_odds.masked_scatter(is_derived, derived)
+        if is_other.any():
+            scorer = score if score.ranks_all else self.subject.others
+            assert scorer is not None, "it knows every entity"
+            asked = atom[is_other].to(self.subject.task.kb.facts.device)
+            values = scoring.score_without_rules(scorer, asked, side)
+            prior = prior.masked_scatter(is_other, values.to(prior.device))
+            if score.ranks_all:
+                log_odds = torch.where(is_other, prior, log_odds)
+        return rank_metrics.quantise(log_odds), prior
 
     def _query_atoms(self, queries: list[OpenQuery], side: int) -> Tensor:
         """Return the queries as atoms with 0 for the variable, [Q, W]."""
@@ -619,21 +611,29 @@ class Answerer:
         return atoms.index_copy(1, places, asked)
 
     def _list(
-        self, atoms: Tensor, side: int, with_known: bool, with_self: bool
+        self,
+        atoms: Tensor,
+        side: int,
+        indices: Sequence[TripleIndex],
+        with_self: bool,
+        with_unproved: bool,
     ) -> tuple[Tensor, Tensor, list[int]]:
-        """List each query's derivable answers, with `with_known` the known ones too, with `with_self` its own entity.
+        """List each query's answers in the indices, with `with_self` its own entity, and all entities on request.
+
+        Known ones are left out unless their index is among those.
 
         Returns:
           The row of the query, and the atom of each answer, ascending by both; how many answers of each query are left
           out as its own entity.
         """
         base = self.subject.task.sizes.n_constants + 1
-        indices = [self._derivable_by(atoms, side)]
-        if with_known:
-            indices.append(self.known)
         listed = [kbase.list_answers(x, atoms, side) for x in indices]
-        code = torch.cat([x.query_row * base + x.entity for x in listed])
-        code = unique_values(code)
+        codes = [x.query_row * base + x.entity for x in listed]
+        pool = self.subject.task.entity_pool.long()
+        if with_unproved:
+            row = torch.arange(len(atoms), device=atoms.device)
+            codes.append((row[:, None] * base + pool).flatten())
+        code = unique_values(torch.cat(codes))
         query, entity = code // base, code % base
         column = torch.arange(atoms.shape[1], device=atoms.device)
         atom = torch.where(column == side, entity[:, None], atoms[query])
@@ -642,9 +642,8 @@ class Answerer:
         is_self = is_self & ~self._has_loops[atom[:, 0]] & (not with_self)
         is_listed = ~is_self
         if self.dataset.candidates is not None:
-            pool = self.subject.task.entity_pool
             is_listed = is_listed & torch.isin(entity, pool)
-        if not with_known:
+        if not any(x is self.known for x in indices):
             known = kbase.contains_triple(self.known, atom, side)
             is_listed = is_listed & ~known
         n_self = torch.bincount(query[is_self], minlength=len(atoms))

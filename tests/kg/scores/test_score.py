@@ -228,7 +228,7 @@ def test_a_new_score_is_one_object_that_evaluate_ranks_by(monkeypatch):
         assert len(records) == 2 * len(rows)
         scores = {record["quantised_score"] for record in records} - {None}
         assert scores and not any(score % step for score in scores)
-    known = r"relations\), rule-count \(of a candidate\); H"
+    known = r"pairs\), rule-count \(of a candidate\); H"
     with pytest.raises(ValueError, match=known):
         parse("rule-counts")
 
