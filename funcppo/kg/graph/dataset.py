@@ -1036,11 +1036,8 @@ def _describe_relations(
         split: np.bincount(table[:, 0], minlength=size).tolist()
         for split, table in tables.items()
     }
-    (heads, one_tail), (tails, one_head) = (
-        _count_arguments(facts, place, size) for place in (1, 2)
-    )
-    proper = facts[facts[:, 1] != facts[:, 2], 0]
-    n_proper = np.bincount(proper, minlength=size).tolist()
+    by_relation = facts[np.argsort(facts[:, 0], kind="stable")]
+    parts = np.split(by_relation, np.cumsum(n["facts"]))
     inverses = _count_inverses(facts)
     notes: list[str] = []
     if inverses is None:
@@ -1052,27 +1049,30 @@ def _describe_relations(
     for i in sorted(range(1, size), key=lambda i: -n["facts"][i]):
         if dataset.arities[i - 1] != 2:
             continue
-        of_others = {**(inverses or {}).get(i, {})}
-        n_symmetric = None if inverses is None else of_others.pop(i, 0)
-        inverse, n_inverse = None, None
-        if of_others:
-            inverse, n_inverse = max(of_others.items(), key=lambda x: x[1])
-        name = dataset.predicates[i - 1]
+        (_, head, tail), name = parts[i].T, dataset.predicates[i - 1]
+        _, n_tails = np.unique(head, return_counts=True)
+        _, n_heads = np.unique(tail, return_counts=True)
+        found = (inverses or {}).get(i, {})
+        others = {j: count for j, count in found.items() if j != i}
+        inverse = max(others, key=others.__getitem__, default=None)
+        n_proper = np.count_nonzero(head != tail)
+        n_symmetric = None if inverses is None else found.get(i, 0)
+        n_inverse = others.get(inverse or 0)
         relations.append(
             {
                 "name": name,
                 **{f"n_{x}": n[x][i] for x in ("facts", "valid", "test")},
                 # means over the heads, or tails, that it has
-                "tails_per_head": _share(n["facts"][i], heads[i]),
-                "heads_per_tail": _share(n["facts"][i], tails[i]),
+                "tails_per_head": _mean(n_tails),
+                "heads_per_tail": _mean(n_heads),
                 # of its heads that have one tail, and the other way round
-                "functional_share": _share(one_tail[i], heads[i]),
-                "inverse_functional_share": _share(one_head[i], tails[i]),
+                "functional_share": _mean(n_tails == 1),
+                "inverse_functional_share": _mean(n_heads == 1),
                 # of its facts whose inverse it has too, loops left out
-                "symmetric_share": _share(n_symmetric, n_proper[i]),
+                "symmetric_share": _share(n_symmetric, n_proper),
                 # the other relation that has most of its facts with exchanged arguments
                 "inverse": inverse and dataset.predicates[inverse - 1],
-                "inverse_share": _share(n_inverse, n_proper[i]),
+                "inverse_share": _share(n_inverse, n_proper),
             }
         )
     return relations, notes
@@ -1081,6 +1081,11 @@ def _describe_relations(
 def _share(count: int | None, n: int) -> float | None:
     """Return a count divided by another; None where nothing is counted."""
     return None if count is None or not n else count / n
+
+
+def _mean(values: np.ndarray) -> float | None:
+    """Return the mean; None without values."""
+    return float(values.mean()) if len(values) else None
 
 
 def _count_inverses(facts: np.ndarray) -> dict[int, dict[int, int]] | None:
@@ -1095,18 +1100,3 @@ def _count_inverses(facts: np.ndarray) -> dict[int, dict[int, int]] | None:
     for code, count in zip(codes.tolist(), counts.tolist()):
         found.setdefault(code // size, {})[code % size] = count
     return found
-
-
-def _count_arguments(
-    facts: np.ndarray, place: int, size: int
-) -> tuple[list[int], list[int]]:
-    """Count, per relation, the distinct entities in one argument position, and those that occur there exactly once."""
-    n_entities = 1 + int(facts[:, place].max())
-    code = facts[:, 0].astype(np.int64) * n_entities + facts[:, place]
-    distinct, n = np.unique(code, return_counts=True)
-    relation = distinct // n_entities
-    all_, once = (
-        np.bincount(x, minlength=size).tolist()
-        for x in (relation, relation[n == 1])
-    )
-    return all_, once
