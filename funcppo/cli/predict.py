@@ -468,16 +468,20 @@ class Predict(ScoreOptions):
         columns: Sequence[str],
     ) -> None:
         """Write rows to a file by its ending, or to standard output as CSV; None writes nothing."""
-        from funcppo.core.files import write_atomically
-        from funcppo.kg.answers import records_content
+        from funcppo.kg.answers import (
+            JSON_ENDINGS,
+            records_text,
+            write_records,
+        )
 
         if path is None:
             return
-        content = records_content(rows, columns, Path(path))
+        as_json = Path(path).suffix in JSON_ENDINGS
+        text = records_text(rows, columns, as_json=as_json)
         if path != "-":
-            write_atomically(Path(path), lambda file: file.write(content))
+            write_records(Path(path), text, columns)
             return
-        lines = content.decode().split("\n")
+        lines = text.split("\n")
         if sys.stdout.isatty():
             # Control characters of names are data in a file and commands to a terminal.
             lines = map(escape_unprintable, lines)

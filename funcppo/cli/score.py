@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import io
 import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from funcppo.cli import EXIT_UNFINISHED, Terminated
 from funcppo.cli.common import (
@@ -27,7 +24,7 @@ from funcppo.cli.common import (
     write_json,
 )
 from funcppo.cli.options import HIDDEN, Opt, OptionalFile, ScoreOptions
-from funcppo.core.files import shorten, write_atomically
+from funcppo.core.files import shorten
 from funcppo.core.settings import DeviceName, Size
 from funcppo.kg.graph.triples import (
     DEFAULT_CONFIG,
@@ -150,22 +147,37 @@ class Score(ScoreOptions):
         is_over: Callable[[], bool],
     ) -> JsonObject:
         """Score the rows chunk by chunk, and write them, until --seconds are over; return the summary."""
-        from funcppo.kg.answers import SCORE_COLUMNS, summarise_labels
+        from funcppo.kg.answers import (
+            JSON_ENDINGS,
+            SCORE_COLUMNS,
+            records_text,
+            summarise_labels,
+            write_records,
+        )
 
         start, probabilities = time.perf_counter(), []
         labels = [LABELS[row[3].lower()] for row in rows if has_labels]
         counts: Counter[str] = Counter()
         columns = SCORE_COLUMNS if self.explain else SCORE_COLUMNS[:-1]
         columns = (*columns, *["label"] * has_labels)
-        with _writer(self.out, columns) as write, WorkDisplay("scoring") as bar:
+        as_json = Path(self.out).suffix in JSON_ENDINGS
+        parts: list[str] = []  # for a file, when all are there
+        write = sys.stdout.write if self.out == "-" else parts.append
+        with WorkDisplay("scoring") as bar:
             for found in _iter_scored(scorer, rows, is_over):
                 first = len(probabilities)
                 for record, label in zip(found, labels[first:]):
                     record["label"] = label
                 counts.update(record["verdict"] for record in found)
                 probabilities += [record["probability"] for record in found]
-                write(found, first == 0)
+                write(
+                    records_text(
+                        found, columns, as_json=as_json, with_header=not first
+                    )
+                )
                 bar.update("scoring", len(probabilities), len(rows))
+        if self.out != "-":
+            write_records(Path(self.out), "".join(parts), columns)
         fitted = scorer.calibration
         summary: JsonObject = {
             "dataset": answerer.dataset.name,
@@ -218,30 +230,6 @@ def _header_columns(row: Row) -> list[int]:
         return []
     others = [i for i in range(len(row)) if i not in found]
     return found + [i for i in others if len(others) == 1 or row[i] == "label"]
-
-
-@contextmanager
-def _writer(out: str, columns: Sequence[str]) -> Iterator[WriteFn]:
-    """Yield what writes records: to standard output as they come, to a file when all are there."""
-    from funcppo.kg.answers import JSON_ENDINGS, records_text, to_parquet
-
-    as_json = Path(out).suffix in JSON_ENDINGS
-
-    def write(file: IO[str], records: list[JsonObject], is_first: bool) -> None:
-        text = records_text(
-            records, columns, as_json=as_json, with_header=is_first
-        )
-        file.write(text)
-
-    if out == "-":
-        yield partial(write, sys.stdout)
-        return
-    file = io.StringIO(newline="")
-    yield partial(write, file)
-    text = file.getvalue()
-    is_parquet = out.endswith(".parquet")
-    content = to_parquet(text, columns) if is_parquet else text.encode()
-    write_atomically(Path(out), lambda file: file.write(content))
 
 
 def _summary_notes(summary: JsonObject) -> list[str]:

@@ -28,7 +28,12 @@ import torch
 from torch import Tensor
 
 from funcppo.core import tree
-from funcppo.core.files import Json, escape_unprintable, shorten
+from funcppo.core.files import (
+    Json,
+    escape_unprintable,
+    shorten,
+    write_atomically,
+)
 from funcppo.core.host import Deadline
 from funcppo.core.types import F64, I32, I64, Bool
 from funcppo.kg.graph import drawing
@@ -1195,24 +1200,17 @@ def records_text(
     return text.getvalue()
 
 
-def records_content(
-    records: Iterable[Json], columns: Sequence[str], path: Path
-) -> bytes:
-    """Return records as the content of a file: lines of JSON or Parquet by its ending, else CSV.
+def write_records(path: Path, text: str, columns: Sequence[str]) -> None:
+    """Write the text of records to a file, as Parquet if its name says so.
 
     Raises:
       ValueError: DuckDB, which writes Parquet, is not installed.
     """
-    text = records_text(records, columns, as_json=path.suffix in JSON_ENDINGS)
-    if path.suffix != ".parquet":
-        return text.encode()
-    return to_parquet(text, columns)
-
-
-def to_parquet(text: str, columns: Sequence[str]) -> bytes:
-    """Convert CSV of `records_text` to Parquet; raises as `records_content` does."""
-    types = {name: _COLUMN_TYPES.get(name, "VARCHAR") for name in columns}
-    return format_parquet(text, types)
+    content = text.encode()
+    if path.suffix == ".parquet":
+        types = {name: _COLUMN_TYPES.get(name, "VARCHAR") for name in columns}
+        content = format_parquet(text, types)
+    write_atomically(path, lambda file: file.write(content))
 
 
 # -- what a run finds
