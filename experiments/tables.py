@@ -524,33 +524,6 @@ def guided_proofs() -> str:
     return table(head, rows) + origin(*names)
 
 
-def large_graph() -> str:
-    """Return what writing, indexing, opening, looking up and ranking a generated graph took."""
-    record = load_record("large_graph")
-    by_phase = {row["phase"]: row for row in record["rows"]}
-    write, index, opened, look_up = (
-        by_phase[phase] for phase in ("write", "index", "open", "look up")
-    )
-    phases = ", ".join(f"{k} {v:,.0f} s" for k, v in index["phases"].items())
-    notes = {
-        "write": f"{write['bytes'] / 1e9:,.2f} GB of text",
-        "index": f"{phases}; peak {index['peak_bytes'] / 1e9:,.2f} GB; folder of {index['bytes'] / 1e9:,.2f} GB, "
-        f"{index['bytes_per_fact']:.1f} bytes a fact",
-        "open": f"the folder {1e3 * opened['load_seconds']:.0f} ms, the knowledge base "
-        f"{1e3 * opened['build_seconds']:.0f} ms; the rest is imports",
-        "look up": f"{look_up['facts']:,} facts in {look_up['median_us']:,.0f} µs (median)",
-    }
-    rows = []
-    for row in record["rows"]:
-        note = notes.get(row["phase"]) or (
-            f"{row['n_queries']:,} queries by {row['processes']} processes; resident together at most "
-            f"{row['peak_pss_bytes'] / 1e9:,.2f} GB, {row['peak_pss_private_bytes'] / 1e9:,.2f} GB of it not mapped"
-        )
-        rows.append([row["phase"], f"{row['seconds']:,.1f}", note])
-    head = [f"{record['options']['triples']:,} triples", "seconds"]
-    return table([*head, "what it took"], rows) + origin("large_graph")
-
-
 def compiler_faults() -> str:
     """Return a row a version of PyTorch: write-backs lost, the storage of what is transformed read."""
 
@@ -606,7 +579,6 @@ BLOCKS: dict[str, Callable[[], str]] = {
         performance_prover,
         performance_startup,
         performance_processes,
-        large_graph,
         guided_proofs,
         compiler_faults,
     )

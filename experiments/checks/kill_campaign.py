@@ -4,10 +4,10 @@
     python experiments/checks/kill_campaign.py --processes 1 2 4 --kills 50 --stops 4
     python experiments/checks/kill_campaign.py --processes 2 --device cuda --kills 1 --stops 1
 
-`fp.train` of a learner, `train` of questions and of proofs, `evaluate --details`, `predict --queries`, `score`, `mine`
-and `data --index` are each run once undisturbed. Then each is started, killed (SIGKILL) after a random time, resumed
+`fp.train` of a learner, `train` of questions and of proofs, `evaluate --details`, `predict --queries`, `score` and
+`mine` are each run once undisturbed. Then each is started, killed (SIGKILL) after a random time, resumed
 and killed again until it ends by itself, and its files are compared: tensors and texts by their bytes, lines of metrics
-and results without times and without the notes on what was resumed. `score`, `mine` and `data` start again, since they
+and results without times and without the notes on what was resumed. `score` and `mine` start again, since they
 have nothing to resume. SIGTERM is sent likewise, and the time until the process has ended is recorded.
 
 With several --processes torchrun starts the work, each time in another number of them. One of them, drawn at random, is
@@ -408,10 +408,9 @@ def make_works(device: str, is_shared: bool) -> list[Work]:
                 read=read_outputs,
             )
         )
-        index = ("data", "{data}", "--index", "{out}")
         score = ("score", "{data}", "{data}/test.txt", "--out", "{out}")
         score += options("score=noisy-or", "height=2", "smoothing=5")
-        for words in (mine, index, score):
+        for words in (mine, score):
             works.append(
                 Work(
                     name=words[0],

@@ -231,8 +231,6 @@ def _build_chosen_task(
         if trial.height > settings.best.height:
             continue
         is_lowest = trial is lowest
-        # Of a stored graph nothing is held that each query can derive.
-        derives_by_query = dataset.fact_tables is not None and trial.height == 1
         task, problem = None, ""
         try:
             task = build_task(
@@ -240,7 +238,6 @@ def _build_chosen_task(
                 trial.apply(cfg),
                 device,
                 on_phase,
-                with_derivations=not derives_by_query,
                 by_query_if_large=True,
                 deadline=NO_DEADLINE if is_lowest else deadline,
             )

@@ -209,7 +209,7 @@ def build_task(
 
     # What the rules derive, and who selects facts.
     model, index, model_notes = (
-        _without_atoms(kb, sizes, settings, True, "")
+        _without_atoms(kb, sizes, settings)
         if as_guide
         else _derived_atoms(
             dataset,
@@ -454,17 +454,17 @@ def _derived_atoms(
     Raises:
       ValueError: T_P is too large to hold, and a search or training reads it.
     """
-    is_mapped = dataset.fact_tables is not None
-    by_query = partial(_without_atoms, kb, sizes, settings, not is_mapped)
+    by_query = partial(_without_atoms, kb, sizes, settings)
     by_query_if_large = by_query_if_large and settings.max_height == 1
     n_heads = int(counts.body_pairs.sum())
     is_many = n_heads > MAX_HEADS_PER_ATOM * cfg.max_atoms
     is_too_many = _n_heads_at_least(kb, counts) > cfg.max_atoms
     if (by_query_if_large and is_too_many) or (
-        not with_derivations and (is_mapped or is_many)
+        not with_derivations and is_many
     ):
-        note = f"T_P to height 1: the rules derive {n_heads:,} heads, each query its own when it is asked"
-        return by_query(note if is_many or is_too_many else "")
+        return by_query(
+            f"T_P to height 1: the rules derive {n_heads:,} heads, each query its own when it is asked"
+        )
 
     if not with_derivations and settings.max_height == 1:
         try:
@@ -562,19 +562,16 @@ def _without_atoms(
     kb: KnowledgeBase,
     sizes: KBSizes,
     settings: ProofSettings,
-    with_facts: bool,
-    note: str,
+    *notes: str,
 ) -> _Derived:
-    """Return a model without derived atoms, and without facts too unless `with_facts`; no index; and the note."""
-    none = kb.facts[:0]
+    """Return a model of facts without derived atoms, no index, and the notes."""
     model = fixpoint.partial_model(
         kb,
         sizes,
-        none,
+        kb.facts[:0],
         object_identity=settings.object_identity,
-        facts=None if with_facts else none,
     )
-    return model, None, [note] if note else []
+    return model, None, list(notes)
 
 
 def _unproved_facts(
