@@ -576,12 +576,16 @@ class Answerer:
 
         columns = (atom[:, side], score, is_known, is_derivable, prior)
         n_listed = torch.bincount(query, minlength=len(queries)).tolist()
-        parts = [x[order].split(n_listed) for x in columns]
-        parts.insert(2, rank.split(n_listed))
+        parts = (x[order].split(n_listed) for x in columns)
+        rows = zip(queries, rank.split(n_listed), *parts)
         counts = zip((stop - start).tolist(), n_self)
         return {
-            asked: RankedAnswers(asked, *own, *n, prior)
-            for asked, *own, prior, n in zip(queries, *parts, counts)
+            asked: RankedAnswers(
+                asked, entity, score, rank, known, derivable, *n, prior=prior
+            )
+            for (asked, rank, entity, score, known, derivable, prior), n in zip(
+                rows, counts
+            )
         }
 
     def _score_listed(
@@ -651,6 +655,7 @@ class Answerer:
         if not any(x is self.known for x in indices):
             known = kbase.contains_triple(self.known, atom, side)
             is_listed = is_listed & ~known
+        is_self = is_self & kbase.contains_triple(indices[0], atom, side)
         n_self = torch.bincount(query[is_self], minlength=len(atoms))
         return query[is_listed], atom[is_listed], n_self.tolist()
 

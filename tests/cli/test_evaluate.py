@@ -202,13 +202,16 @@ def test_relations_are_ranked_as_predict_lists_them(graph, runs, programs):
 
 
 def test_the_relation_of_a_story_follows_by_several_rules(programs, tmp_path):
-    """Two rules contradict each other; the one that more linked pairs contradict loses, however many pairs are not."""
+    """The rule that more linked pairs of train contradict loses, however many pairs are not linked, or only told."""
     rows = ["story\tfacts\tasked pair\trelation"]
     rows += [f"{i}\t0,p,1 1,q,2\t0,2\t{'r' if i else 's'}" for i in range(4)]
     rows += [f"{i}\t0,r,1 1,q,2 2,p,3\t0,2\tr" for i in range(4, 7)]
     (tmp_path / "train.tsv").write_text("\n".join(rows) + "\n")
     story = "1\t0,p,1 1,q,2 2,q,3 3,q,4\t0,4\tr"
     (tmp_path / "test_4.tsv").write_text(f"{rows[0]}\n{story}\n")
+    told = "0,p,1 1,q,2 0,s,2 2,q,3 0,s,3\t3,0\tp"
+    told = [f"{i}\t{told}" for i in range(20)]
+    (tmp_path / "test.tsv").write_text("\n".join([rows[0], *told]) + "\n")
     (tmp_path / "rules.txt").write_text(
         "1\tr(X,Y) :- p(X,Z), q(Z,Y)\n1\ts(X,Y) :- p(X,Z), q(Z,Y)\n"
         "1\tr(X,Y) :- r(X,Z), q(Z,Y)\n1\ts(X,Y) :- s(X,Z), q(Z,Y)\n"

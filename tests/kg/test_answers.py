@@ -227,6 +227,7 @@ def test_answers_without_a_proof_are_ranked(answerer, text, names, ranks_all):
     got = [a for a in found.answers if a.verdict == "no proof"]
     assert [a.entity for a in got] == sorted(names, reverse=True)
     assert found.n_unproved == len(names)
+    assert (found.n_new, found.n_self) == (proved.n_new, proved.n_self)
     ids = [every.dataset.entities.index(a.entity) + 1 for a in got]
     assert [a.prior for a in got] == [e / 8 - 1 for e in ids]
     n = len(proved.answers)

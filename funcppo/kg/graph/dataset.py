@@ -1034,7 +1034,7 @@ def _describe_relations(
         found = (inverses or {}).get(i, {})
         others = {j: count for j, count in found.items() if j != i}
         inverse = max(others, key=others.__getitem__, default=None)
-        n_proper = np.count_nonzero(head != tail)
+        n_proper = int(np.count_nonzero(head != tail))
         n_symmetric = None if inverses is None else found.get(i, 0)
         n_inverse = others.get(inverse or 0)
         relations.append(

@@ -342,18 +342,18 @@ class _RankCheck:
     ) -> None:
         """Compare whether a candidate is derivable, and its score where the engine lists it."""
         self.n_compared += 1
-        is_listed, is_derivable = score is not None, bool(rules)
-        again, texts = score, ["", ""]
-        if is_listed and self.score.has_recount:
-            again = self.score.recount([self.confidence[i] for i in rules])
-        if is_listed != is_derivable:
+        texts: list[str] = []
+        if (score is None) == bool(rules):
             texts = [
                 "derivable" if x else "not derivable"
-                for x in (is_listed, is_derivable)
+                for x in (score is not None, bool(rules))
             ]
-        elif score != again and not abs(score - again) <= LOG_ODDS_TOLERANCE:
-            texts = [f"log-odds {score:.6f}", f"{again:.6f}"]
-        if texts[0]:
+        elif score is not None and self.score.has_recount:
+            again = self.score.recount([self.confidence[i] for i in rules])
+            # both may be infinite
+            if score != again and not abs(score - again) <= LOG_ODDS_TOLERANCE:
+                texts = [f"log-odds {score:.6f}", f"{again:.6f}"]
+        if texts:
             name = self.check.names.format_atom(atom)
             self.disagreements.append(f"{name}: {', recounted '.join(texts)}")
 

@@ -21,6 +21,7 @@ from torch import Tensor
 from funcppo.config import Config
 from funcppo.core.files import Json
 from funcppo.core.types import F64, I32, I64, Bool
+from funcppo.kg.graph.dataset import training_part
 from funcppo.kg.logic import (
     derive,
     fixpoint,
@@ -35,7 +36,7 @@ from funcppo.kg.logic.derive import (
     select_questions,
 )
 from funcppo.kg.logic.fixpoint import Derivations, LeastModel
-from funcppo.kg.logic.kb import HEAD, TAIL, KBSizes
+from funcppo.kg.logic.kb import HEAD, TAIL, KBSizes, KnowledgeBase
 from funcppo.kg.logic.row_index import sort_keys, unique_rows_with_inverse
 from funcppo.kg.scores import evidence
 from funcppo.kg.scores.evidence import Evidence, EvidenceConfig, FactIndex
@@ -112,6 +113,19 @@ class TaskCandidates(Candidates):
         is_derived = is_derived_within(self.least_model(), height, self.atoms)
         is_unproved = is_unproved_fact(self._task, self.atoms)
         return is_derived & ~is_unproved.to(is_derived.device)
+
+    def training_rules(self) -> tuple[KnowledgeBase, KBSizes]:
+        """Return the facts of train alone, and the rules with their confidences over them."""
+        dataset = self._task.dataset
+        part = training_part(dataset)
+        if part is dataset:
+            return self.kb, self._task.sizes
+        kb, sizes = kbase.from_dataset(part)
+        identity = self._task.least_model.object_identity
+        counts = fixpoint.count_rules(kb, sizes, object_identity=identity)
+        smoothing = self._task.cfg.smoothing
+        assert smoothing != "auto", "a task has what was chosen"
+        return fixpoint.with_confidence(kb, counts, smoothing), sizes
 
     def least_model(self) -> LeastModel:
         """Return what T_P derives; of a task that holds no answers, those of the candidates' queries."""

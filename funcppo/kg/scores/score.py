@@ -43,6 +43,7 @@ from funcppo.kg.logic.fixpoint import (
 from funcppo.kg.logic.kb import (
     HEAD,
     TAIL,
+    KBSizes,
     KnowledgeBase,
     rule_confidence,
 )
@@ -187,6 +188,10 @@ class Candidates:
 
     def derived_within(self, height: int) -> Bool[Tensor, "L"]:
         """Return whether T_P derives each candidate within a height; a known fact is derived from other facts."""
+        raise NotImplementedError
+
+    def training_rules(self) -> tuple[KnowledgeBase, KBSizes]:
+        """Return the facts of train alone, and the rules with their confidences over them."""
         raise NotImplementedError
 
     def least_model(self) -> LeastModel:
@@ -354,6 +359,7 @@ class LinkedProofProduct(Score):
     """Largest product of rule confidences along a proof of a candidate within a height.
 
     It is for the relation of a pair: confidences count the derived heads whose pair some fact links, as the asked one.
+    What stories of held-out triples tell is known, and links none of the pairs that they ask: only train is counted.
     """
 
     needs: frozenset[Need] = frozenset({"heights"})
@@ -368,9 +374,13 @@ class LinkedProofProduct(Score):
         """Compute the log-odds of the product; -inf for candidates without a proof."""
         model = found.least_model()
         if self._held is None or self._held[0] is not model:
-            kb = _among_linked(found.kb, model)
+            kb = _among_linked(*found.training_rules(), model.object_identity)
             products = fixpoint.best_products(
-                kb, model.sizes, model, rule_confidences(kb), self.min_height
+                found.kb,
+                model.sizes,
+                model,
+                rule_confidences(kb),
+                self.min_height,
             )
             self._held = model, products
         atoms = found.atoms.long().to(model.atoms.device)
@@ -379,15 +389,15 @@ class LinkedProofProduct(Score):
         return torch.logit(product).to(found.atoms.device)
 
 
-def _among_linked(kb: KnowledgeBase, model: LeastModel) -> KnowledgeBase:
+def _among_linked(
+    kb: KnowledgeBase, sizes: KBSizes, object_identity: bool
+) -> KnowledgeBase:
     """Return the knowledge base whose body pairs leave out heads of two entities that no fact links."""
-    base = model.sizes.n_constants + 1
+    base = sizes.n_constants + 1
     facts = kbase.binary_atoms(kb.facts).long()
     linked = row_index.unique_values(facts[:, HEAD] * base + facts[:, TAIL])
     n_pairs = kb.body_pairs.double()
-    for part in iter_consequences(
-        kb, model.sizes, object_identity=model.object_identity
-    ):
+    for part in iter_consequences(kb, sizes, object_identity=object_identity):
         atoms = part.atoms.long()
         is_pair = kbase.is_binary(atoms)
         atoms, rule = atoms[is_pair], part.rule[is_pair]
