@@ -93,8 +93,15 @@ class Check(TargetOptions):
         comparisons: list[Comparison] = []
         start = time.perf_counter()
         with WorkDisplay("reading") as status:
-            shared = ("target", "split", "score", "rules", "graph", "recount")
-            names = (*shared, "data")
+            names = [
+                "target",
+                "split",
+                "score",
+                "rules",
+                "graph",
+                "recount",
+                "data",
+            ]
             options = Evaluate(**{name: getattr(self, name) for name in names})
             setup = prepare_evaluation(options, status.update, with_proofs=True)
             task = setup.evaluator.task

@@ -158,9 +158,8 @@ class Score(ScoreOptions):
         start, probabilities = time.perf_counter(), []
         labels = [LABELS[row[3].lower()] for row in rows if has_labels]
         counts: Counter[str] = Counter()
-        columns = SCORE_COLUMNS if self.explain else SCORE_COLUMNS[:-1]
-        columns = (*columns, *["label"] * has_labels)
-        as_json = Path(self.out).suffix in JSON_ENDINGS
+        columns = SCORE_COLUMNS[: None if self.explain else -1]
+        columns += ("label",) * has_labels
         parts: list[str] = []  # for a file, when all are there
         write = sys.stdout.write if self.out == "-" else parts.append
         with WorkDisplay("scoring") as bar:
@@ -172,7 +171,10 @@ class Score(ScoreOptions):
                 probabilities += [record["probability"] for record in found]
                 write(
                     records_text(
-                        found, columns, as_json=as_json, with_header=not first
+                        found,
+                        columns,
+                        as_json=Path(self.out).suffix in JSON_ENDINGS,
+                        with_header=not first,
                     )
                 )
                 bar.update("scoring", len(probabilities), len(rows))

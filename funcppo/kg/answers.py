@@ -560,20 +560,10 @@ class Answerer:
         score, prior = self._score_listed(atom, side, is_known | is_derivable)
         start, stop = kbase.answer_range(self.known, atoms, side)
 
-        # By query, then the best score first, then the best prior, then by entity.
         line = rank_metrics.quantise(prior)
         if self.subject.score.ranks_all:  # the prior is in the score
             line = torch.zeros_like(line)
-        order = torch.arange(len(query), device=query.device)
-        for column in (-line, -score, query):
-            order = order[torch.argsort(column[order], stable=True)]
-        # What is repeated has the rank of its first answer.
-        key = torch.stack([query, score, line])[:, order]
-        _, group = torch.unique_consecutive(key, dim=1, return_inverse=True)
-        asked = query[order]
-        rank = torch.searchsorted(group, group) + 1
-        rank = rank - torch.searchsorted(asked, asked)
-
+        order, rank = _order_answers(query, score, line)
         columns = (atom[:, side], score, is_known, is_derivable, prior)
         n_listed = torch.bincount(query, minlength=len(queries)).tolist()
         parts = (x[order].split(n_listed) for x in columns)
@@ -705,6 +695,23 @@ class Answerer:
             ranking.score_distinct_atoms(is_derived, atoms, task.sizes, side)
             > 0
         )
+
+
+def _order_answers(
+    query: I64[Tensor, "n"], score: I64[Tensor, "n"], line: I64[Tensor, "n"]
+) -> tuple[I64[Tensor, "n"], I64[Tensor, "n"]]:
+    """Order answers by query, then the best score first, then the best line, and return their ranks in this order.
+
+    What is repeated has the rank of its first answer.
+    """
+    order = torch.arange(len(query), device=query.device)
+    for column in (-line, -score, query):
+        order = order[torch.argsort(column[order], stable=True)]
+    key = torch.stack([query, score, line])[:, order]
+    _, group = torch.unique_consecutive(key, dim=1, return_inverse=True)
+    asked = query[order]
+    before = torch.searchsorted(asked, asked)
+    return order, 1 + torch.searchsorted(group, group) - before
 
 
 # -- scores of given triples

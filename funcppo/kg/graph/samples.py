@@ -21,6 +21,8 @@ it by a rule. So what can be held out is looked up, not searched for.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from funcppo.kg.graph.dataset import Dataset, from_splits, with_rules
@@ -323,14 +325,32 @@ def _family_facts(
         by_other = (child_of[1 - i], spouse[1 - i][couple])
         blocks.append((child_of[i], *by_other, *by_other))
 
-    # Children of one couple are next to each other.
+    blocks += _kin_facts(female, couples, child, couple, parent, child_of)
+    facts, *reasons = map(np.concatenate, zip(*blocks))
+    return facts, np.stack(reasons, 1).reshape(-1, 2, 2, 3)
+
+
+def _kin_facts(
+    female: np.ndarray,
+    couples: np.ndarray,
+    child: np.ndarray,
+    couple: np.ndarray,
+    parent: Sequence[np.ndarray],
+    child_of: Sequence[np.ndarray],
+) -> list[tuple[np.ndarray, ...]]:
+    """Return the blocks of siblings, and of uncles and aunts with their nephews and nieces; see `_family_facts`.
+
+    Args:
+      child, couple: each child, and its parents; children of one couple are next to each other.
+      parent, child_of: of each child, with the father first.
+    """
     one, other = _pairs_of_equals(couple, couple)
     one, other = (x[one != other] for x in (one, other))
     person, sibling = child[one], child[other]
     of_person = _facts(7 + female[person], person, sibling)
     mirror = _facts(7 + female[sibling], sibling, person)
     by_parents = (mirror, child_of[0][one], mirror, child_of[1][one])
-    blocks.append((of_person, *by_parents))
+    blocks: list[tuple[np.ndarray, ...]] = [(of_person, *by_parents)]
     for i in (0, 1):
         of, pair = _pairs_of_equals(couples[i][couple], person)
         uncle, nephew = sibling[pair], child[of]
@@ -340,8 +360,7 @@ def _family_facts(
         of_nephew = _facts(11 + female[nephew], nephew, uncle)
         by_child = (child_of[i][of], of_person[pair])
         blocks.append((of_nephew, *by_child, of_uncle, child_of[i][of]))
-    facts, *reasons = map(np.concatenate, zip(*blocks))
-    return facts, np.stack(reasons, 1).reshape(-1, 2, 2, 3)
+    return blocks
 
 
 def _facts(
