@@ -9,7 +9,7 @@ def walk(term, bindings):
     return term
 
 
-def unify(a: Atom, b: Atom, n_constants: int, bindings=None):
+def unify(a, b, n_constants, bindings=None):
     """A most general unifier as a dict, or None."""
     if a[0] != b[0]:
         return None
@@ -27,11 +27,11 @@ def unify(a: Atom, b: Atom, n_constants: int, bindings=None):
     return bindings
 
 
-def apply(atom: Atom, bindings) -> Atom:
+def apply(atom, bindings):
     return (atom[0], *(walk(t, bindings) for t in atom[1:]))
 
 
-def rename(goals, n_constants: int):
+def rename(goals, n_constants):
     """Goals (atom, height) with variables numbered by first occurrence."""
     names: dict[int, int] = {}
     out = []
@@ -46,14 +46,7 @@ def rename(goals, n_constants: int):
     return tuple(out)
 
 
-def successors(
-    goals,
-    root: Atom,
-    facts: list[Atom],
-    rules,
-    n_constants: int,
-    max_height: int,
-):
+def successors(goals, root, facts, rules, n_constants, max_height):
     """[(kind, id, goals)]: rules in file order, then facts in order; known ground goals removed, root never a fact."""
     known = set(facts) - {root}
     (goal, height), tail = goals[0], goals[1:]

@@ -169,9 +169,8 @@ def test_answers_are_those_of_python_sets(case):
 
 
 def test_keys_beyond_63_bits_are_refused():
-    with pytest.raises(
-        ValueError, match="63 bits, got 9 predicates and 2147483648 constants"
-    ):
+    problem = "63 bits, got 9 predicates and 2147483648 constants"
+    with pytest.raises(ValueError, match=problem):
         kb.build_triple_index(torch.tensor([[9, 1, 2]]), 2**31)
     # (1 + 1) * (2**31 - 1)**2 < 2**63
     kb.build_triple_index(torch.tensor([[1, 1, 2]]), 2**31 - 2)

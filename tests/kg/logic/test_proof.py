@@ -317,7 +317,7 @@ def chain(n):
 
 
 def test_a_proof_thousands_deep_is_built_checked_written_and_read():
-    n = 5000
+    n = 2000
     program = chain(n)
     root = (2, n + 1, 0)
 

@@ -144,10 +144,13 @@ def test_every_step_of_a_search_equals_the_oracle(seed, max_height):
 
 
 @pytest.mark.skipif(not prolog.AVAILABLE, reason="swipl is not installed")
-def test_the_successors_of_a_step_are_prologs():
-    """A search in each of 1000 programs, a random successor at each step; all of them asked of Prolog."""
+@pytest.mark.parametrize(
+    "n_programs", [100, pytest.param(1000, marks=pytest.mark.long)]
+)
+def test_the_successors_of_a_step_are_prologs(n_programs):
+    """A search in each program, a random successor at each step; all of them asked of Prolog."""
     random = Random(0)
-    programs = [oracles.random_program(random) for _ in range(1000)]
+    programs = [oracles.random_program(random) for _ in range(n_programs)]
     limits = [random.randint(1, 3) for _ in programs]
     asked, got = [], []
     for i, (program, limit) in enumerate(zip(programs, limits)):
@@ -158,7 +161,7 @@ def test_the_successors_of_a_step_are_prologs():
     for question, mine, prologs in zip(asked, got, want):
         assert mine == prologs, (programs[question[0]], question)
     seen = [kind for successors in got for kind, _, _ in successors]
-    assert min(seen.count("rule"), seen.count("fact")) > 250
+    assert min(seen.count("rule"), seen.count("fact")) > n_programs / 4
 
 
 def walk(program, limit, random):

@@ -24,11 +24,6 @@ def test_a_large_table_in_huge_pages_is_the_same_table_elsewhere(dtype):
     assert row_index.on_huge_pages(small) is small
 
 
-# -- test typed torch
-
-integers = st.lists(st.integers(-3, 3), max_size=12)
-
-
 # -- test sorting
 
 

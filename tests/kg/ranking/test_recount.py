@@ -8,11 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from funcppo.kg.ranking import recount
-from funcppo.kg.ranking.recount import (
-    Atoms,
-    Logic,
-    RecountLimitError,
-)
+from funcppo.kg.ranking.recount import Atoms, Logic, RecountLimitError
 from funcppo.kg.scores.score import parse
 from tests import oracles
 

@@ -5,11 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from funcppo.kg.config import (
-    MAX_FIRINGS,
-    MAX_VALID_FIRINGS,
-    RunConfig,
-)
+from funcppo.kg.config import MAX_FIRINGS, MAX_VALID_FIRINGS, RunConfig
 from funcppo.kg.run import budget
 from funcppo.kg.run.budget import RunTime
 

@@ -181,16 +181,6 @@ def test_stages_run_by_gain_a_second_each_in_its_part_of_the_time():
     assert all(not row.is_kept for row in run_time.choices if row.reason)
 
 
-def test_no_first_steps_are_made_when_no_time_is_left():
-    run_time = RunTime(10.0, clock=lambda: 0.0)
-    run_time.reserved = {"test": 10.0}
-    planned = []
-    late = stage("late", 0.9)._replace(seconds=planned.append)
-    assert choose_in_time([late], way("start", 0.5), run_time).mrr == 0.5
-    (row,) = run_time.choices
-    assert not planned and row.reason == "no time is left"
-
-
 class Learner:
     """A stage that takes the time that it is given, and gains by the share of its plan that this is."""
 

@@ -18,14 +18,14 @@ from funcppo.kg.config import (
     QuestionConfig,
 )
 from funcppo.kg.graph import loaders
-from funcppo.kg.logic import derive, row_index
+from funcppo.kg.logic import derive
 from funcppo.kg.logic.derive import select_questions
 from funcppo.kg.logic.kb import HEAD, TAIL
 from funcppo.kg.ranking import ranking
 from funcppo.kg.ranking.ranking import RankingProtocol
 from funcppo.kg.run import budget, fit
 from funcppo.kg.run.fit import Training, list_questions
-from funcppo.kg.scores import evidence, learned, link_embedding, path_network
+from funcppo.kg.scores import evidence, learned, path_network
 from funcppo.kg.scores.learned import LearnedScore
 from funcppo.kg.search.task import build_task
 from tests.kg.run.runs import seating
@@ -272,31 +272,6 @@ def colours():
     return build_task(graph, ProverTaskConfig(max_height=1, smoothing=5.0))
 
 
-def test_facts_that_were_not_seen_rank_above_chance(colours):
-    params = fit.embedding_training(colours, EMBEDDING, "fact", 0).run().params
-    n = colours.sizes.n_constants
-    asked = evidence.training_questions(torch.from_numpy(colours.dataset.test))
-    label = evidence.make_label(asked.predicate, asked.side)
-    entity = torch.arange(1, n + 1).repeat(len(label))
-    row = torch.arange(len(label)).repeat_interleave(n)
-    model = torch.full_like(row, EMBEDDING.n_folds)
-    prior = link_embedding.prior(
-        params, model, label[row], asked.entity[row], entity
-    ).view(-1, n)
-    answer = prior.gather(1, asked.left_out[:, None] - 1)
-
-    # filtered: known answers are no rivals
-    known = evidence.training_questions(evidence.binary_facts(colours.kb))
-    rivals = prior.clone()
-    for i in range(len(label)):
-        is_same = known.side == asked.side[i]
-        is_same = is_same & (known.entity == asked.entity[i])
-        rivals[i, known.left_out[is_same] - 1] = -torch.inf
-    rank = 1 + (rivals > answer).sum(1)
-    # A random order of the 31 or 32 that are left gives 16.
-    assert float(rank.double().mean()) < 3
-
-
 def test_a_seed_gives_the_same_numbers_another_others(colours, chains):
     embedding = replace(EMBEDDING, n_epochs=1)
     network = replace(NETWORK, n_steps=2)
@@ -331,23 +306,6 @@ def chains():
         rules="grandparent(X, Y) :- parent(X, Z), parent(Z, Y)",
     )
     return build_task(graph, ProverTaskConfig(max_height=1, smoothing=5.0))
-
-
-def test_facts_that_a_network_has_not_seen_rank_first(chains):
-    params = fit.network_training(chains, NETWORK, "fact", 0).run().params
-    n = chains.sizes.n_constants
-    prior = path_network.make_network(
-        params, evidence.binary_facts(chains.kb), n
-    )
-    asked = evidence.training_questions(torch.from_numpy(chains.dataset.test))
-    open_ = asked._replace(left_out=torch.zeros_like(asked.left_out))
-    counts = torch.full_like(asked.entity, n)
-    entity = torch.arange(1, n + 1).repeat(len(counts))
-    offsets = row_index.offsets(counts)
-    values = path_network.candidate_scores(
-        prior, open_, "fact", offsets, entity
-    )
-    assert torch.equal(values.view(-1, n).argmax(1) + 1, asked.left_out)
 
 
 def test_nothing_is_asked_or_trained_about_further_facts():

@@ -9,11 +9,7 @@ import numpy as np
 
 from funcppo.kg.run.train import Peers
 from funcppo.runtime.distributed import Processes
-from tests.cli.processes import (
-    keep_metrics,
-    run_processes,
-    waiting_ends_with,
-)
+from tests.cli.processes import keep_metrics, run_processes, waiting_ends_with
 from tests.cli.runner import SMALL
 from tests.ports import hold_ports, port_of
 

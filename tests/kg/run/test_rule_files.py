@@ -123,10 +123,10 @@ def test_neither_order_nor_held_out_names_change_rules(tmp_path):
 
 def test_data_without_a_pattern_are_an_error(tmp_path):
     none = MiningConfig(max_length=1, min_support=10**6)
-    with pytest.raises(
-        ValueError,
-        match=r"none with support 1000000 and confidence 0\.01: expected --rules FILE",
-    ):
+    problem = (
+        r"none with support 1000000 and confidence 0\.01: expected --rules FILE"
+    )
+    with pytest.raises(ValueError, match=problem):
         get_or_mine_rules(load("family_tree:30:1"), none, tmp_path)
 
 
@@ -197,7 +197,7 @@ def test_counts_are_those_of_brute_force_and_of_the_prover(max_length, seed):
     got = list(zip(statistics.body_pairs.tolist(), statistics.support.tolist()))
     lengths = [len(clause.body) for clause in clauses]
     longest_first = sorted(range(len(clauses)), key=lambda i: -lengths[i])
-    sample = longest_first[:60] + longest_first[-20:]
+    sample = longest_first[:25] + longest_first[-10:]
     assert max_length == lengths[sample[0]]
     for i in sample:
         assert got[i] == brute_force(triples, clauses[i])

@@ -12,10 +12,7 @@ from funcppo.core import random
 from funcppo.kg.config import Penalty
 from funcppo.kg.scores import evidence, learned
 from funcppo.kg.scores.evidence import EvidenceConfig
-from funcppo.kg.scores.learned import (
-    AggregationConfig,
-    QuestionWorld,
-)
+from funcppo.kg.scores.learned import AggregationConfig, QuestionWorld
 from tests.kg.logic.test_derive import HEAD, TAIL, all_questions, ask_all
 from tests.kg.scores.test_evidence import KNOWS, PARENT, VILLAGE, build
 from tests.oracles import Program, programs

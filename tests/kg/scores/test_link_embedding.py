@@ -118,8 +118,7 @@ def test_a_step_is_one_on_the_links_of_its_rows():
         assert torch.equal(ours, theirs)
     with torch.device("meta"):  # none of its values are read by the host
         link_embedding.train_step(
-            cfg,
-            *tree.map(lambda x: x.to("meta"), (links, rows, rate, state)),
+            cfg, *tree.map(lambda x: x.to("meta"), (links, rows, rate, state))
         )
 
 
