@@ -193,31 +193,24 @@ def test_rules_are_mined_where_there_are_none():
     assert fitted.predict("child", head="b11")[0].entity == "a11"
 
 
-def test_results_print_with_names_escaped():
-    rows = [(HOSTILE, "q", "b"), ("c", "q", "b")]
-    knowledge = fp.open(fp.load(rows, rules="p(X, Y) :- q(X, Y)."))
-    found = knowledge.predict("p", tail="b")
-    assert {answer.entity for answer in found} == {HOSTILE, "c"}
-    assert "\x1b" not in repr(found) and "rank" in repr(found)
-    for text in (found._repr_html_(), fp.load(rows)._repr_html_()):
-        assert "<script>" not in text and "\x1b" not in text
-    assert html.escape("<script>") in found._repr_html_()
-    proved = knowledge.prove("p(c, b)")
-    (answer,) = knowledge.predict("p", head="c", explain=True)
-    assert answer.explanation._repr_html_().startswith("<svg")
-    picture, text = proved._repr_html_().split("<pre>")
-    assert text.startswith("proved") and "<svg" in picture
-    assert set(fp.load(rows).triples) == set(rows)
-
-
-def test_graphs_and_runs_are_drawn_and_described_with_names_escaped():
+def test_results_graphs_and_runs_print_with_names_escaped():
     rows = [(HOSTILE, "q", "b"), ("c", "q", "b")]
     graph = fp.load(rows, rules="p(X, Y) :- q(X, Y).")
     opened = fp.open(graph)
+    found = opened.predict("p", tail="b")
+    assert {answer.entity for answer in found} == {HOSTILE, "c"}
+    assert "\x1b" not in repr(found) and "rank" in repr(found)
     opened.notes = (HOSTILE,)
-    for text in (graph._repr_html_(), opened._repr_html_()):
+    for shown in (found, graph, opened):
+        text = shown._repr_html_()
         assert "<script>" not in text and html.escape("<script>") in text
+        assert "\x1b" not in text
     assert graph._repr_html_().startswith("<svg") and "1 notes" in text
+    (answer,) = opened.predict("p", head="c", explain=True)
+    assert answer.explanation._repr_html_().startswith("<svg")
+    picture, text = opened.prove("p(c, b)")._repr_html_().split("<pre>")
+    assert text.startswith("proved") and "<svg" in picture
+    assert set(graph.triples) == set(rows)
     program = fp.load(rows[:1]).dataset
     unary = fp.Graph(dataclasses.replace(program, arities=(1,)))
     assert unary._repr_html_().startswith("<table")

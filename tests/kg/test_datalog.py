@@ -23,7 +23,7 @@ NAMES = [*CONSTANTS, *SPELLINGS]
 VARIABLES = [Variable(name) for name in "ABCDE"]
 
 
-def random_clauses(random: Random) -> list[tuple[Atom, ...]]:
+def random_clauses(random):
     """Facts and rules of predicates of 0 to 4 arguments, some empty, some recursive.
 
     Heads have constants, variables repeat, clauses stand twice, and some rules say no more than others.
@@ -34,7 +34,7 @@ def random_clauses(random: Random) -> list[tuple[Atom, ...]]:
     predicates.append((predicates[0][0], random.choice(arities)))
     constants = random.sample(NAMES, random.randint(1, 4))
 
-    def atom(terms: list) -> Atom:
+    def atom(terms):
         name, arity = random.choice(predicates)
         return Atom(name, tuple(random.choice(terms) for _ in range(arity)))
 
@@ -63,14 +63,14 @@ SPELLED = {"!=": ["\\=", "!=", "\\=="], "=": ["=", "=="], "<=": ["=<", "<="]}
 OPEN = Variable("_")
 
 
-def random_strata(random: Random) -> list[tuple[Atom, ...]]:
+def random_strata(random):
     """Facts and rules with comparisons, and with negated atoms of lower strata in which a place may be open."""
     names = random.sample(PREDICATES, 5)
     predicates = [(p, random.choice([0, 1, 1, 2, 2, 3])) for p in names]
     constants = [*random.sample([*NUMBERS], 3), *random.sample("abc", 2)]
     constants = random.sample(constants, random.randint(2, 5))
 
-    def atom(last: int, terms: list, sign: str = "") -> Atom:
+    def atom(last, terms, sign=""):
         name, arity = predicates[random.randint(0, last)]
         args = tuple(random.choice(terms) for _ in range(arity))
         return Atom(name, args, sign)
@@ -103,20 +103,18 @@ def random_strata(random: Random) -> list[tuple[Atom, ...]]:
     return random.sample(clauses, len(clauses))
 
 
-def format_atom(
-    atom: Atom, once: set, random: Random, n_spellings: int = 9
-) -> str:
+def format_atom(atom, once, random, n_spellings=9):
     """An atom as a programmer may write it; a variable that occurs once may be `_`."""
     spellings = SPELLINGS | NUMBERS
 
-    def term(x: object) -> str:
+    def term(x):
         if isinstance(x, Variable):
             return "_" if x in once and random.random() < 0.5 else x.name
         if x in spellings:
             return random.choice([str(x), spellings[x] or str(x)])
         return name(str(x))
 
-    def name(x: str) -> str:
+    def name(x):
         if x.isascii() and x.isidentifier() and x.islower() and x[0] != "_":
             return random.choice([x, f"'{x}'"])
         x = x.replace("\\", "\\\\").replace("\n", "\\n")
@@ -131,9 +129,7 @@ def format_atom(
     return negation.format(text) if atom.sign else text
 
 
-def format_program(
-    clauses: list[tuple[Atom, ...]], random: Random, n_spellings: int = 9
-) -> str:
+def format_program(clauses, random, n_spellings=9):
     lines = []
     for atoms in clauses:
         n_uses = Counter(t for a in atoms for t in a.args)
@@ -145,7 +141,7 @@ def format_program(
     return "".join(lines)
 
 
-def format_prolog(clauses: list[tuple[Atom, ...]], random: Random) -> str:
+def format_prolog(clauses, random):
     """The program for Prolog, which must ask whether what it compares is a number, and binds from left to right."""
     guarded = []
     for head, *body in clauses:
@@ -210,17 +206,17 @@ def clingo_answers(clauses, object_identity=False):
     clingo = pytest.importorskip("clingo")
     names: list[str] = []
 
-    def number(name: str) -> int:
+    def number(name):
         if name not in names:
             names.append(name)
         return names.index(name)
 
-    def term(x) -> str:
+    def term(x):
         if isinstance(x, Variable):
             return x.name
         return str(round(4 * float(x))) if x in NUMBERS else f"c{number(x)}"
 
-    def atom(a: Atom) -> str:
+    def atom(a):
         args = list(map(term, a.args))
         if a.sign == COMPARED:
             is_of_numbers = a.predicate not in ("=", "!=")

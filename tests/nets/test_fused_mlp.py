@@ -1,7 +1,6 @@
 """The fused network equals the layers one by one, and the gradient of PPO's loss by automatic differentiation."""
 
 from functools import partial
-from typing import Any
 
 import pytest
 import torch
@@ -59,13 +58,13 @@ _LIBRARY.impl("dense_values", _values, "CPU")
 
 
 def make_layers(
-    n_learners: int = 1,
-    n_obs: int = 5,
-    hidden: tuple[int, int] = (8, 6),
-    n_outputs: int = 3,
-    dtype: torch.dtype = torch.float64,
-    device: str = "cpu",
-) -> Any:
+    n_learners=1,
+    n_obs=5,
+    hidden=(8, 6),
+    n_outputs=3,
+    dtype=torch.float64,
+    device="cpu",
+):
     """The params of some learners, all of a learner in one vector; of one, without an axis of learners."""
     cfg = networks.MLPConfig(n_obs=n_obs, n_actions=n_outputs, hidden=hidden)
     keys = random.split(random.key(3), n_learners)
@@ -78,17 +77,15 @@ def make_layers(
     return torch.vmap(lambda x: tree.unravel(each[0], x))(flat)
 
 
-def draw(seed: int, *shape: int, like: Any) -> torch.Tensor:
+def draw(seed, *shape, like):
     numbers = random.normal(random.key(seed), shape)
     return numbers.to(tree.leaves(like)[0])
 
 
-def by_autograd(
-    params: Any, x: torch.Tensor, of_heads: torch.Tensor, activation: str
-) -> tuple[torch.Tensor, Any]:
+def by_autograd(params, x, of_heads, activation):
     """The outputs of the heads, and the gradient of params."""
 
-    def heads(params: Any) -> torch.Tensor:
+    def heads(params):
         y = x.expand(2, *x.shape)
         for layer in params.hidden:
             y = networks.activate(activation, y @ layer.weight + layer.bias)
@@ -105,7 +102,7 @@ def test_vmap_computes_each_learner(shares_rows):
     x = draw(0, 3, 7, 5, like=params)
     of_heads = draw(1, 3, 2, 7, 3, like=params)
 
-    def all_three(params: Any, x: torch.Tensor, of_heads: torch.Tensor) -> Any:
+    def all_three(params, x, of_heads):
         outputs = fused_mlp.mlp_outputs(params, x, settings)
         seen = outputs, of_heads, settings
         gradient = fused_mlp.mlp_gradient(params, x, *seen)
@@ -134,9 +131,7 @@ NETWORKS = [
 SEVERAL_ACTIONS = [("guessing several", {}), ("guessing masked", {})]
 
 
-def make_learner(
-    name: str, network: dict[str, Any], *hidden: int, **ppo: Any
-) -> Any:
+def make_learner(name, network, *hidden, **ppo):
     settings = {"n_envs": 4, "n_steps": 8, "n_minibatches": 2, "n_updates": 2}
     is_guessing, _, kind = name.partition("guessing ")
     env = fp.envs.make(name) if is_guessing else guessing(kind)
@@ -144,7 +139,7 @@ def make_learner(
     return fp.ppo(env=env, network=policy, **(settings | ppo))
 
 
-def first_state(cfg: Any, n_learners: int) -> tuple[Any, Any]:
+def first_state(cfg, n_learners):
     """The parts and the state, in float64, of one learner or of several."""
     keys = random.split(random.key(1), n_learners)
     states = [train_step.init(cfg, WORLD, key) for key in keys]
@@ -154,13 +149,13 @@ def first_state(cfg: Any, n_learners: int) -> tuple[Any, Any]:
     return train_step.vmap_parts(train_step.EAGER_PARTS), double(state)
 
 
-def collected(learner: Any, seed: int = 0) -> Any:
+def collected(learner, seed=0):
     """Params and what is learnt from, in float64."""
     state = double(learner.init(random.key(seed)))
     return state.params, double(train_step.collect(learner.cfg, WORLD, state))
 
 
-def both_gradients(learner: Any, params: Any, data: Any) -> tuple[Any, Any]:
+def both_gradients(learner, params, data):
     """The gradient and the metrics by autograd and by kernels, of the first minibatch."""
     rows = tree.item(data.minibatches, 0).rows
     args = (learner.cfg, WORLD, params, data.batch, rows, data.scalars)

@@ -2,7 +2,6 @@
 
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -10,7 +9,6 @@ import torch
 from funcppo import runtime
 from funcppo.core import tree
 from funcppo.nets import fused_mlp
-from funcppo.nets.fused_mlp import Settings
 from tests.nets.test_fused_mlp import by_autograd, draw, make_layers
 from tests.runtime.env_kernel import numpy_triton
 
@@ -26,7 +24,7 @@ SIZES = [
 
 
 @pytest.fixture
-def on_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
+def on_numpy(monkeypatch):
     """The kernels run on numpy."""
     source = SOURCE.read_text()
     kernels = SimpleNamespace(
@@ -41,9 +39,7 @@ def on_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
-def problem(
-    n_learners: int, n_rows: int, sizes: Any, device: str = "cpu"
-) -> tuple[Any, torch.Tensor, torch.Tensor]:
+def problem(n_learners, n_rows, sizes, device="cpu"):
     """Params in float32, rows, and the gradient of the heads."""
     n_obs, hidden, n_outputs = sizes
     params = make_layers(
@@ -55,13 +51,11 @@ def problem(
     return params, x, of_heads
 
 
-def expected_of(
-    params: Any, x: torch.Tensor, of_heads: torch.Tensor, activation: str
-) -> tuple[torch.Tensor, torch.Tensor]:
+def expected_of(params, x, of_heads, activation):
     """The outputs of the heads and the gradient as a vector, in float64."""
     params, x, of_heads = tree.map(lambda v: v.double(), (params, x, of_heads))
 
-    def of_one(params: Any, x: Any, of_heads: Any) -> Any:
+    def of_one(params, x, of_heads):
         heads, gradient = by_autograd(params, x, of_heads, activation)
         return heads, tree.ravel(gradient)
 
@@ -70,9 +64,7 @@ def expected_of(
     return of_one(params, x, of_heads)
 
 
-def assert_equals_pytorch(
-    problem: Any, settings: Settings, tolerance: float
-) -> None:
+def assert_equals_pytorch(problem, settings, tolerance):
     params, x, of_heads = problem
     leaves = tree.leaves(params)
     heads, y1, y2 = fused_mlp._forward_on_gpu(x, leaves, *settings)
@@ -136,7 +128,7 @@ def test_the_kernels_give_the_same_bits_again():
     params, x, of_heads = problem(1, 65536, SIZES[-1], "cuda")
     settings = ("tanh", False)
 
-    def gradient() -> torch.Tensor:
+    def gradient():
         outputs = fused_mlp.mlp_outputs(params, x, settings)
         return tree.ravel(
             fused_mlp.mlp_gradient(params, x, outputs, of_heads, settings)

@@ -257,7 +257,6 @@ def test_an_embedded_and_a_generated_data_set_are_found_by_name():
         ("family", "rules_rnnlogic.tsv", (3007, 12, 23483, 2038, 2835, 1810)),
         ("umls", None, (135, 46, 5216, 652, 661, 33)),
         ("wn18rr", "rules_kns_amie_full.tsv", (40943, 11, 86835, 3034, 3134, 508)),
-        ("fb15k-237", "rules_kns.tsv", (14541, 238, 272115, 17535, 20466, 394)),
         ("fb15k-237", "rules_rnnlogic_top.tsv.gz", (14541, 237, 272115, 17535, 20466, 10532)),
     ],
 )  # fmt: skip

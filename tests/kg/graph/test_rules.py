@@ -137,12 +137,6 @@ def test_a_bad_query_is_named(query, expected):
     assert problem == f"query {query!r}: {expected}"
 
 
-def test_a_single_capital_that_is_an_entity_is_told():
-    query = read_query(from_triples(PEOPLE), "P31(X, A)")
-    assert query.notes == ("A is an entity here; write ?a for a variable",)
-    assert not read_query(from_triples(PEOPLE), "P31(X, 'A')").notes
-
-
 @pytest.mark.parametrize("arrow", [":-", "<="])
 def test_a_variable_of_a_rule_that_is_called_like_an_entity_is_told(arrow):
     columns = "9\t6\t" if arrow == "<=" else ""

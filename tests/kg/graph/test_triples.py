@@ -47,13 +47,11 @@ def test_the_mark_and_returns_are_no_part_of_the_text(tmp_path, name):
 
 
 def test_what_is_no_text_is_named_by_its_line(tmp_path):
-    with pytest.raises(
-        ValueError, match=r"^f:2: expected UTF-8, got byte 0xff"
-    ):
+    problem = r"^f:2: expected UTF-8, got byte 0xff"
+    with pytest.raises(ValueError, match=problem):
         decode(b"a\n\xff", "f")
-    with pytest.raises(
-        ValueError, match=r"^f:3: expected text, got a NUL byte"
-    ):
+    problem = r"^f:3: expected text, got a NUL byte"
+    with pytest.raises(ValueError, match=problem):
         decode(b"a\n\n\0", "f")
     (tmp_path / "f.gz").write_bytes(gzip.compress(b"text")[:-3])
     with pytest.raises(ValueError, match=r"f\.gz: expected a whole gzip file"):
@@ -131,10 +129,7 @@ def test_lines_of_json_are_read_by_their_keys():
     )
     for line, problem in (
         ('{"head": "a", "relation": "r"}', "expected 4 columns"),
-        (
-            '{"head": "a", "relation": 0.5, "tail": "b"}',
-            "expected texts or whole",
-        ),
+        ('{"head": "a", "relation": 0.5, "tail": "b"}', "expected texts or"),
         ("[1, 2, 3]", "expected a JSON object"),
         ("{", "expected a JSON object"),
     ):
@@ -208,8 +203,7 @@ NAMES = st.text(
 
 
 @given(
-    st.lists(st.tuples(*[NAMES] * 4), min_size=1),
-    st.permutations([0, 1, 2, 3]),
+    st.lists(st.tuples(*[NAMES] * 4), min_size=1), st.permutations([0, 1, 2, 3])
 )
 def test_what_the_csv_module_writes_is_read_back(rows, order):
     text = io.StringIO(newline="")
@@ -286,9 +280,8 @@ def test_space_comments_and_empty_lines_are_no_triples():
     ],
 )  # fmt: skip
 def test_a_bad_line_of_n_triples_is_named(line):
-    with pytest.raises(
-        ValueError, match=r"^f\.nt:[34]: expected N-Triples, got"
-    ):
+    problem = r"^f\.nt:[34]: expected N-Triples, got"
+    with pytest.raises(ValueError, match=problem):
         read_triples(f"{S} {P} {S} .\n# x\n{line}\n", "f.nt")
 
 
@@ -313,9 +306,8 @@ def test_each_format_of_rdf_gives_the_same_triples_each_time(suffix):
     n_named = 2 if suffix in ("trig", "nq") else 0
     note = f"a/f.{suffix}.gz: 2 triples stand in named graphs, whose names are left out"
     assert file.notes == [note] * bool(n_named)
-    with pytest.raises(
-        ValueError, match=r"f\.ttl:2: expected Turtle, got an error"
-    ):
+    problem = r"f\.ttl:2: expected Turtle, got an error"
+    with pytest.raises(ValueError, match=problem):
         read_triples("\n<a b", "f.ttl")
 
 

@@ -127,14 +127,13 @@ def kept_scores(of_rules, votes):
     return best, kept
 
 
-@pytest.mark.parametrize("max_length", [4, 5])
 @given(
+    max_length=st.sampled_from([4, 5]),
     facts=graphs,
     votes=st.integers(1, 3),
     support=st.sampled_from([1, 1, 3]),
     rows=CHUNKS,
 )
-@settings(max_examples=20)
 def test_long_rules_as_by_brute_force(max_length, facts, votes, support, rows):
     """Ties may go to another rule, so each fact is to have rules of the same scores."""
     true = path_counts(facts, range(1, max_length + 1))
@@ -258,8 +257,9 @@ def test_a_time_limit_ends_in_what_was_found_by_then(monkeypatch):
     assert len(found.rules.support)
 
 
-@pytest.mark.parametrize("n_calls", [1, 5, 9, 12])
-@pytest.mark.parametrize("max_rows", [10**9, 20_000])
+@pytest.mark.parametrize(
+    ("n_calls", "max_rows"), [(1, 10**9), (5, 20_000), (9, 10**9), (12, 20_000)]
+)
 def test_an_interrupt_keeps_what_was_found_as_counted(n_calls, max_rows):
     data = load("family_tree:400:2")
     calls = 0

@@ -9,11 +9,7 @@ from hypothesis import strategies as st
 
 from funcppo.kg.mining import paths
 from funcppo.kg.mining.paths import SourceRange
-from tests.kg.mining.brute_force import (
-    edge_sets,
-    edges_of,
-    graphs,
-)
+from tests.kg.mining.brute_force import edge_sets, edges_of, graphs
 
 EVERYONE = SourceRange(torch.zeros(7))
 

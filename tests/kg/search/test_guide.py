@@ -123,10 +123,7 @@ def test_steps_of_a_chain_by_hand():
     # edge(1, 2), ..., edge(5, 6); path(X, Y) :- edge(X, Z), path(Z, Y).
     facts = np.array([(1, i, i + 1) for i in range(1, 6)], np.int32)
     rules = np.array(
-        [
-            [(2, X, Y), (1, X, Y), (0, 0, 0)],
-            [(2, X, Y), (1, X, Z), (2, Z, Y)],
-        ],
+        [[(2, X, Y), (1, X, Y), (0, 0, 0)], [(2, X, Y), (1, X, Z), (2, Z, Y)]],
         np.int32,
     )
     kb = kbase.build(facts, rules, n_constants=C, n_predicates=2)

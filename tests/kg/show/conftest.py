@@ -53,10 +53,7 @@ def reports(runs):
     """What a report measures of the runs, by what they learn from."""
     return {
         name: measure.measure(
-            open_run(folder),
-            folder,
-            n_queries=14,
-            with_entries=True,
+            open_run(folder), folder, n_queries=14, with_entries=True
         )
         for name, folder in runs.items()
     }

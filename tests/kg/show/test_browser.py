@@ -39,9 +39,7 @@ def url(sites):
 def browser():
     with playwright.sync_playwright() as driver:
         browser = driver.chromium.launch(
-            executable_path=CHROMIUM,
-            args=["--no-sandbox"],
-            timeout=300_000,
+            executable_path=CHROMIUM, args=["--no-sandbox"], timeout=300_000
         )
         yield browser
         browser.close()

@@ -119,11 +119,7 @@ def _jit(fn=None, **_):
 
 
 def run(
-    source: str,
-    kernel: str,
-    grid: tuple[int, ...],
-    *args: Any,
-    **kwargs: Any,
+    source: str, kernel: str, grid: tuple[int, ...], *args: Any, **kwargs: Any
 ) -> None:
     """Run a kernel of a module's source, for every block of a grid."""
     program: tuple[int, ...] = ()
@@ -160,7 +156,7 @@ def run(
         zeros=lambda shape, dtype: block(np.zeros(shape, dtype)),
         **{
             name: _elementwise(getattr(np, name))
-            for name in (
+            for name in [
                 "abs",
                 "sin",
                 "cos",
@@ -169,7 +165,7 @@ def run(
                 "sqrt",
                 "floor",
                 "ceil",
-            )
+            ]
         },
     )
     libdevice = types.SimpleNamespace(

@@ -1,7 +1,5 @@
 """The rollout as one kernel: generated code run on numpy, equal to the loop over steps; on a GPU the kernel itself."""
 
-from typing import Any
-
 import pytest
 import torch
 
@@ -10,7 +8,6 @@ from examples import grid_world as grid_world_example
 from funcppo import rollout, train_step
 from funcppo.core import tree
 from funcppo.interfaces import NoWorld
-from funcppo.learner import Learner
 from funcppo.runtime.env_kernel import rollout as rollout_kernel
 from funcppo.runtime.env_kernel.rollout import RolloutKernel, StepArguments
 from funcppo.runtime.env_kernel.writer import UnsupportedError
@@ -29,13 +26,8 @@ GAMES = tuple(
 
 
 def make_learner(
-    name: str,
-    n_envs: int,
-    *hidden: int,
-    device: str = "cpu",
-    n_steps: int = N_STEPS,
-    **options: Any,
-) -> tuple[Learner, Any]:
+    name, n_envs, *hidden, device="cpu", n_steps=N_STEPS, **options
+):
     """A learner and its first state; images are rows of numbers."""
     env = fp.envs.make(name)
     if len(env.spec.shape) > 1:
@@ -46,7 +38,7 @@ def make_learner(
     return ppo, ppo.init(fp.random.key(3, device))
 
 
-def rollout_arguments(learner: Learner, state: Any) -> StepArguments:
+def rollout_arguments(learner, state):
     """The arguments of a whole rollout."""
     inputs = train_step.sample_randomness(learner.cfg, NoWorld(), state.key)
     first = rollout.RolloutState(state.env_state, state.episode_stats)
@@ -57,9 +49,7 @@ def rollout_arguments(learner: Learner, state: Any) -> StepArguments:
     return StepArguments(NoWorld(), state.params, first, inputs.random_inputs)
 
 
-def arguments_of_many(
-    learner: Learner, n_learners: int, device: str = "cpu"
-) -> StepArguments:
+def arguments_of_many(learner, n_learners, device="cpu"):
     """The arguments of a whole rollout of several learners."""
     keys = [fp.random.key(seed, device) for seed in range(n_learners)]
     each = [rollout_arguments(learner, learner.init(key)) for key in keys]
@@ -68,14 +58,14 @@ def arguments_of_many(
     return args._replace(random_inputs=random_inputs)
 
 
-def parts_of(args: StepArguments) -> train_step.StepFunctions:
+def parts_of(args):
     """The parts of one learner, or of several."""
     is_many = tree.leaves(args.random_inputs)[0].ndim == 3
     parts = train_step.EAGER_PARTS
     return train_step.vmap_parts(parts) if is_many else parts
 
 
-def functions_of(args: StepArguments, values_apart: bool) -> tuple[Any, Any]:
+def functions_of(args, values_apart):
     """The step that a kernel makes, and what computes the values of all steps, if that does not."""
     parts = parts_of(args)
     if values_apart:
@@ -83,14 +73,12 @@ def functions_of(args: StepArguments, values_apart: bool) -> tuple[Any, Any]:
     return parts.rollout_step, None
 
 
-def first_step(args: StepArguments) -> StepArguments:
+def first_step(args):
     """The arguments of the first step of a rollout."""
     return args._replace(random_inputs=tree.item(args.random_inputs, 0))
 
 
-def on_numpy(
-    learner: Learner, args: StepArguments, values_apart: bool = False
-) -> RolloutKernel:
+def on_numpy(learner, args, values_apart=False):
     """The kernel of a rollout, which runs on numpy."""
     step, values = functions_of(args, values_apart)
     kernel = RolloutKernel.__new__(RolloutKernel)
@@ -101,22 +89,14 @@ def on_numpy(
     return kernel
 
 
-def compile_kernel(
-    learner: Learner, args: StepArguments, values_apart: bool = False
-) -> RolloutKernel:
+def compile_kernel(learner, args, values_apart=False):
     """The kernel of a rollout on a GPU."""
     step, values = functions_of(args, values_apart)
     first = learner.cfg, first_step(args)
     return rollout_kernel.compile_unroll(step, *first, values)
 
 
-def assert_equals_the_loop(
-    kernel: RolloutKernel,
-    learner: Learner,
-    args: StepArguments,
-    rtol: float = 1e-4,
-    atol: float = 1e-5,
-) -> None:
+def assert_equals_the_loop(kernel, learner, args, rtol=0.0001, atol=1e-05):
     with torch.no_grad():
         actual = kernel(learner.cfg, *args)
         how = tree.scan, parts_of(args).rollout_step
@@ -124,7 +104,7 @@ def assert_equals_the_loop(
     assert_trees_equal(actual, expected, rtol=rtol, atol=atol)
 
 
-def check_on_numpy(*learner_of: Any, **options: Any) -> RolloutKernel:
+def check_on_numpy(*learner_of, **options):
     """The kernel of a learner, on numpy, once it has equalled the loop."""
     learner, state = make_learner(*learner_of, **options)
     args = rollout_arguments(learner, state)
@@ -183,8 +163,9 @@ def test_values_that_are_computed_after_all_steps(name):
     assert kernel.code.source.count("tl.load") < whole.source.count("tl.load")
 
 
-@pytest.mark.parametrize("name", GAMES)
-@pytest.mark.parametrize("hidden", [(16,), (64, 64)])
+@pytest.mark.parametrize(
+    ("name", "hidden"), [*((x, (16,)) for x in GAMES), (GAMES[0], (64, 64))]
+)
 def test_games_with_images_in_tiles(name, hidden):
     assert check_on_numpy(name, 3, *hidden).code.block[0] == 1
 
@@ -240,7 +221,7 @@ def test_games_on_a_gpu(name, hidden, matmul_dtype):
     assert_equals_the_loop(kernel, learner, args, tolerance, tolerance)
 
 
-def grid_world(n_envs: int, device: str = "cpu") -> tuple[Learner, Any]:
+def grid_world(n_envs, device="cpu"):
     """The learner of the example, and the arguments of a rollout in which rows are reset."""
     world = tree.map(lambda x: x.to(device), grid_world_example.grid)
     sizes = {"n_envs": n_envs, "n_steps": 60, "n_minibatches": 1}
