@@ -78,7 +78,7 @@ def draw_answer() -> str:
     names, relations = data.entities, data.predicates
     answer = fp.fit(graph, seconds=8).prove("locatedIn(france, europe)")
     assert answer.proof, "expected a proof"
-    edges, columns = drawing.proof_edges(
+    edges = drawing.proof_edges(
         ((node.goal, node.rule) for node in answer.proof.nodes),
         lambda i: relations[i - 1],
     )
@@ -88,9 +88,8 @@ def draw_answer() -> str:
         for head, relation, tail in graph.triples
         if (head, relation) == ("france", "neighborOf")
     ][:4]
-    columns |= {edge.tail: -1 for edge in beside}
     picture = drawing.draw(
-        [*beside, *edges], columns, lambda i: names[i - 1], title=answer.query
+        [*edges, *beside], lambda i: names[i - 1], title=answer.query
     )
     return picture.replace("<defs>", f"{COLOURS}<defs>", 1) + "\n"
 

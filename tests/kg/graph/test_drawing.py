@@ -2,7 +2,13 @@
 
 import xml.etree.ElementTree as ElementTree
 
-from funcppo.kg.graph.drawing import Edge, draw, neighbourhood, proof_edges
+from funcppo.kg.graph.drawing import (
+    Edge,
+    columns_of,
+    draw,
+    neighbourhood,
+    proof_edges,
+)
 from tests.kg.show.graphs import HOSTILE
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -16,10 +22,14 @@ def texts(picture):
 def test_a_neighbourhood_has_each_neighbour_once_and_is_bounded():
     edges = [Edge(1, tail, "to") for tail in range(2, 20)]
     edges += [Edge(1, 2, "also"), Edge(30, 1, "from"), Edge(1, 1, "self")]
-    chosen, columns = neighbourhood(1, edges, limit=5)
+    chosen = neighbourhood(1, edges, limit=5)
     assert [edge.text for edge in chosen[:2]] == ["to +1", "to"]
-    assert len(chosen) == 5 + 2
-    assert columns == {1: 1, 2: 2, 3: 2, 4: 2, 5: 2, 6: 2, 30: 0}
+    assert columns_of(chosen, 1) == {1: 0} | dict.fromkeys(range(2, 7), 1)
+    chosen = neighbourhood(1, edges, limit=30)
+    assert len(chosen) == 18 + 2
+    chosen += neighbourhood(30, [Edge(31, 30, "x"), Edge(30, 1, "from")])
+    columns = columns_of(chosen, 1)
+    assert (columns[1], columns[2], columns[30], columns[31]) == (0, 1, 1, 2)
 
 
 def test_a_proof_is_its_facts_in_a_row_and_what_they_derive():
@@ -31,23 +41,25 @@ def test_a_proof_is_its_facts_in_a_row_and_what_they_derive():
         ((1, 12, 13, 0), None),
         ((4, 12, 0, 0), None),
     ]
-    edges, columns = proof_edges(nodes, "_abcd".__getitem__)
-    assert columns == {10: 0, 11: 1, 12: 2, 13: 3}
-    assert [edge.is_derived for edge in edges] == [False] * 3 + [True] * 2
-    picture = draw(edges, columns, str, title="why")
+    edges = proof_edges(nodes, "_abcd".__getitem__)
+    assert columns_of(edges, 10) == {10: 0, 11: 1, 12: 2, 13: 3}
+    assert sum(edge.is_derived for edge in edges) == 2
+    picture = draw(edges, str, title="why")
     assert sorted(texts(picture)) == sorted(
         ["10", "11", "12", "13", "b", "c", "a", "a", "a"]
     )
     assert picture.count("stroke-dasharray") == 2
-    assert proof_edges([((4, 1, 0, 0), None)], str) == ([], {})
-    assert draw([], {}, str) == ""
+    assert proof_edges([((4, 1, 0, 0), None)], str) == []
+    assert draw([], str) == ""
 
 
 def test_hostile_names_are_text():
     edges = [Edge(0, i, name) for i, name in enumerate(HOSTILE) if i]
-    chosen, columns = neighbourhood(0, edges, limit=30)
     picture = draw(
-        chosen, columns, HOSTILE.__getitem__, lambda i: f'/x?"<{i}', HOSTILE[0]
+        neighbourhood(0, edges, limit=30),
+        HOSTILE.__getitem__,
+        lambda i: f'/x?"<{i}',
+        HOSTILE[0],
     )
     root = ElementTree.fromstring(picture)
     allowed = ["svg", "defs", "marker", "path", "text", "rect", "a"]
