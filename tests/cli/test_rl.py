@@ -3,7 +3,6 @@
 import json
 import shutil
 from unittest.mock import Mock
-from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -170,21 +169,6 @@ def test_a_run_without_checkpoint_begins_anew(trained, programs, tmp_path):
     anew = "the run begins at update 0, and metrics.jsonl anew"
     assert f"expected a checkpoint, got none: {anew}" in out
     assert_equal_runs(run, trained)
-
-
-def test_returns_of_several_runs_are_drawn(trained, programs, tmp_path):
-    other = tmp_path / "other"
-    assert programs(*WORDS, "--out", other, "--seed", 9) == 0
-    out = tmp_path / "a.svg"
-    words = ("report", trained, other, "--plot", "returns", "--out", out)
-    table = programs.json(*words)["tables"]
-    assert [(x["run"], x["policy"]) for x in table] == [
-        (name, policy)
-        for name in ("out", "other")
-        for policy in ("greedy", "sampled")
-    ]
-    assert table[0]["steps"] == [64, 128] and table[0]["n_seeds"] == 2
-    assert ElementTree.fromstring(out.read_bytes()).tag.endswith("svg")
 
 
 def test_help_shows_the_settings_of_an_environment(programs):

@@ -262,49 +262,6 @@ def metric_of(run: Run, ranked: Ranking) -> float:
 # -- any split
 
 
-def iter_rankings(
-    run: Run,
-    split: np.ndarray,
-    rule_scores: Sequence[str],
-    on_phase: PhaseCallback = ignore_phase,
-) -> Iterator[tuple[str, Ranking]]:
-    """Yield each score's name and its ranking of a split: rule scores first, then those by `policies`.
-
-    Where evidence is collected a ranking is of a part of the split: the same parts for all scores, in the same order.
-
-    Args:
-      rule_scores: names of scores that need no training.
-
-    Raises:
-      ValueError: a query cannot be ranked (see `ranking.check_split`).
-    """
-    protocol = RankingProtocol(sides=ranked_sides(run.task))
-    ranking.check_split(run.task, split, protocol)
-    scores = {**dict.fromkeys(rule_scores), **policies(run)}
-    for queries, collected in _iter_collected(run, split, on_phase):
-        for name, params in scores.items():
-            report = partial(on_phase, f"ranking by {name}")
-            yield name, _rank(run, queries, collected, name, params, report)
-
-
-def _iter_collected(
-    run: Run, split: np.ndarray, on_phase: PhaseCallback
-) -> Iterator[tuple[np.ndarray, SplitEvidence | None]]:
-    """Yield parts of a split with their evidence; the whole one without evidence of a run that searches proofs."""
-    if run.questions is None:
-        yield split, None
-        return
-    split = split[np.lexsort((split[:, 1], split[:, 0]))]
-    start, size = 0, FIRST_ROUND
-    while start < len(split):
-        on_phase("collecting evidence", start, len(split))
-        queries = split[start : start + size]
-        found = fit.collect_evidence(run.task, run.questions.facts, queries)
-        yield queries, found
-        start += len(queries)
-        size = max(1, min(8 * size, _count_to_hold(run, found)))
-
-
 def _count_to_hold(run: Run, collected: SplitEvidence) -> int:
     """Return how many queries' evidence is held at once, by that of some."""
     most = run.run_config.questions.max_valid_firings or MAX_VALID_FIRINGS

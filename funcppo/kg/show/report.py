@@ -1,10 +1,9 @@
-"""Report of one or several runs: tables of their measurements, pictures by matplotlib, the page (extra `plot`).
+"""Report of a run: tables of its measurements, pictures by matplotlib, the page (extra `plot`).
 
-A table is a mapping from names to columns of equal length, as --json writes it. A column of two dimensions has a row
-for each run: pages show its mean with the standard deviation. Axes: K runs, E evaluations.
+A table is a mapping from names to columns of equal length, as --json writes it.
 
 Pictures are matplotlib's, without pyplot: no window, no global figure. Text of a picture is never read as mathematics,
-whatever a name holds. Return curves show the interquartile mean over seeds, and its interval as a band.
+whatever a name holds.
 
 The page is one HTML file that needs no other file. Its template escapes every value. Only the pictures, which are SVG
 of this package, are inserted as they are.
@@ -25,20 +24,17 @@ import numpy as np
 
 from funcppo.core import VERSION
 from funcppo.core.files import Json
-from funcppo.core.types import F64
+from funcppo.kg.graph import drawing
 from funcppo.kg.graph.drawing import MAX_LABEL, label
 from funcppo.kg.graph.text import display, score_text
-from funcppo.kg.ranking import evaluate
 from funcppo.kg.run.held_out import TEMPERED, TRAINED, UNTRAINED
-from funcppo.kg.show.measure import OF_TRIPLES, RuleUse, RunMeasurements
-from funcppo.rl import POLICIES, Returns, estimate
+from funcppo.kg.show.measure import OF_TRIPLES, RunMeasurements
 
 if TYPE_CHECKING:
     import jinja2
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-Runs: TypeAlias = Sequence[RunMeasurements]
 Table: TypeAlias = dict[str, Any]
 
 # relations and rules of a picture, and rows of a table of a page; what is left out is counted
@@ -101,181 +97,93 @@ def check_packages(
 # -- tables
 
 
-def band(
-    values: F64[np.ndarray, "K n"],
-) -> tuple[F64[np.ndarray, "n"], F64[np.ndarray, "n"]]:
-    """Compute mean and standard deviation over the runs that have a number; the deviation is 0 for one run."""
-    found = np.ma.masked_invalid(values)
-    return found.mean(0).filled(np.nan), found.std(0, ddof=1).filled(0.0)
-
-
-def results(runs: Runs) -> list[Table]:
+def results(run: RunMeasurements) -> list[Table]:
     """Return the metrics of each score on test, in the order of the stages of learning."""
-    _check_ranked("results", runs)
-    names = list(dict.fromkeys(name for run in runs for name in run.metrics))
-    values = {
-        column: np.array(
-            [
-                [
-                    run.metrics.get(name, {}).get(column, np.nan)
-                    for name in names
-                ]
-                for run in runs
-            ]
-        )
-        for column in METRICS
+    _check_ranked("results", run)
+    rows = run.metrics.values()
+    columns = {
+        name: [row[name] for row in rows]
+        for name in METRICS
+        if all(name in row for row in rows)
     }
-    n_runs = [sum(name in run.metrics for run in runs) for name in names]
-    columns = {k: v for k, v in values.items() if not np.isnan(v).all()}
-    return [{"score": names, **columns, "runs": n_runs}]
+    return [{"score": list(run.metrics), **columns}]
 
 
-def curves(runs: Runs) -> list[Table]:
-    """Return curves of the metrics logs at the updates that all runs have, a table for each quantity of `CURVES`.
+def curves(run: RunMeasurements) -> list[Table]:
+    """Return a table for each quantity of `CURVES` that the metrics log has.
 
     Raises:
-      ValueError: the runs have no line in common.
+      ValueError: it has none.
     """
-    tables = [curve(runs, name) for name in CURVES]
-    if not any(len(table["update"]) for table in tables):
-        raise ValueError(
-            "curves: expected lines in metrics.jsonl that all runs have, got none"
+    if not run.log:
+        raise ValueError("curves: expected lines in metrics.jsonl, got none")
+    return [curve(run, name) for name in CURVES]
+
+
+def curve(run: RunMeasurements, name: str) -> Table:
+    """Return one quantity of the metrics log at the updates that have a number for it."""
+    rows = [row for row in run.log if row.get(name) is not None]
+    return _to_columns(rows, ("update", name))
+
+
+def relations(run: RunMeasurements) -> list[Table]:
+    """Return MRR by relation, most queries first; its gain is over the better of rule score and untrained policy."""
+    _check_ranked("relations", run, f"{run.score}, untrained")
+    stages = (run.by_rules, run.untrained, run.trained)
+    rows: list[Json] = []
+    for name, group in run.trained["by_group"]["relations"].items():
+        by_rules, untrained, trained = (
+            metrics["by_group"]["relations"][name]["both"]["mrr"]["expected"]
+            for metrics in stages
         )
-    return tables
-
-
-def curve(runs: Runs, name: str) -> Table:
-    """Return one quantity of the metrics logs at the updates at which all runs have a number for it."""
-    points = [
-        {
-            row["update"]: row[name]
-            for row in run.log
-            if row.get(name) is not None
-        }
-        for run in runs
-    ]
-    common = sorted(set.intersection(*map(set, points)))
-    values = [[of_run[update] for update in common] for of_run in points]
-    return {"update": common, name: np.array(values, dtype=np.float64)}
-
-
-def relations(runs: Runs) -> list[Table]:
-    """Return MRR by relation, most queries first, for the relations that all runs have ranked queries of.
-
-    The gain of training is that over the better of rule score and untrained policy.
-    """
-    _check_ranked("relations", runs)
-    by_run = [
-        [
-            metrics["by_group"]["relations"]
-            for metrics in (run.by_rules, run.untrained, run.trained)
-        ]
-        for run in runs
-    ]
-    n_rows = {
-        name: min(of[0][name]["both"]["n_queries"] for of in by_run)
-        for name in by_run[0][0]
-        if all(name in of[0] for of in by_run)
-    }
-    names = sorted(n_rows, key=lambda name: -n_rows[name])
-
-    def column(place: int, read: Callable[[Json], float]) -> np.ndarray:
-        rows = [[of[place][name]["both"] for name in names] for of in by_run]
-        return np.array([list(map(read, row)) for row in rows])
-
-    by_rules, untrained, trained = (
-        column(place, lambda group: group["mrr"]["expected"])
-        for place in range(3)
-    )
-    return [
-        {
-            "relation": names,
-            "queries_and_sides": [n_rows[name] for name in names],
+        row = {
+            "relation": name,
+            "queries_and_sides": group["both"]["n_queries"],
             "rule_score": by_rules,
             "untrained": untrained,
             "trained": trained,
-            "gain": trained - np.maximum(by_rules, untrained),
-            "ceiling": column(2, lambda group: group["ceiling"]),
+            "gain": trained - max(by_rules, untrained),
+            "ceiling": group["both"]["ceiling"],
         }
-    ]
+        rows.append(row)
+    rows.sort(key=lambda row: -row["queries_and_sides"])
+    return [_to_columns(rows)]
 
 
-def reliability(runs: Runs) -> list[Table]:
-    """Return the losses, and in bins of the probability how often candidates are the answer, pooled over the runs.
+def reliability(run: RunMeasurements) -> list[Table]:
+    """Return the losses, and in bins of the probability how often candidates are the answer.
 
     Raises:
-      ValueError: a run has no ranked queries, or the scores of the runs are of different kinds.
+      ValueError: none are counted.
     """
-    _check_ranked("reliability", runs)
-    scores = sorted({run.score for run in runs})
-    if len(scores) > 1:
-        raise ValueError(
-            f"reliability: expected runs with one kind of score, got {' and '.join(scores)}"
-        )
     found = {
-        state: evaluate.bins_to_json(
-            evaluate.add_bins(run.bins[state] for run in runs)
-        )
+        state: run.reliability[state]
         for state in RELIABILITY_COLOURS
-        if all(state in run.bins for run in runs)
+        if state in run.reliability
     }
+    if not found:
+        raise ValueError(
+            f"reliability: {run.name}: expected test ranked at the end of the training, got none"
+        )
     losses = [{"policy": k, **v} for k, v in found.items()]
     bins = [{"policy": k, **row} for k, v in found.items() for row in v["bins"]]
     return [
         _to_columns(losses, ("policy", "log_loss", "calibration_error")),
-        _to_columns(bins, tuple(bins[0]) if bins else ()),
+        _to_columns(bins),
     ]
 
 
-def rules(runs: Runs) -> list[Table]:
-    """Return the rules that were used, most proofs first, with means over the runs that have the rule.
+def rules(run: RunMeasurements) -> list[Table]:
+    """Return the rules that were used, most proofs first.
 
     Raises:
       ValueError: no rule was used.
     """
-    uses: dict[str, list[RuleUse]] = {}
-    for rule in (rule for run in runs for rule in run.rules):
-        uses.setdefault(rule.text, []).append(rule)
-    if not uses:
+    if not run.rules:
         raise ValueError(
             "rules: expected test queries that rules derive, got none"
         )
-    rows: list[Json] = []
-    for text, found in uses.items():
-        _, support, pairs, n_proofs = zip(*found)
-        row = {
-            "rule": text,
-            "right_in_train": round(np.mean(support)),
-            "of": round(np.mean(pairs)),
-            "confidence": np.mean(support) / max(np.mean(pairs), 1),
-            "last_step_of": sum(n_proofs),
-        }
-        rows.append(row)
-
-    rows.sort(key=lambda x: (-x["last_step_of"], x["rule"]))
-    return [_to_columns(rows, tuple(rows[0]))]
-
-
-def return_curve(name: str, env: str, returns: Returns, policy: str) -> Table:
-    """Compute the interquartile mean over seeds and its 95 % interval at each evaluation.
-
-    Args:
-      name: of the run.
-      policy: greedy or sampled.
-    """
-    by_seed: F64[np.ndarray, "K E"] = getattr(returns, policy)
-    estimates = [estimate(column) for column in by_seed.T]
-    iqm, low, high = np.array(estimates).T
-    return {
-        "run": name,
-        "env": env,
-        "policy": policy,
-        "n_seeds": len(by_seed),
-        "steps": returns.steps,
-        "iqm": iqm,
-        "low": low,
-        "high": high,
-    }
+    return [_to_columns(run.rules)]
 
 
 def to_json(value: Any) -> Any:
@@ -289,38 +197,34 @@ def to_json(value: Any) -> Any:
     return None if isinstance(value, float) and np.isnan(value) else value
 
 
-def _to_columns(rows: Sequence[Json], names: Sequence[str]) -> Table:
-    """Return rows as a table of some columns."""
+def _to_columns(rows: Sequence[Json], names: Sequence[str] = ()) -> Table:
+    """Return rows as a table of some columns, by default of all."""
+    names = names or tuple(rows[0] if rows else ())
     return {name: [row[name] for row in rows] for name in names}
 
 
-def _check_ranked(kind: str, runs: Runs) -> None:
-    """Check that all runs have ranked queries.
-
-    Raises:
-      ValueError: one has none.
-    """
-    for run in runs:
-        if not run.metrics:
-            raise ValueError(
-                f"{kind}: {run.name}: expected a test split, its data have none"
-            )
+def _check_ranked(kind: str, run: RunMeasurements, score: str = "") -> None:
+    """Raise ValueError if a run has no results on test, or none of a score."""
+    if not run.metrics or (score and score not in run.metrics):
+        raise ValueError(
+            f"{kind}: {run.name}: expected test ranked by {score or 'a score'} at the end of the training, got none"
+        )
 
 
 # -- pictures
 
 
-def draw(kind: str, runs: Runs) -> tuple[Figure, list[Table]]:
-    """Draw a picture of runs on the same data; return it with the tables behind it.
+def draw(kind: str, run: RunMeasurements) -> tuple[Figure, list[Table]]:
+    """Draw a picture of a run; return it with the tables behind it.
 
     Args:
       kind: a key of `KINDS`.
 
     Raises:
-      ValueError: the runs have nothing to draw.
+      ValueError: the run has nothing to draw.
     """
     _, make_tables, draw_tables = KINDS[kind]
-    tables = make_tables(runs)
+    tables = make_tables(run)
     with style():
         return draw_tables(tables), tables
 
@@ -330,8 +234,7 @@ def _draw_results(tables: list[Table]) -> Figure:
     (table,) = tables
     metric = "auc_pr" if "auc_pr" in table else "mrr"
     figure, axes = _new_list(table["score"], "scores, in the order of learning")
-    mean, spread = (x[:MAX_BARS] for x in band(table[metric]))
-    _draw_bars(axes, mean, spread)
+    _draw_bars(axes, table[metric])
     axes.set(xlim=(0, 1.02), xlabel=metric.upper())
     return figure
 
@@ -343,22 +246,14 @@ def _draw_curves(tables: list[Table]) -> Figure:
     for axes, table in zip(figure.subplots(2, 3).flat, tables):
         (_, update), (name, values) = table.items()
         axes.set_title(CURVES[name])
-        if not len(update):
+        if not update:
             axes.text(0.5, 0.5, "none logged", ha="center", va="center")
             axes.set_axis_off()
             continue
-        mean, spread = band(values)
-        low, high = mean - spread, mean + spread
-        _draw_line(axes, np.array(update), mean, low, high, BLUE)
-        # A band at a single update has no width.
-        axes.vlines(update, low, high, color=BLUE, alpha=0.25)
+        marker = "o" if len(update) <= 30 else None
+        axes.plot(update, values, color=BLUE, marker=marker, markersize=3)
         # An offset or a factor above the axis would stand in the title.
         axes.ticklabel_format(axis="y", style="plain", useOffset=False)
-        if name == "valid_metric":
-            # Rounding errors do not look like changes.
-            low, high = axes.get_ylim()
-            missing = max(0.01 - (high - low), 0.0)
-            axes.set_ylim(low - missing / 2, high + missing / 2)
         if len(update) <= 6:
             axes.set_xticks(update)
     return figure
@@ -368,16 +263,17 @@ def _draw_relations(tables: list[Table]) -> Figure:
     """Draw MRR by relation: before learning, trained, and the share of answers that the rules derive."""
     (table,) = tables
     figure, axes = _new_list(table["relation"], "relations, most queries first")
-    trained, spread = (x[:MAX_BARS] for x in band(table["trained"]))
-    before = (table["trained"] - table["gain"]).mean(0)[:MAX_BARS]
-    ceiling = table["ceiling"].mean(0)[:MAX_BARS]
-    places = np.arange(len(trained))
-    _draw_bars(axes, trained, spread, "trained")
+    _draw_bars(axes, table["trained"], "trained")
+    before = np.maximum(table["rule_score"], table["untrained"])[:MAX_BARS]
+    ceiling = table["ceiling"][:MAX_BARS]
+    places = np.arange(len(ceiling))
     text = "the better of untrained and rule score"
     axes.plot(before, places, "o", color=GREY, label=text, ms=7, mew=0.5)
     axes.plot(ceiling, places, "|", color=ORANGE, label="ceiling", ms=7, mew=2)
     axes.set(xlim=(0, 1.02), xlabel="MRR")
-    _add_legend_above(axes)
+    axes.legend(
+        loc="lower right", bbox_to_anchor=(1, 1), borderaxespad=0, ncols=3
+    )
     return figure
 
 
@@ -401,10 +297,6 @@ def _draw_reliability(tables: list[Table]) -> Figure:
             markersize=4,
             label=state.replace("_", " "),
         )
-        if state == TRAINED:
-            offset = {"xytext": (4, -10), "textcoords": "offset points"}
-            for place in zip(x, y, drawn["n_candidates"]):
-                axes.annotate(f"{place[2]:,}", place[:2], size=7, **offset)
 
     axes.set(
         xlim=(-0.02, 1.02),
@@ -420,7 +312,7 @@ def _draw_rules(tables: list[Table]) -> Figure:
     """Draw the numbers of proofs in which each rule is the last step."""
     (table,) = tables
     figure, axes = _new_list(table["rule"], "rules, most proofs first", 60)
-    _draw_bars(axes, np.array(table["last_step_of"][:MAX_BARS]))
+    _draw_bars(axes, table["last_step_of"])
     axes.set_xlabel("proofs of shown queries in which it is the last step")
     return figure
 
@@ -428,7 +320,11 @@ def _draw_rules(tables: list[Table]) -> Figure:
 # of each picture its title, and the functions that make its tables and draw them
 KINDS: dict[
     str,
-    tuple[str, Callable[[Runs], list[Table]], Callable[[list[Table]], Figure]],
+    tuple[
+        str,
+        Callable[[RunMeasurements], list[Table]],
+        Callable[[list[Table]], Figure],
+    ],
 ] = {
     "results": ("Results on test", results, _draw_results),
     "curves": ("Learning curves", curves, _draw_curves),
@@ -440,33 +336,6 @@ KINDS: dict[
     ),
     "rules": ("Rules", rules, _draw_rules),
 }
-
-
-def draw_returns(tables: Sequence[Table]) -> Figure:
-    """Draw return curves, a row of panels for each environment and a panel for each policy."""
-    envs = list(dict.fromkeys(table["env"] for table in tables))
-    with style():
-        figure = _new_figure(0.4 + 2.6 * len(envs))
-        figure.supxlabel("environment steps of each seed")
-        panels = figure.subplots(len(envs), len(POLICIES), squeeze=False)
-        for table in tables:
-            row = envs.index(table["env"])
-            axes = panels[row, POLICIES.index(table["policy"])]
-            axes.set_title(f"{table['env']}, {table['policy']}")
-            _draw_line(
-                axes,
-                table["steps"],
-                table["iqm"],
-                table["low"],
-                table["high"],
-                # The first colour is a grey, for what others are compared with.
-                COLOURS[1 + len(axes.lines) % 3],
-                f"{label(table['run'])}, {table['n_seeds']} seeds",
-            )
-        for axes in panels[:, 0]:
-            axes.set_ylabel("return")
-            axes.legend(loc="best")
-    return figure
 
 
 # -- parts of pictures
@@ -492,39 +361,10 @@ def _new_list(
     return figure, axes
 
 
-def _draw_bars(
-    axes: Axes,
-    length: np.ndarray,
-    error: np.ndarray | None = None,
-    text: str = "",
-) -> None:
+def _draw_bars(axes: Axes, lengths: Sequence[float], text: str = "") -> None:
     """Draw a bar for each name of a list."""
-    places = np.arange(len(length))
-    axes.barh(
-        places, length, 0.62, color=BLUE, label=text, xerr=error, ecolor=INK
-    )
-
-
-def _draw_line(
-    axes: Axes,
-    x: np.ndarray,
-    y: np.ndarray,
-    low: np.ndarray,
-    high: np.ndarray,
-    colour: str,
-    text: str = "",
-) -> None:
-    """Draw a line with its band, and with marks where a line through few points would hide them."""
-    marker = "o" if len(x) <= 30 else None
-    axes.plot(x, y, color=colour, marker=marker, markersize=3, label=text)
-    axes.fill_between(x, low, high, color=colour, alpha=0.25, linewidth=0)
-
-
-def _add_legend_above(axes: Axes) -> None:
-    """Add a legend above a list."""
-    axes.legend(
-        loc="lower right", bbox_to_anchor=(1, 1), borderaxespad=0, ncols=3
-    )
+    shown = lengths[:MAX_BARS]
+    axes.barh(np.arange(len(shown)), shown, 0.62, color=BLUE, label=text)
 
 
 # -- files
@@ -587,8 +427,8 @@ def style(more: dict[Any, Any] | None = None) -> Iterator[None]:
 # -- the page
 
 
-def render(runs: Runs) -> tuple[str, Json]:
-    """Render the page of runs on the same data, with the queries of the first run that has entries.
+def render(run: RunMeasurements) -> tuple[str, Json]:
+    """Render the page of a run.
 
     Returns:
       The page; and as JSON values by the kind of the picture its tables, or the problem that it cannot be drawn.
@@ -598,7 +438,7 @@ def render(runs: Runs) -> tuple[str, Json]:
     for kind, (title, *_) in KINDS.items():
         section: Json = {"kind": kind, "title": title, "svg": "", "tables": []}
         try:
-            figure, found = draw(kind, runs)
+            figure, found = draw(kind, run)
         except ValueError as error:
             section["problem"] = display(str(error))
             tables[kind] = {"problem": str(error)}
@@ -608,49 +448,26 @@ def render(runs: Runs) -> tuple[str, Json]:
             section["tables"] = [] if kind == "curves" else map(_to_text, found)
             tables[kind] = to_json(found)
         # a run that makes no update has no curves
-        if kind != "curves" or any(run.n_updates for run in runs):
+        if kind != "curves" or run.n_updates:
             sections.append(section)
     page = make_templates().get_template("report.html")
-    shown_run = next((run for run in runs if run.entries), runs[0])
-    text = page.render(
-        runs=runs,
-        first=runs[0],
-        sections=sections,
-        shown_run=shown_run,
-        version=VERSION,
-    )
-    return text, tables
+    return page.render(run=run, sections=sections, version=VERSION), tables
 
 
 def _to_text(table: Table) -> Json:
     """Return the first rows of a table as texts, with the number of all rows."""
-    rows = list(zip(*map(_format_column, table.values())))
+    formats = {int: "{:,}".format, str: display}
+    rows = [
+        [formats.get(type(x), "{:.4f}".format)(x) for x in row]
+        for row in zip(*table.values())
+    ]
     names = [name.replace("_", " ") for name in table]
     return {"columns": names, "rows": rows[:MAX_ROWS], "n_rows": len(rows)}
 
 
-def _format_column(column: Sequence[Any] | np.ndarray) -> list[str]:
-    """Format a column: names as they are displayed, numbers, and means over runs with their deviations."""
-    if isinstance(column, np.ndarray):
-        return [
-            f"{x:.4f} ± {error:.4f}" if error else f"{x:.4f}"
-            for x, error in zip(*band(column))
-        ]
-    formats = {int: "{:,}".format, str: display}
-    return [formats.get(type(x), "{:.4f}".format)(x) for x in column]
-
-
 def make_templates() -> jinja2.Environment:
-    """Return the environment of the page templates, which escape every value."""
-    import jinja2
-
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("funcppo.kg.show"),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    """Return the environment of the page templates."""
+    environment = drawing.make_templates("funcppo.kg.show")
     environment.filters["display"] = display
     environment.filters["score"] = score_text
     environment.filters["number"] = "{:,}".format
