@@ -1,9 +1,7 @@
-"""Answers of the explorer: names, facts, rules, ranked answers and their explanations, one method for each.
+"""Answers of the explorer, one method for each, and its pages and JSON API (extra `serve`).
 
 Scores, ranks and proofs are those of `Answerer`, which `funcppo predict` asks. Every list is bounded, and its whole
 length is said.
-
-The explorer as an application of FastAPI: pages, the JSON API and its description. Needs the extra `serve`.
 
 A page and a path of the API are made of each method of `Explorer` that `RESOURCES` names, with the query string and the
 answer that its annotations say.
@@ -45,24 +43,17 @@ from starlette.types import ASGIApp
 from funcppo.core import VERSION
 from funcppo.core.files import Json, shorten
 from funcppo.core.types import I64
-from funcppo.kg.answers import (
-    Answerer,
-    OpenQuery,
-    format_query,
-    read_open_query,
-)
+from funcppo.kg.answers import Answerer, OpenQuery, format_query
 from funcppo.kg.graph import drawing
 from funcppo.kg.graph.dataset import Dataset, assign_ids
-from funcppo.kg.graph.rules import format_atom, format_rule, read_query
+from funcppo.kg.graph.rules import format_atom, format_rule
 from funcppo.kg.graph.text import (
     QUOTED_PATTERN,
     display,
     unknown_name_message,
     unquote,
 )
-from funcppo.kg.logic import kb as kbase
-from funcppo.kg.logic.fixpoint import Verdict, iter_consequences
-from funcppo.kg.logic.joins import RowBudget, RowBudgetExceeded
+from funcppo.kg.logic.fixpoint import Verdict
 from funcppo.kg.logic.kb import HEAD, SIDE_NAMES, TAIL
 from funcppo.kg.ranking import explain
 from funcppo.kg.ranking.scoring import graph_fallback_notes
@@ -76,10 +67,6 @@ from funcppo.runtime.capture import CaptureError
 
 # rows of a page of relations, facts or rules
 PAGE_ROWS = 50
-# atoms that a rule derives which are listed
-MAX_LISTED = 20
-# rows that the joins of a rule may make
-MAX_ROWS = 10_000_000
 # splits in the order of their bits
 SPLITS = ("train", "facts", "valid", "test")
 
@@ -98,9 +85,9 @@ class KnownFacts:
         self.atoms, number = np.unique(
             np.concatenate(parts), axis=0, return_inverse=True
         )
-        self._bits = np.zeros(len(self.atoms), dtype=np.int64)
-        bits = np.repeat(1 << np.arange(len(parts)), list(map(len, parts)))
-        np.bitwise_or.at(self._bits, number.reshape(-1), bits)
+        split = np.repeat(np.arange(len(parts)), list(map(len, parts)))
+        self._is_in = np.zeros((len(self.atoms), len(parts)), dtype=bool)
+        self._is_in[number.reshape(-1), split] = True
 
     def find(
         self, relation: int | None, arguments: Mapping[int, int]
@@ -124,25 +111,21 @@ class KnownFacts:
 
     def splits_of(self, row: int) -> list[str]:
         """Return the splits that hold a fact."""
-        bits = int(self._bits[row])
-        return [name for i, name in enumerate(SPLITS) if bits >> i & 1]
+        pairs = zip(SPLITS, self._is_in[row])
+        return [name for name, is_in in pairs if is_in]
 
     def facts_of(self, entity: int) -> I64[np.ndarray, "n W"]:
         """Return the first hundred facts with an entity as the first argument, and as the second."""
-        heads, tails = (
-            self.find(None, {HEAD: entity}),
-            self.find(None, {TAIL: entity}),
-        )
-        return self.atoms[np.union1d(heads[:100], tails[:100])]
+        places = ({HEAD: entity}, {TAIL: entity})
+        rows = [self.find(None, place)[:100] for place in places]
+        return self.atoms[np.unique(np.concatenate(rows))]
 
-    def groups_of(self, entity: int) -> dict[tuple[int, int], np.ndarray]:
+    def groups_of(self, entity: int) -> dict[tuple[int, int], list[int]]:
         """Return the rows of an entity's facts by relation and argument position."""
-        groups: dict[tuple[int, int], np.ndarray] = {}
-        for place in range(1, self.atoms.shape[1]):
-            rows = np.flatnonzero(self.atoms[:, place] == entity)
-            relations = self.atoms[rows, 0]
-            for relation in np.unique(relations).tolist():
-                groups[relation, place] = rows[relations == relation]
+        groups: dict[tuple[int, int], list[int]] = {}
+        for row, place in np.argwhere(self.atoms[:, 1:] == entity).tolist():
+            key = int(self.atoms[row, 0]), place + 1
+            groups.setdefault(key, []).append(row)
         return dict(sorted(groups.items()))
 
 
@@ -225,37 +208,35 @@ class Explorer:
         label = self._labels[kind][number - 1]
         return Name(id=number, name=names[number - 1], label=label)
 
-    def read(self, query: values.Query, field: str) -> Name | None:
+    def read(
+        self, query: values.Query, field: str, *, is_needed: bool = False
+    ) -> Name | None:
         """Return the name that a query gives in a field or by its id; None if it gives neither.
 
         Args:
           field: relation, entity, head or tail.
+          is_needed: it must give one.
 
         Raises:
-          RequestError: it is unknown, or given twice.
+          RequestError: it is unknown, given twice, or needed and not given.
         """
         name: str | None = getattr(query, field)
         number: int | None = getattr(query, f"{field}_id")
         kind = "relation" if field == "relation" else "entity"
-        if name is not None and number is not None:
+        is_twice = name is not None and number is not None
+        if is_twice or (is_needed and name is number):
+            got = "both" if is_twice else "nothing"
             raise RequestError(
-                400, f"{field}: expected {field} or {field}_id, got both"
+                400, f"expected {field} or {field}_id, got {got}"
             )
         if name is not None:
             number = self.find(kind, name)
         return None if number is None else self.name(kind, number)
 
     def require(self, query: values.Query, field: str) -> Name:
-        """Return the name that a query must give in a field or by its id.
-
-        Raises:
-          RequestError: it is unknown, not given, or given twice.
-        """
-        found = self.read(query, field)
-        if found is None:
-            raise RequestError(
-                400, f"expected {field} or {field}_id, got nothing"
-            )
+        """Return the name that a query must give; raises as `read` does."""
+        found = self.read(query, field, is_needed=True)
+        assert found is not None
         return found
 
     def search(self, query: values.SearchQuery) -> values.NameMatches:
@@ -280,8 +261,7 @@ class Explorer:
     def graph(self, query: values.PageQuery) -> values.Graph:
         """Return the sizes, score and notes of the graph, with a page of its relations."""
         dataset, subject = self.dataset, self.answerer.subject
-        first = query.offset + 1
-        last = min(query.offset + PAGE_ROWS, dataset.n_predicates)
+        ids = range(1, dataset.n_predicates + 1)
         notes = [*subject.task.notes, *subject.notes]
         notes += graph_fallback_notes(subject.search_step)
         recorded = self._results.get("test") or {}
@@ -308,7 +288,9 @@ class Explorer:
                 if dataset.arities[atom[0] - 1] == TAIL
             ],
             offset=query.offset,
-            relations=[self._measure(i) for i in range(first, last + 1)],
+            relations=[
+                self._measure(i) for i in ids[query.offset :][:PAGE_ROWS]
+            ],
         )
 
     def entity(self, query: values.EntityQuery) -> values.Entity:
@@ -337,28 +319,18 @@ class Explorer:
             ],
         )
 
-    def relation(self, query: values.RelationQuery) -> values.Relation:
-        """Return a relation with its first facts and its most confident rules."""
-        number = self.require(query, "relation").id
-        rows = self.known.find(number, {})[:10]
-        rules = self._rules_of(number)[:10]
-        return values.Relation(
-            relation=self._measure(number),
-            facts=self._facts(rows),
-            rules=[self._rule(rule) for rule in rules],
-        )
-
-    def facts(self, query: values.FactsQuery) -> values.Facts:
-        """Return a page of the known facts that match the given relation, head and tail."""
-        relation = self.read(query, "relation")
+    def relation(self, query: values.FactsQuery) -> values.Relation:
+        """Return a relation with its most confident rules, and a page of its facts with the given head and tail."""
+        relation = self.require(query, "relation")
         head, tail = self.read(query, "head"), self.read(query, "tail")
         given = {HEAD: head, TAIL: tail}
         rows = self.known.find(
-            relation.id if relation else None,
+            relation.id,
             {place: name.id for place, name in given.items() if name},
         )
-        return values.Facts(
-            relation=relation,
+        return values.Relation(
+            relation=self._measure(relation.id),
+            rules=list(map(self._rule, self._rules_of(relation.id)[:10])),
             head=head,
             tail=tail,
             n_facts=len(rows),
@@ -396,9 +368,15 @@ class Explorer:
     # -- rules
 
     def rules(self, query: values.RulesQuery) -> values.Rules:
-        """Return a page of the rules, of one relation or of all, the most confident first."""
-        relation = self.read(query, "relation")
+        """Return a page of the rules, the most confident first: of one relation, of all, or a single one."""
+        relation, n_all = self.read(query, "relation"), len(self.dataset.rules)
         rules = self._rules_of(relation.id if relation else None)
+        if query.rule is not None:
+            if query.rule >= n_all:
+                raise RequestError(
+                    404, f"rule: expected 0 to {n_all - 1}, got {query.rule}"
+                )
+            rules = [query.rule]
         listed = rules[query.offset :][:PAGE_ROWS]
         return values.Rules(
             relation=relation,
@@ -406,15 +384,6 @@ class Explorer:
             offset=query.offset,
             rules=[self._rule(rule) for rule in listed],
         )
-
-    def rule(self, query: values.RuleQuery) -> values.RuleDetail:
-        """Return a rule and the atoms that it derives in one step from facts."""
-        rule, n_rules = query.rule, len(self.dataset.rules)
-        if rule >= n_rules:
-            raise RequestError(
-                404, f"rule: expected 0 to {n_rules - 1}, got {rule}"
-            )
-        return values.RuleDetail(rule=self._rule(rule), **self._derive(rule))
 
     def _rules_of(self, relation: int | None) -> list[int]:
         """Return the ids of a relation's rules, or of all rules for None, the most confident first."""
@@ -435,32 +404,6 @@ class Explorer:
             body_pairs=round(self._pairs[rule] - smoothing),
             confidence=self._confidence[rule],
         )
-
-    def _derive(self, rule: int) -> Json:
-        """Return the atoms that a rule derives from facts in one step, unknown ones first; a note if too many."""
-        task = self.answerer.subject.task
-        try:
-            (derived,) = iter_consequences(
-                task.kb,
-                task.sizes,
-                rule_ids=[rule],
-                object_identity=task.least_model.object_identity,
-                budget=RowBudget(MAX_ROWS),
-            )
-        except RowBudgetExceeded:
-            note = f"stopped: what it derives takes more than {MAX_ROWS:,} rows of joins"
-            return {"note": note}
-
-        atoms, is_known = derived.atoms.long(), derived.fact >= 0
-        if kbase.binary_atoms(atoms[:1]).numel():
-            known = self.answerer.known
-            is_known = kbase.contains_triple(known, atoms, TAIL)
-        order = torch.argsort(is_known.int(), stable=True)[:MAX_LISTED]
-        return {
-            "n_derived": len(atoms),
-            "n_known": int(is_known.sum()),
-            "derived": [self._fact(atom) for atom in atoms[order].tolist()],
-        }
 
     # -- queries
 
@@ -551,25 +494,6 @@ class Explorer:
         asked |= {"beside_id": None, "proofs": 1}
         return self.why(query.model_copy(update=asked))
 
-    def read_text(self, query: str) -> dict[str, int]:
-        """Return the ids of relation, head and tail of a query given as text, without that of a variable.
-
-        Raises:
-          RequestError: it is no query of two arguments with at most one variable, or a name is unknown.
-        """
-        try:
-            read = read_query(self.dataset, query)
-            ids = read.atom.tolist()[: TAIL + 1]
-            if read.variables or read.dataset is not self.dataset:
-                asked, _ = read_open_query(self.dataset, query)
-                ids[asked.side] = 0
-        except ValueError as error:
-            status = 404 if "unknown" in str(error) else 400
-            raise RequestError(status, str(error)) from None
-        self._require_binary(values.RelationQuery(relation_id=ids[0]))
-        fields = ("relation_id", "head_id", "tail_id")
-        return {field: i for field, i in zip(fields, ids) if i}
-
     def _require_binary(self, query: values.RelationQuery) -> Name:
         """Return the relation of a query, which must have two arguments.
 
@@ -654,20 +578,23 @@ def compare_terms(
     value: values.AtomExplanation, other: values.AtomExplanation
 ) -> list[tuple[str, tuple[float | None, float | None]]]:
     """Return the first forty terms of evidence of two answers, with what each adds; the largest difference first."""
-    adds: list[dict[str, float]] = [{}, {}]
-    for found, answer in zip(adds, (value, other)):
-        place = 1 if answer.side == "tail" else 0
-        name = re.escape(answer.atom.arguments[place].label)
-        for term in answer.evidence.terms if answer.evidence else ():
-            text = re.sub(rf"(?<!\w){name}(?!\w)", "it", term.text)
-            is_rules = term.kind == "rules"
-            found["rules that derive it" if is_rules else text] = term.log_odds
+    here, there = _adds_of(value), _adds_of(other)
     rows = [
-        (text, (adds[0].get(text), adds[1].get(text)))
-        for text in {**adds[0], **adds[1]}
+        (text, (here.get(text), there.get(text))) for text in {**here, **there}
     ]
     rows.sort(key=lambda row: -abs((row[1][0] or 0) - (row[1][1] or 0)))
     return rows[:40]
+
+
+def _adds_of(value: values.AtomExplanation) -> dict[str, float]:
+    """Return what each term of the evidence of an answer adds, by a text that does not name the answer."""
+    name = re.escape(value.atom.arguments[value.side == "tail"].label)
+    return {
+        "rules that derive it"
+        if term.kind == "rules"
+        else re.sub(rf"(?<!\w){name}(?!\w)", "it", term.text): term.log_odds
+        for term in (value.evidence.terms if value.evidence else ())
+    }
 
 
 # of an answer in JSON; pages cut names that are very long
@@ -678,13 +605,11 @@ RESOURCES = {
     "answers": "Ranked answers of relation(head, X) or relation(X, tail)",
     "why": "Why an atom is an answer: score, proof, evidence; or why not",
     "entity": "An entity and its neighbours, by relation",
-    "relation": "A relation with its first facts and its best rules",
-    "facts": "Known facts with some names in their places",
+    "relation": "A relation with its best rules, and its facts with some names in their places",
     "rules": "Rules, the most confident first",
-    "rule": "A rule and what it derives",
 }
 # these rank or prove, one after the other; all others do not wait for them
-RANKING = ("answers", "why", "rule")
+RANKING = ("answers", "why")
 DESCRIPTION = (
     "Ranked, explained answers over a knowledge graph. Every request is a GET. Names may be given by their ids. "
     "An error is one line."
@@ -841,12 +766,7 @@ class Site:
     def _respond(
         self, name: str, query: values.Query, value: BaseModel
     ) -> Response:
-        """Return the page of an answer; a search for a query such as r(h, X) is redirected to its answers."""
-        match value:
-            case values.NameMatches(names=[], query=text) if "(" in text:
-                ids = self.explorer.read_text(text)
-                path = "/answers" if len(ids) <= TAIL else "/why"
-                return RedirectResponse(self._link(path, **ids), 303)
+        """Return the page of an answer."""
         fields = query.model_dump(exclude_unset=True)
         api = self._link(f"/api/{name}", **fields)
         return self._render(name, api=api, query=query, value=value)

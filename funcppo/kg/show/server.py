@@ -21,11 +21,12 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from functools import partial
+from itertools import chain
 from typing import Any, ClassVar, TypeAlias, TypeVar
 from urllib.parse import parse_qsl, urlencode
 
 import uvicorn
-from starlette.datastructures import MutableHeaders
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -133,20 +134,18 @@ def check_request(scope: Scope, hosts: Sequence[str]) -> None:
     Raises:
       RequestError: it is refused.
     """
-    headers: dict[bytes, list[bytes]] = {}
-    for name, value in scope["headers"]:
-        headers.setdefault(name, []).append(value)
-    names = headers.get(b"host", [])
+    headers = Headers(scope=scope)
+    names = headers.getlist("host")
     is_named = len(names) == 1 and any(
-        is_allowed_host(names[0].decode("latin-1"), host) for host in hosts
+        is_allowed_host(names[0], host) for host in hosts
     )
-    n_bytes = sum(len(name) + len(value) for name, value in scope["headers"])
+    n_bytes = sum(map(len, chain.from_iterable(scope["headers"])))
     n_asked = len(scope["raw_path"]) + len(scope["query_string"])
-    has_body = headers.get(b"content-length", [b"0"]) != [b"0"]
-    has_body = has_body or b"transfer-encoding" in headers
+    has_body = "transfer-encoding" in headers
+    has_body = has_body or headers.get("content-length", "0") != "0"
     # Another site may link to a page, but not make a browser ask for data.
-    is_foreign = headers.get(b"sec-fetch-site") == [b"cross-site"]
-    is_link = headers.get(b"sec-fetch-mode") == [b"navigate"]
+    is_foreign = headers.get("sec-fetch-site") == "cross-site"
+    is_link = headers.get("sec-fetch-mode") == "navigate"
     for is_refused, status, line in (
         (
             not is_named,
@@ -400,16 +399,13 @@ def open_socket(host: str, port: int) -> socket.socket:
         return socket.create_server(
             address[:2], family=family, backlog=MAX_CONNECTIONS
         )
-    except (socket.gaierror, UnicodeError):
-        expected = "expected a name or an address of this machine"
-        raise ValueError(f"--host {host}: {expected}") from None
-    except OSError as error:
-        problems = {
-            errno.EADDRINUSE: f"--port {port}: expected a free port, another program listens on it (0 chooses one)",
-            errno.EADDRNOTAVAIL: f"--host {host}: expected an address of this machine",
-        }
-        line = f"--host {host} --port {port}: {error.strerror}"
-        raise ValueError(problems.get(error.errno or 0, line)) from None
+    except (OSError, UnicodeError) as error:
+        is_taken = getattr(error, "errno", 0) == errno.EADDRINUSE
+        expected = "a name or an address of this machine, and a port that may be listened on (0 chooses a free one)"
+        problem = "a taken port" if is_taken else error
+        raise ValueError(
+            f"--host {host} --port {port}: expected {expected}, got {problem}"
+        ) from None
 
 
 def url(listener: socket.socket, host: str) -> str:

@@ -61,11 +61,15 @@ class AtomQuery(RelationQuery):
 
 
 class FactsQuery(AtomQuery, PageQuery):
-    """A page of known facts with some names in their places."""
+    """A page of the facts of a relation with some names in their places."""
 
 
 class RulesQuery(RelationQuery, PageQuery):
-    """A page of rules, of one relation or of all."""
+    """A page of rules, of one relation or of all, or a single one."""
+
+    rule: int | None = Field(
+        None, ge=0, le=10**9, description="Number of a single rule, from 0."
+    )
 
 
 class AnswersQuery(AtomQuery):
@@ -97,12 +101,6 @@ class WhyQuery(AtomQuery):
     beside_id: Id = Field(
         None, description="Id of another answer to compare it with."
     )
-
-
-class RuleQuery(Query):
-    """A rule."""
-
-    rule: int = Field(ge=0, le=10**9, description="Number of the rule, from 0.")
 
 
 class SearchQuery(Query):
@@ -200,17 +198,6 @@ class Entity(BaseModel):
     """Ids of the entities whose neighbours the picture shows too."""
 
 
-class Facts(BaseModel):
-    """Known facts with some names in their places, a page of them."""
-
-    relation: Name | None
-    head: Name | None
-    tail: Name | None
-    n_facts: int
-    offset: int
-    facts: list[Fact]
-
-
 class Rule(BaseModel):
     """A rule: right for `support` of `body_pairs` in train; scores use the confidence."""
 
@@ -232,21 +219,15 @@ class Rules(BaseModel):
 
 
 class Relation(BaseModel):
-    """A relation with its first facts and its most confident rules."""
+    """A relation with its most confident rules, and a page of its known facts with some names in their places."""
 
     relation: RelationSize
-    facts: list[Fact]
     rules: list[Rule]
-
-
-class RuleDetail(BaseModel):
-    """A rule and what it derives from facts in one step; counts of that are null where it takes too much work."""
-
-    rule: Rule
-    n_derived: int | None = None
-    n_known: int | None = None
-    derived: list[Fact] = []
-    note: str = ""
+    head: Name | None
+    tail: Name | None
+    n_facts: int
+    offset: int
+    facts: list[Fact]
 
 
 class Answer(BaseModel):
