@@ -6,6 +6,7 @@ import dataclasses
 import os
 import platform
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeAlias
@@ -24,7 +25,6 @@ from funcppo.cli.common import (
     write_json,
 )
 from funcppo.cli.options import CacheFolder, CudaGraphs, JsonOutput, Opt
-from funcppo.config import Config, PPOConfig
 from funcppo.core.settings import DeviceChoice
 
 if TYPE_CHECKING:
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
     PreparedStep: TypeAlias = tuple[CapturedStep[Any, Any], StrategyRecord]
 
+# settings of PPO of an agent whose step is tried
+SMALL = {"n_envs": 4, "n_steps": 8, "n_epochs": 1, "n_minibatches": 2}
 REPORTED_PACKAGES = ("funcppo", "torch", "optree", "numpy", "rich")
 
 
@@ -99,10 +101,12 @@ class Doctor:
         from funcppo.runtime.monitor import Monitor
 
         folder = use_folder()
-        subject = self.fill_cache or "a small agent"
         start = time.perf_counter()
         with Monitor() as monitor:
-            with WorkDisplay(f"preparing the step of {subject}", console):
+            with WorkDisplay(
+                "preparing the step of " + (self.fill_cache or "a small agent"),
+                console,
+            ):
                 captured, record = self._prepare_step()
             monitor.record_capture(captured)
             seconds = time.perf_counter() - start
@@ -133,9 +137,9 @@ class Doctor:
         Raises:
           ValueError: they name neither a run nor an environment.
         """
+        device = resolve_device(self.device)
         if self.fill_cache is None:
-            return try_strategies(resolve_device(self.device))
-
+            return _prepare_environment("CartPole-v1", device, SMALL)
         from funcppo.cli.options import is_run_folder
         from funcppo.rl import PUBLISHED, is_rl_run
 
@@ -147,39 +151,7 @@ class Doctor:
             raise ValueError(
                 f"--fill-cache {self.fill_cache}: expected the folder of a run or an environment of `funcppo rl`"
             )
-        return _prepare_environment(
-            self.fill_cache, resolve_device(self.device)
-        )
-
-
-def try_strategies(device: str) -> PreparedStep:
-    """Prepare the training step of a small CartPole agent; return it and its strategy record.
-
-    Returns:
-      The step of the first strategy that works, and its record: how it is replayed, and why better ones failed.
-    """
-    from funcppo import train_step
-    from funcppo.core import random
-    from funcppo.envs import classic
-    from funcppo.interfaces import NoWorld
-    from funcppo.nets import networks
-    from funcppo.runtime import compile as compilation
-    from funcppo.runtime.capture import capture
-
-    cfg = Config(
-        ppo=PPOConfig(n_envs=4, n_steps=8, n_epochs=1, n_minibatches=2),
-        env=classic.cartpole(),
-        agent=networks.mlp_agent(networks.MLPConfig(n_obs=4, n_actions=2)),
-    )
-    state = train_step.init(cfg, NoWorld(), random.key(0, device))
-
-    parts, record = compilation.select_strategy(
-        train_step.collect, train_step.EAGER_PARTS, cfg, NoWorld(), state
-    )
-    captured = capture(
-        lambda state: train_step.train_step(cfg, NoWorld(), state, parts), state
-    )
-    return captured, compilation.with_capture(record, captured)
+        return _prepare_environment(self.fill_cache, device)
 
 
 def _prepare_run(folder: Path) -> PreparedStep:
@@ -201,8 +173,14 @@ def _prepare_run(folder: Path) -> PreparedStep:
     return train.prepare_train_step(run)
 
 
-def _prepare_environment(name: str, device: str) -> PreparedStep:
-    """Prepare the step of `funcppo rl` at update 0, for a run or for an environment's published settings."""
+def _prepare_environment(
+    name: str, device: str, changes: Mapping[str, int] | None = None
+) -> PreparedStep:
+    """Prepare the step of `funcppo rl` at update 0, for a run or for an environment's published settings.
+
+    Args:
+      changes: of settings of PPO.
+    """
     from funcppo import rl, trainer
     from funcppo.cli.rl import published_config
     from funcppo.learner import prepare_step
@@ -213,6 +191,8 @@ def _prepare_environment(name: str, device: str) -> PreparedStep:
     config = dataclasses.replace(published_config(name), device=device)
     if folder.is_dir():
         config = read_config(folder)
+    ppo = dataclasses.replace(config.ppo, **(changes or {}))
+    config = dataclasses.replace(config, ppo=ppo)
     set_threads(config.threads)
     select_device(config.device)
     learner = rl.make_learner(config.env, config)

@@ -43,7 +43,7 @@ def test_a_strategy_that_breaks_is_named_with_the_reason_and_the_next_one_is_in_
 
 
 def test_with_quick_it_tries_nothing(monkeypatch, capsys):
-    monkeypatch.setattr("funcppo.cli.doctor.try_strategies", None)
+    monkeypatch.setattr("funcppo.cli.doctor._prepare_environment", None)
     status, report = json_of(capsys, doctor, "--quick")
     assert status == 0 and "strategy" not in report
     assert report["torch"] == version("torch")
