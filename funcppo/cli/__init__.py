@@ -7,7 +7,6 @@ imports neither PyTorch nor the programs: `funcppo --help` answers at once.
 from __future__ import annotations
 
 import _thread
-import argparse
 import atexit
 import gc
 import importlib
@@ -41,11 +40,27 @@ PROGRAMS = {
     "prove": "Prove a query from facts and rules: print its proof, its answers, or why there is none.",
     "data": "Describe a data set: splits and leaks, relations, degrees, what the rules derive; count and index it.",
     "mine": "Mine rules from the training triples of a data set and write them with their counts.",
-    "report": "Write a page on trained runs, or one of its pictures: results, curves, reliability, rules, proofs.",
+    "report": "Write a page on a trained run, or one of its pictures: results, curves, reliability, rules, proofs.",
     "serve": "Explore a trained run or a data set in a browser: ranked answers, proofs, rules, neighbours, a JSON API.",
     "check": "Check supports, verdicts, ranks, proofs and evidence on a sample of the data by an independent recount.",
     "doctor": "Report versions and devices, and which training strategy works on this machine and why.",
 }
+
+OVERVIEW = """\
+usage: funcppo PROGRAM [options]
+
+Prove links in knowledge graphs, and train policies that do so or that act in an environment.
+
+programs:
+PROGRAMS
+
+options:
+  --help      show this text and exit
+  --version   show the version and exit
+  --completion
+              print what bash and zsh complete by: eval "$(funcppo --completion)"
+
+`funcppo PROGRAM --help` describes the options of a program."""
 
 # Programs whose work several processes share; the others run in one.
 SHARED_PROGRAMS = ("train", "evaluate")
@@ -137,16 +152,7 @@ def exit_with_error(message: str, status: int = EXIT_BAD_INPUT) -> NoReturn:
     if distributed.launched_rank() == 0:
         line = f"funcppo: {message}"
         if sys.stderr.isatty():
-            width = shutil.get_terminal_size().columns
-            parts = textwrap.wrap(
-                line,
-                width,
-                break_on_hyphens=False,
-                subsequent_indent="    ",
-                replace_whitespace=False,
-                drop_whitespace=False,
-            )
-            line = "\n".join(map(str.rstrip, parts))
+            line = break_line(line, shutil.get_terminal_size().columns)
         print(line, file=sys.stderr)
 
     processes = distributed.current_processes()
@@ -158,6 +164,24 @@ def exit_with_error(message: str, status: int = EXIT_BAD_INPUT) -> NoReturn:
             line = f"funcppo: rank {processes.rank}: {message}"
             print(line, file=sys.__stderr__)
     sys.exit(status)
+
+
+def break_line(
+    line: str, width: int, start: str = "", below: str = "    "
+) -> str:
+    """Return a line with its start, broken at words where it is wider; what goes on stands below another start."""
+    if len(start + line) <= width:
+        return start + line
+    parts = textwrap.wrap(
+        line,
+        width,
+        break_on_hyphens=False,
+        initial_indent=start,
+        subsequent_indent=below,
+        replace_whitespace=False,
+        drop_whitespace=False,
+    )
+    return "\n".join(part.rstrip() for part in parts)
 
 
 def package_version(package: str) -> str:
@@ -252,51 +276,28 @@ def _silence() -> None:
     sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115
 
 
-class _OverviewParser(argparse.ArgumentParser):
-    """Parser whose errors are one line."""
-
-    def error(self, message: str) -> NoReturn:
-        """Print the error and exit with status 2."""
-        exit_with_error(f"{message} (see --help)")
-
-
 def _print_overview(arguments: Sequence[str]) -> None:
     """Print the text of --help or --version, or the error of a command line without a program."""
-    parser = _OverviewParser(
-        prog="funcppo",
-        description="Prove links in knowledge graphs, and train policies that do so or that act in an environment.",
-        epilog="`funcppo PROGRAM --help` describes the options of a program.",
-    )
-    parser.add_argument(
-        "--version", action="store_true", help="show the version and exit"
-    )
-    parser.add_argument(
-        "--completion",
-        action="store_true",
-        help='print what bash and zsh complete by: eval "$(funcppo --completion)"',
-    )
-    programs = parser.add_subparsers(
-        title="programs", metavar="PROGRAM", required=True
-    )
-    for name, summary in PROGRAMS.items():
-        programs.add_parser(name, help=summary)
-
-    # Printed here, because argparse ignores errors of standard output.
     if any(argument in ("-h", "--help") for argument in arguments):
-        print(parser.format_help(), end="")
+        width = min(shutil.get_terminal_size().columns, 120)
+        programs = [
+            break_line(summary, width, f"  {name:<10}", " " * 12)
+            for name, summary in PROGRAMS.items()
+        ]
+        print(OVERVIEW.replace("PROGRAMS", "\n".join(programs)))
     elif list(arguments) == ["--version"]:
         print(f"funcppo {package_version('funcppo')}")
     elif list(arguments) == ["--completion"]:
         options = importlib.import_module("funcppo.cli.options")
         programs = {name: program_class(name) for name in PROGRAMS}
         print(options.completion_script(programs))
-    elif arguments and not arguments[0].startswith("-"):
-        hint = did_you_mean(arguments[0], {name: name for name in PROGRAMS})
-        exit_with_error(
-            f"{shorten(arguments[0])}: expected a program, got an unknown one{hint} (see --help)"
-        )
     else:
-        parser.parse_args(arguments)
+        word = arguments[0] if arguments else ""
+        hint = did_you_mean(word, {name: name for name in PROGRAMS})
+        got = f"an unknown one{hint}" if word else "none"
+        exit_with_error(
+            f"{shorten(word or 'PROGRAM')}: expected a program, got {got} (see --help)"
+        )
 
 
 def program_class(name: str) -> Any:

@@ -12,7 +12,6 @@ import re
 import signal
 import sys
 import threading
-import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -43,9 +42,8 @@ from funcppo.cli import (
 from funcppo.core import files
 from funcppo.core.files import remove_stale_parts, shorten
 from funcppo.core.host import NO_DEADLINE, Deadline
-from funcppo.core.settings import CONFIG_FILE, MAX_PORT, METRICS_FILE, is_cuda
+from funcppo.core.settings import CONFIG_FILE, MAX_PORT, is_cuda
 from funcppo.kg.config import (
-    RESULTS_FILE,
     RUN_FILES,
     Note,
     NoteKind,
@@ -149,7 +147,7 @@ def make_console(use_stderr: bool) -> Console:
 class WorkDisplay:
     """Display of a program's progress: a bar in a terminal, else a line on standard error every `LINE_SECONDS`.
 
-    A text names a part of the work, whose time and speed are measured by themselves.
+    Another text begins a part of the work, whose time and speed are measured by themselves.
     """
 
     def __init__(
@@ -179,7 +177,8 @@ class WorkDisplay:
         )
         self._deadline = deadline
         self._has_ended = threading.Event()
-        self._parts: dict[str, Task] = {}
+        number = self._progress.add_task(text)
+        self._task = self._progress.tasks[number]
         self.update(text)
 
     def __enter__(self) -> WorkDisplay:
@@ -210,27 +209,19 @@ class WorkDisplay:
         """Set the displayed text, progress and note.
 
         Args:
-          text: what is being done; another text begins a part, or continues an earlier one.
+          text: what is being done; another text begins a part.
           done: how much of it is.
           total: how much there is; None if that is not known.
           deadline: when this part ends, whatever is done.
           note: a free text behind the time.
         """
-        if text not in self._parts:
-            number = self._progress.add_task(
-                text, completed=done, total=total, note="", deadlines=()
-            )
-            self._parts[text] = self._progress.tasks[number]
-        task = self._parts[text]
-        if done < task.completed:  # another round of the same work
-            self._progress.reset(task.id)
-        for part in self._parts.values():
-            part.visible = part is task
-        self._text = text
+        task = self._task
+        if text != task.description or done < task.completed:
+            self._progress.reset(task.id, description=text)
+        task.total = total
         self._progress.update(
             task.id,
             completed=done,
-            total=total,
             note=note,
             deadlines=(self._deadline, deadline),
         )
@@ -241,7 +232,7 @@ class WorkDisplay:
 
     def line(self) -> str:
         """Return the line that is printed without a terminal."""
-        return f"{self._text}: {_describe_work(self._parts[self._text])}"
+        return f"{self._task.description}: {_describe_work(self._task)}"
 
     def _print_lines(self) -> None:
         """Print the line repeatedly until the work ends."""
@@ -370,12 +361,8 @@ def _kind(note: str) -> NoteKind:
 
 def describe_task(task: ProverTask, score: str) -> str:
     """Format on one line the data set, score and sizes that a program works on."""
-    dataset = task.dataset
-    return (
-        f"{dataset.name}: {dataset.n_constants:,} entities, {dataset.n_predicates:,} relations, "
-        f"{len(dataset.train):,} train / {len(dataset.valid):,} valid / {len(dataset.test):,} test, "
-        f"{len(dataset.rules):,} rules, height {task.max_height}, score {score}"
-    )
+    sizes = task.dataset.describe()
+    return f"{sizes}, height {task.max_height}, score {score}"
 
 
 def make_table(title: str, columns: Sequence[str]) -> Table:
@@ -593,16 +580,12 @@ def _check_output_folder(folder: OutputFolder, inputs: Sequence[Path]) -> None:
             )
     present = sorted(path.iterdir()) if path.is_dir() else []
     marker = path / names[0]
-    if marker in present and key:
-        is_own = key in files.parse_object(marker, marker.read_bytes())
-        foreign = [] if is_own else [marker]
-    elif marker in present:
-        foreign = []
-    else:
-        own = (*names, "run.lock")
-        foreign = [
-            x for x in present if x.name not in own and x.suffix != ".part"
-        ]
+    if marker in present and (
+        not key or key in files.parse_object(marker, marker.read_bytes())
+    ):
+        return
+    own = (*names[1:], "run.lock")
+    foreign = [x for x in present if x.name not in own and x.suffix != ".part"]
     if foreign:
         raise ValueError(
             f"{place}: expected a new folder, or one that {option} wrote, got one with {foreign[0].name}"
@@ -755,19 +738,14 @@ def select_device(device: str) -> None:
 
     import torch
 
-    if not torch.cuda.is_available():
-        raise ValueError(
-            f"--device {device}: expected a CUDA device, PyTorch found none"
-        )
-    number = device.partition(":")[2]
-    if not number:
-        return
     n_devices = torch.cuda.device_count()
-    if int(number) >= n_devices:
+    number = device.partition(":")[2]
+    if int(number or 0) >= n_devices:
         raise ValueError(
-            f"--device {device}: expected cuda:0 to cuda:{n_devices - 1}, PyTorch found no other"
+            f"--device {device}: expected a CUDA device, PyTorch found {n_devices or 'none'}"
         )
-    torch.cuda.set_device(int(number))
+    if number:
+        torch.cuda.set_device(int(number))
 
 
 def resolve_device(device: str) -> str:
@@ -786,15 +764,15 @@ def parse_memory(text: str) -> int:
     Raises:
       ValueError: it is none.
     """
-    units = {f"{x}b": 1000**i for i, x in enumerate("kmg", 1)}
-    units |= {f"{x}ib": 1024**i for i, x in enumerate("kmg", 1)}
-    number = r"([0-9]{1,18}(?:\.[0-9]{1,18})?) ?([a-z]*)"
+    number = r"([0-9]{1,18}(?:\.[0-9]{1,18})?) ?(?:([kmg])(i?)b)?"
     match = re.fullmatch(number, text.strip().lower())
-    if match is None or match[2] not in {"", *units}:
+    if match is None:
         raise ValueError(
-            f"--memory: expected bytes below 10^18, or a number with {', '.join(units)}, got {shorten(text)}"
+            f"--memory: expected bytes below 10^18, or a number with kb, mb, gb, kib, mib, gib, got {shorten(text)}"
         )
-    return int(float(match[1]) * units.get(match[2], 1))
+    base = 1024 if match[3] else 1000
+    power = "kmg".index(match[2]) + 1 if match[2] else 0
+    return int(float(match[1]) * base**power)
 
 
 def memory_limit(text: str | None, device: str) -> int:
@@ -856,61 +834,6 @@ def graphs_allowed(graphs: str, device: str) -> Iterator[None]:
         raise ValueError(
             f"--cuda-graphs manual: expected a CUDA graph, got none: {error}"
         ) from error
-
-
-# What a report of a bug is made with: PyTorch reads the first when it compiles, CUDA the others when it starts.
-DEBUG_VARIABLES = {
-    "TORCH_COMPILE_DISABLE": "1",
-    "CUDA_LAUNCH_BLOCKING": "1",
-    "CUBLAS_WORKSPACE_CONFIG": ":4096:8",  # products in a fixed order
-}
-
-
-def debug_files(run_folder: Path) -> list[Path]:
-    """List the files of a run to attach to a bug report."""
-    names = (CONFIG_FILE, METRICS_FILE, RESULTS_FILE)
-    return [run_folder / name for name in names]
-
-
-@contextmanager
-def debug_mode(is_on: bool, files: Sequence[Path]) -> Iterator[None]:
-    """With --debug, compile and record nothing within the context, wait for kernels, and be deterministic.
-
-    Args:
-      is_on: whether --debug was given.
-      files: to attach to a report, in the line that is printed on standard error.
-    """
-    if not is_on:
-        yield
-        return
-
-    attached = ", ".join([*map(str, files), "`funcppo doctor --json -`"])
-    print(
-        f"debug: nothing is compiled or recorded, kernels are waited for, algorithms are deterministic; "
-        f"attach to a report: {attached}, and this output",
-        file=sys.stderr,
-    )
-    before = dict(os.environ)
-    os.environ |= DEBUG_VARIABLES
-    import torch
-
-    from funcppo.runtime.capture import without_cuda_graphs
-
-    was_deterministic = torch.are_deterministic_algorithms_enabled()
-    # What has no deterministic form is named by a warning.
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    try:
-        with without_cuda_graphs("turned off by --debug"):
-            yield
-    except Exception:
-        traceback.print_exc()
-        raise
-    finally:
-        torch.use_deterministic_algorithms(was_deterministic)
-        for name in DEBUG_VARIABLES:
-            os.environ.pop(name)
-            if name in before:
-                os.environ[name] = before[name]
 
 
 def _port_of_process(port: int) -> int:

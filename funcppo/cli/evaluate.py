@@ -26,8 +26,6 @@ from funcppo.cli.common import (
     WorkDisplay,
     bounded,
     check_outputs,
-    debug_files,
-    debug_mode,
     defer_interrupt,
     describe_task,
     graphs_allowed,
@@ -121,9 +119,6 @@ class Evaluate(ScoreOptions):
     """Rank at most N queries, a random sample, always the same one. Default: all queries."""
     seed: Seed = 0
     """Random seed of the sampled corruptions; unused with --negatives all."""
-    debug: Annotated[bool, HIDDEN] = False
-    """Run as a bug report needs it: record nothing, wait for each kernel, use deterministic algorithms, print
-    tracebacks, and say what to attach. Default: off."""
     compile: Annotated[Literal["on", "off"], HIDDEN] = "off"
     """Compile the search of a policy as one graph: on a GPU it takes half a minute with an empty cache and saves 3
     microseconds a candidate. It is an error where it fails."""
@@ -166,7 +161,6 @@ class Evaluate(ScoreOptions):
             self._check_outputs()
         with (
             lock_output(self.details if is_main else None),
-            debug_mode(self.debug and is_main, self._debug_files()),
             graphs_allowed(self.cuda_graphs, self.device),
             metrics_exported(
                 self.metrics_port, self.metrics_file, "evaluate"
@@ -372,13 +366,6 @@ class Evaluate(ScoreOptions):
             return change(dataset) if change else dataset
 
         return with_split
-
-    def _debug_files(self) -> list[Path]:
-        """List the files to attach to a bug report: of the run, if one is evaluated, and the details."""
-        files = [Path(self.details)] if self.details else []
-        if self.is_run:
-            files = debug_files(Path(self.target)) + files
-        return files
 
     def _check_outputs(self) -> None:
         """Check the output files before any work."""

@@ -83,7 +83,7 @@ ARGUMENTS = {
     "target": "RUN|DATASET",
     "query": "QUERY",
     "triples": "TRIPLES",
-    "runs": "RUN...",
+    "folder": "RUN",
     "env": "ENV",
 }
 METAVARS_OF_FIELDS = {
@@ -500,10 +500,9 @@ def parse_options(
     Raises:
       ValueError: an option is unknown, missing, of another type or out of range; the message names it.
     """
-    settings = settings_of(program)
     helps = {"-h", "--help", "--help-all"}.intersection(arguments)
     given = _read_arguments(
-        settings, [word for word in arguments if word not in helps]
+        program, [word for word in arguments if word not in helps]
     )
     stored = None
     has_stored = hasattr(program, "stored_settings")
@@ -583,10 +582,11 @@ class _Parser(argparse.ArgumentParser):
         exit_with_error(f"{message} (see --help)")
 
 
-def _add_argument(group: Any, setting: Setting, text: str) -> None:
-    """Add an option or an argument to a parser, with its help text."""
+def _add_argument(group: Any, setting: Setting) -> None:
+    """Add an option or an argument to a group of a parser."""
     has_several = get_origin(_plain_type(setting.annotation)) is tuple
-    words: dict[str, Any] = {"help": text.replace("%", "%%"), "default": None}
+    text = setting.text.replace("%", "%%")
+    words: dict[str, Any] = {"help": text, "default": None}
     if setting.is_argument:
         words["nargs"] = "*" if has_several else "?"
         group.add_argument(setting.name, metavar=setting.metavar, **words)
@@ -605,38 +605,36 @@ def _add_argument(group: Any, setting: Setting, text: str) -> None:
         if setting.field == "log":  # several places add up
             words["action"] = "extend"
     short = setting.opt.short if setting.opt else ""
-    group.add_argument(*filter(None, (short, setting.option)), **words)
+    if short:
+        group.add_argument(short, **words)
+        words["help"] = argparse.SUPPRESS
+    group.add_argument(setting.option, **words)
 
 
 def _read_arguments(
-    settings: Sequence[Setting], arguments: Sequence[str]
+    program: type, arguments: Sequence[str]
 ) -> dict[Setting, object]:
     """Parse a command line; return {setting: its value} for the settings that it and its file give.
 
     Raises:
       ValueError: a name is unknown, or a value of another type or out of range; the message names it, and the file.
     """
-    parser = _Parser(add_help=False, allow_abbrev=False)
-    for setting in settings:
-        if setting.opt is not None:
-            _add_argument(parser, setting, "")
-    parser.add_argument("-q", "--quiet", action="store_true", dest="--quiet")
-    parser.add_argument("--set", action="append", default=[], dest="--set")
-    if all(setting.name != "config" for setting in settings):
-        parser.add_argument("--config", dest="--config")
+    settings = settings_of(program)
+    parser = _make_parser(program, "", settings)
     found, unknown = parser.parse_known_intermixed_args(arguments)
     if unknown:
         raise ValueError(_describe_unknown(unknown[0], settings))
 
-    set_quiet(vars(found)["--quiet"])
+    words = vars(found)
+    set_quiet(words["--quiet"])
     given: dict[Setting, object] = {}
-    if config := vars(found).get("--config"):
+    if config := words["--config"]:
         given |= _read_config(Path(config), settings)
-    for assignment in vars(found)["--set"]:
+    for assignment in words["--set"] or ():
         setting, text = _read_assignment(assignment, settings)
         given[setting] = setting.parse(text)
     for setting in settings:
-        value = getattr(found, setting.name, None)
+        value = words.get(setting.name)
         if value is not None and value != []:
             given[setting] = _parse_words(setting, value)
     return given
@@ -646,8 +644,6 @@ def _parse_words(setting: Setting, value: bool | str | list[str]) -> object:
     """Parse what the command line gives for a setting."""
     if isinstance(value, bool):
         return value
-    if setting.field == "runs":
-        return tuple(value)
     return setting.parse(value if isinstance(value, str) else " ".join(value))
 
 
@@ -769,32 +765,7 @@ def describe(program: type, prog: str, stored: object, has_all: bool) -> str:
             default = functools.reduce(getattr, setting.path[1:], stored)
             setting = dataclasses.replace(setting, default=default)
         settings.append(setting)
-    width = min(shutil.get_terminal_size().columns, 120)
-    paragraphs = [
-        textwrap.fill(" ".join(paragraph.split()), width)
-        for paragraph in inspect.cleandoc(program.__doc__ or "").split("\n\n")
-    ]
-    examples = [f"    {x}" for x in getattr(program, "EXAMPLES", ())]
-    parser = argparse.ArgumentParser(
-        usage=_usage(prog, settings),
-        description="\n\n".join(
-            filter(None, [paragraphs[0], "\n".join(examples)])
-        ),
-        epilog="\n\n".join(paragraphs[1:]),
-        add_help=False,
-        formatter_class=functools.partial(
-            argparse.RawDescriptionHelpFormatter,
-            max_help_position=26,
-            width=width,
-        ),
-    )
-
-    _add_shown(parser, settings, getattr(program, "FIRST_OPTIONS", ()))
-    common = parser.add_argument_group("all programs")
-    for words, metavar, text in _common_options(settings, has_all):
-        action = "append" if metavar else "store_true"
-        named: dict[str, Any] = {"metavar": metavar} if metavar else {}
-        common.add_argument(words, action=action, help=text, **named)
+    parser = _make_parser(program, prog, settings)
     if has_all:
         group = parser.add_argument_group("settings of --set")
         for setting in settings:
@@ -805,48 +776,79 @@ def describe(program: type, prog: str, stored: object, has_all: bool) -> str:
     return parser.format_help()
 
 
-def _add_shown(
-    parser: argparse.ArgumentParser,
-    settings: Sequence[Setting],
-    first: Sequence[str],
-) -> None:
-    """Add the shown arguments and options, with the options of a first run before all further ones."""
-    title = "more options" if first else "options"
-    titles = ("arguments", "options of a first run", title)
-    arguments, of_first_run, more = map(parser.add_argument_group, titles)
-    shown = [s for s in settings if s.opt and not s.opt.is_common]
-    by_field = {setting.field: setting for setting in shown}
-    for field in first:
-        setting = by_field.pop(field)
-        _add_argument(of_first_run, setting, setting.text)
-    for setting in by_field.values():
-        group = arguments if setting.is_argument else more
-        _add_argument(group, setting, setting.text)
-
-
-def _common_options(
-    settings: Sequence[Setting], has_all: bool
-) -> Iterator[tuple[str, str, str]]:
-    """Yield name, placeholder and text of the options that all programs have."""
-    yield "--help", "", "Show this text and exit. Default: off."
-    yield (
-        "-q",
-        "",
-        "Print results alone, without notes and progress. Default: off.",
+def _make_parser(
+    program: type, prog: str, settings: Sequence[Setting]
+) -> _Parser:
+    """Return the parser of a program's command line, with the texts of --help."""
+    width = min(shutil.get_terminal_size().columns, 120)
+    paragraphs = [
+        textwrap.fill(" ".join(paragraph.split()), width)
+        for paragraph in inspect.cleandoc(program.__doc__ or "").split("\n\n")
+    ]
+    examples = [f"    {x}" for x in getattr(program, "EXAMPLES", ())]
+    parser = _Parser(
+        usage=_usage(prog, settings),
+        description="\n\n".join(
+            filter(None, [paragraphs[0], "\n".join(examples)])
+        ),
+        epilog="\n\n".join(paragraphs[1:]),
+        add_help=False,
+        allow_abbrev=False,
+        formatter_class=functools.partial(
+            argparse.RawDescriptionHelpFormatter,
+            max_help_position=26,
+            width=width,
+        ),
     )
-    for setting in settings:
-        if setting.opt is not None and setting.opt.is_common:
-            yield setting.opt.short, "", setting.text
+
+    first: Sequence[str] = getattr(program, "FIRST_OPTIONS", ())
+    title = "more options" if first else "options"
+    titles = ("arguments", "options of a first run", title, "all programs")
+    arguments, of_first_run, more, common = map(
+        parser.add_argument_group, titles
+    )
+    by_field = {setting.field: setting for setting in settings if setting.opt}
+    # those of a first run in their own order
+    for field in (*first, *(name for name in by_field if name not in first)):
+        setting = by_field[field]
+        group = of_first_run if field in first else more
+        group = arguments if setting.is_argument else group
+        is_common = setting.opt is not None and setting.opt.is_common
+        _add_argument(common if is_common else group, setting)
+    _add_common_options(common, settings)
+    return parser
+
+
+def _add_common_options(group: Any, settings: Sequence[Setting]) -> None:
+    """Add the options that all programs have."""
+    for words, text in (
+        ("--help", "Show this text and exit. Default: off."),
+        ("-q", "Print results alone, without notes and progress."),
+        ("--quiet", argparse.SUPPRESS),
+        ("--help-all", "List the settings of --set too. Default: off."),
+    ):
+        dest = "--quiet" if words == "-q" else words
+        group.add_argument(words, action="store_true", dest=dest, help=text)
     names = [setting.name for setting in settings if setting.opt is None]
-    if not names:
-        return
-    example = "ppo.gamma" if "ppo.gamma" in names else names[0]
-    text = f"Set another setting, such as {example}; it may be given again. Default: none."
-    yield "--set", "NAME=VALUE", text
-    yield "--help-all", "", "List these settings too. Default: off."
-    if has_all and all(setting.name != "config" for setting in settings):
-        text = "Read settings from FILE: YAML or JSON with these names. The command line wins. Default: no file."
-        yield "--config", "FILE", text
+    example = "ppo.gamma" if "ppo.gamma" in names else [*names, "name"][0]
+    for words, metavar, action, text in (
+        (
+            "--set",
+            "NAME=VALUE",
+            "append",
+            f"Set another setting, such as {example}; it may be given again. Default: none.",
+        ),
+        (
+            "--config",
+            "FILE",
+            "store",
+            "Read settings from FILE: the config.json of a run, or YAML with the names of --help-all. The command line "
+            "wins. Default: no file.",
+        ),
+    ):
+        group.add_argument(
+            words, metavar=metavar, action=action, dest=words, help=text
+        )
 
 
 def _usage(prog: str, settings: Sequence[Setting]) -> str:

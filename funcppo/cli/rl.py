@@ -374,23 +374,19 @@ def _print_results(results: JsonObject, console: Console) -> None:
     returns = results["returns"]
     table = make_table(
         f"return after {results['steps']:,} steps, {results['episodes']} episodes a seed",
-        ("policy", "mean", "interquartile mean", "95 % interval"),
+        ("actions", *returns),
     )
-    for policy, summary in returns.items():
-        low, high = summary["iqm_interval"]
-        table.add_row(
-            policy,
-            f"{summary['mean']:.1f}",
-            f"{summary['iqm']:.1f}",
-            f"{low:.1f} to {high:.1f}",
-        )
+    summaries = returns.values()
+    for seed in map(str, results["seeds"]):
+        cells = [f"{x['by_seed'][seed]:.1f}" for x in summaries]
+        table.add_row(f"seed {seed}", *cells)
+    for text, name in {"mean": "mean", "interquartile mean": "iqm"}.items():
+        table.add_row(text, *(f"{x[name]:.1f}" for x in summaries))
+    intervals = [
+        "{:.1f} to {:.1f}".format(*x["iqm_interval"]) for x in summaries
+    ]
+    table.add_row("its 95 % interval", *intervals)
     print_table(console, table)
-
-    by_seed = make_table("", ("seed", *returns))
-    for seed in results["seeds"]:
-        cells = [f"{s['by_seed'][str(seed)]:.1f}" for s in returns.values()]
-        by_seed.add_row(str(seed), *cells)
-    print_table(console, by_seed)
     n_unfinished = results["n_unfinished_episodes"]
     if n_unfinished:
         note = (

@@ -19,8 +19,6 @@ from funcppo.cli.common import (
     WorkDisplay,
     check_outputs,
     data_files,
-    debug_files,
-    debug_mode,
     defer_interrupt,
     describe_task,
     graphs_allowed,
@@ -61,7 +59,6 @@ from funcppo.kg.config import (
     Note,
     RunConfig,
     read_config,
-    read_settings,
 )
 from funcppo.kg.mining import MiningConfig
 from funcppo.logs import LogFn, check_loggers, take_folder
@@ -120,9 +117,6 @@ class Train:
     """Settings of the run."""
     out: Annotated[Path, Opt("RUN")]
     """Folder that the run is written to; created if it is missing."""
-    config: OptionalFile = None
-    """Read settings from FILE: the config.json of a run, or YAML with the same names, some or all of them. The command
-    line wins. Default: no file."""
     resume: bool = False
     """Continue from the checkpoint in RUN with the settings in its config.json; only --steps and --seconds may be given
     another value. Default: off."""
@@ -148,9 +142,6 @@ class Train:
     metrics_file: OptionalFile = None
     """Write the same metrics to FILE, every second or at the next update after it, as the textfile collector of the
     node exporter reads them. Default: no file."""
-    debug: bool = False
-    """Run as a bug report needs it: compile and record nothing, wait for each kernel, use deterministic algorithms,
-    print tracebacks, and say what to attach. It does not change the settings of the run. Default: off."""
     log_compiles: bool = False
     """Print compilations, recompilations and their reasons, CUDA-graph captures and fallbacks, moved buffers and times
     (ms). Default: off."""
@@ -202,7 +193,6 @@ class Train:
 
         with (
             lock_folder(self.out),
-            debug_mode(self.debug, debug_files(self.out)),
             graphs_allowed(self.cuda_graphs, settings.device),
             within_memory(
                 None if self.memory is None else self._memory_limit,
@@ -212,8 +202,7 @@ class Train:
                 self.metrics_port, self.metrics_file, "train"
             ) as exporter,
         ):
-            if not self.debug:
-                check_available(settings.strategy)
+            check_available(settings.strategy)
             status = self._run(exporter)
             if exporter and status == 0:
                 exporter.telemetry.finish()
@@ -403,9 +392,6 @@ class Train:
         from funcppo.kg.run.run import last_logged_update
 
         train.set_matmul_precision(run.run_config)
-        if self.debug:
-            config = dataclasses.replace(run.run_config, strategy="eager")
-            run = dataclasses.replace(run, run_config=config)
         path = self.out / METRICS_FILE
         processes = distributed.current_processes()
         peers = train.connect(processes, run) if processes else None
@@ -487,26 +473,17 @@ class Train:
 
     @classmethod
     def stored_settings(cls, given: Mapping[str, Any]) -> RunConfig | None:
-        """Return the settings of the run to resume, of --config, or of a guide; None without any."""
-        is_resumed, config = given.get("resume", False), given.get("config")
-        if is_resumed and (given.get("overwrite") or config):
-            other = "--config" if config else "--overwrite"
-            raise ValueError(f"--resume, {other}: expected one of them")
+        """Return the settings of the run to resume, or of a guide; None without either."""
+        is_resumed = given.get("resume", False)
+        if is_resumed and given.get("overwrite"):
+            raise ValueError("--resume, --overwrite: expected one of them")
         dataset, out = given.get("dataset", ""), given.get("out", Path())
         if is_resumed and _has_run_to_resume(dataset, out):
             return read_config(out)
-        base = dataclasses.replace(_DEFAULT, dataset=dataset)
-        guide = dataclasses.replace(
-            base,
-            ppo=dataclasses.replace(base.ppo, entropy_coef=GUIDE_ENTROPY),
-        )
-        learner = given.get("learner")
-        if config is None:
-            return guide if learner == "guide" else None
-        settings = read_settings(Path(config), base)
-        if (learner or settings.learner) != "guide":
-            return settings
-        return read_settings(Path(config), guide)
+        if given.get("learner") != "guide":
+            return None
+        ppo = dataclasses.replace(_DEFAULT.ppo, entropy_coef=GUIDE_ENTROPY)
+        return dataclasses.replace(_DEFAULT, ppo=ppo)
 
 
 def _has_run_to_resume(dataset: str, out: Path) -> bool:

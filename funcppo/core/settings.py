@@ -435,24 +435,6 @@ def read_mapping(path: Path) -> Json:
     return settings
 
 
-def merge_settings(base: Json, given: Json, prefix: str) -> Json:
-    """Replace some settings by name, in nested configs one by one; return the merged settings.
-
-    Raises:
-      ValueError: a name is unknown.
-    """
-    merged = dict(base)
-    for name, value in given.items():
-        _check_name(name, base, prefix)
-        is_group = isinstance(base[name], dict) and isinstance(value, dict)
-        merged[name] = (
-            merge_settings(base[name], value, f"{prefix}{name}.")
-            if is_group
-            else value
-        )
-    return merged
-
-
 def _check_name(name: str, settings: Json, prefix: str) -> None:
     """Raise ValueError for the name of no setting, with the name that may be meant.
 

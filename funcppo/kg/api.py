@@ -94,7 +94,7 @@ from funcppo.kg.run.subject import (
     dataset_subject,
     run_subject,
 )
-from funcppo.kg.search.task import PhaseCallback, ignore_phase
+from funcppo.kg.search.task import ignore_phase
 from funcppo.kg.show import measure, report
 from funcppo.logs import LoggerName
 
@@ -170,32 +170,12 @@ class Graph(Table):
         source = self._source or self.dataset.name
         return RunConfig(dataset=source, rules=rules, data=self._config)
 
-    def with_mined_rules(
-        self, progress: bool | None = None, **options: Unpack[MiningOptions]
-    ) -> Graph:
-        """Mine rules from the graph's facts; return the graph with these rules.
-
-        Args:
-          progress: show what is being done, as `fit` does.
-          options: fields of `MiningConfig`; the others are chosen for the graph.
-
-        Raises:
-          ValueError: an option is out of range.
-          KeyboardInterrupt: mining was interrupted.
-        """
-        cfg = rule_files.mining_config(self.dataset, **options)
-        with _progress(progress) as on_phase:
-            mined = rule_files.mine_dataset(
-                self.dataset, cfg, progress=on_phase
-            )
-        if mined.result.interrupt is not None:
-            raise mined.result.interrupt
+    def with_rules(self, dataset: Dataset, rules_text: str) -> Graph:
+        """Return the graph with the rules of a data set, which are also given as text."""
         return Graph(
-            mined.dataset,
+            dataset,
             source=self._source,
-            rules_text=format_rule_table(
-                mined.dataset, mined.statistics, "tsv"
-            ),
+            rules_text=rules_text,
             config=self._config,
         )
 
@@ -208,17 +188,12 @@ class Graph(Table):
         center = int(np.bincount(facts[:, HEAD]).argmax())
         rows = facts[(facts[:, [HEAD, TAIL]] == center).any(1)]
         picture = drawing.draw_neighbours(
-            self.dataset, [center], lambda _: rows, limit=5
+            self.dataset, [center], lambda _: rows, limit=10
         )
         return picture + super()._repr_html_()
 
     def _title(self) -> str:
-        dataset = self.dataset
-        return (
-            f"Graph {dataset.name}: {dataset.n_constants:,} entities, {dataset.n_predicates:,} relations, "
-            f"{len(dataset.train):,} train / {len(dataset.valid):,} valid / {len(dataset.test):,} test triples, "
-            f"{len(dataset.rules):,} rules"
-        )
+        return f"Graph {self.dataset.describe()}"
 
     def _columns(self) -> tuple[str, ...]:
         return ("relation", "facts", "rules")
@@ -687,7 +662,7 @@ class Knowledge:
         found = measure.measure(
             run, self.folder, n_queries=queries, with_entries=True
         )
-        page, _ = report.render([found])
+        page, _ = report.render(found)
         Path(path).write_text(page, encoding="utf-8")
 
     def _read_atom(self, query: str) -> torch.Tensor:
@@ -804,9 +779,17 @@ def mine(
     Raises:
       ValueError: an option is out of range, or the graph cannot be loaded.
       TypeError: an option is unknown.
+      KeyboardInterrupt: mining was interrupted.
     """
     _check_options(MiningOptions, options, "mine")
-    return _as_graph(graph).with_mined_rules(progress, **options)
+    graph = _as_graph(graph)
+    cfg = rule_files.mining_config(graph.dataset, **options)
+    with _progress(progress) as on_phase:
+        mined = rule_files.mine_dataset(graph.dataset, cfg, progress=on_phase)
+    if mined.result.interrupt is not None:
+        raise mined.result.interrupt
+    text = format_rule_table(mined.dataset, mined.statistics, "tsv")
+    return graph.with_rules(mined.dataset, text)
 
 
 def fit(
@@ -848,9 +831,11 @@ def fit(
     if log and out is None:
         raise ValueError("log: expected a folder `out` for it, got none")
     graph = _as_graph(graph)
+    device = options.get("device", RunConfig(dataset="").device)
     with (
         tempfile.TemporaryDirectory() as name,
         _progress(progress) as on_phase,
+        budget.within_memory(memory, device),
     ):
         folder = Path(name if out is None else out)
 
@@ -858,8 +843,23 @@ def fit(
             on_phase(f"update {update} of PPO")
             on_update(update, metrics)
 
-        settings = {**options}
-        run = _fit(graph, folder, on_phase, tell, log, memory, settings)
+        train.check_new_folder(folder)
+        if not len(graph.dataset.rules):
+            graph = mine(graph, progress=False)
+        if not len(graph.dataset.rules):
+            cfg = rule_files.mining_config(graph.dataset)
+            name = graph.dataset.name
+            raise ValueError(rule_files.no_rules_message(name, cfg))
+        folder.mkdir(parents=True, exist_ok=True)
+        run = train.train_run(
+            dataclasses.replace(graph.store_settings(folder), **options),
+            folder,
+            on_phase,
+            tell,
+            log=log,
+            memory_limit=memory,
+            dataset=graph.dataset,
+        )
     return Knowledge(run_subject(run), run, None if out is None else folder)
 
 
@@ -950,38 +950,6 @@ def _progress(is_shown: bool | None) -> Iterator[Callable[..., None]]:
         yield show
     finally:
         print(f"\r{'':79}", end="\r", file=sys.stderr, flush=True)
-
-
-def _fit(
-    graph: Graph,
-    folder: Path,
-    on_phase: PhaseCallback,
-    on_update: Callable[[int, dict[str, float]], object],
-    log: Sequence[LoggerName],
-    memory: int | None,
-    options: dict[str, Any],
-) -> Run:
-    """Train a run on a graph within the memory limit, with its files in a folder."""
-    device = options.get("device", RunConfig(dataset="").device)
-    with budget.within_memory(memory, device):
-        train.check_new_folder(folder)
-        if not len(graph.dataset.rules):
-            graph = graph.with_mined_rules()
-        if not len(graph.dataset.rules):
-            cfg = rule_files.mining_config(graph.dataset)
-            name = graph.dataset.name
-            raise ValueError(rule_files.no_rules_message(name, cfg))
-        folder.mkdir(parents=True, exist_ok=True)
-        config = dataclasses.replace(graph.store_settings(folder), **options)
-        return train.train_run(
-            config,
-            folder,
-            on_phase,
-            on_update,
-            log=log,
-            memory_limit=memory,
-            dataset=graph.dataset,
-        )
 
 
 def _as_graph(graph: Graph | object) -> Graph:

@@ -7,7 +7,6 @@ starts fast.
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, NamedTuple, Self, TypedDict
@@ -29,8 +28,6 @@ from funcppo.core.settings import (
     UnitInterval,
     check_fields,
     from_json,
-    merge_settings,
-    read_mapping,
 )
 from funcppo.kg.graph.triples import DEFAULT_CONFIG, DataConfig
 
@@ -489,23 +486,4 @@ def read_config(folder: Path) -> RunConfig:
     try:
         return from_json(RunConfig, raw, prefix="")
     except (ValueError, TypeError, AttributeError) as error:
-        raise ValueError(f"{path}: {error}") from None
-
-
-def read_settings(path: Path, base: RunConfig) -> RunConfig:
-    """Read settings from the config.json of a run, or from a YAML file with the same names, some or all of them.
-
-    Args:
-      path: the file; YAML (1.2) unless it ends in .json.
-      base: what the file leaves out.
-
-    Raises:
-      ValueError: the file is missing or no object, or a setting is unknown, of another type or out of range; the
-        message names both.
-    """
-    raw = read_mapping(path)
-    try:
-        merged = merge_settings(dataclasses.asdict(base), raw, prefix="")
-        return from_json(RunConfig, merged, prefix="")
-    except ValueError as error:
         raise ValueError(f"{path}: {error}") from None

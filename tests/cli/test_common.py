@@ -1,5 +1,7 @@
 """Shared parts of the programs: text for people, outputs, targets, devices, Ctrl-C, locks."""
 
+from __future__ import annotations
+
 import io
 import json
 import mmap
@@ -28,7 +30,6 @@ from funcppo.kg.ranking import scoring
 from funcppo.kg.search.beam import evaluate_step
 from funcppo.runtime import memory
 from funcppo.runtime.capture import GraphedStep, are_trees_demanded, capture
-from funcppo.runtime.compile import reason_against_compiling
 from tests.cli.runner import TRAINED
 from tests.runtime.test_capture import on_gpu
 
@@ -188,7 +189,9 @@ def rule_file(tmp_path):
     return str(path)
 
 
-def test_a_run_brings_its_data_set_and_its_rules(tmp_path, rule_file):
+def test_a_run_brings_the_data_set_and_the_rules_it_was_trained_with(
+    tmp_path, rule_file
+):
     write_config(RunConfig(dataset="countries_s1", rules=rule_file), tmp_path)
     dataset = common.open_dataset(str(tmp_path), None)
     own, theirs = load("countries_s1"), load("countries_s1", rule_file)
@@ -202,7 +205,9 @@ def test_a_run_brings_its_data_set_and_its_rules(tmp_path, rule_file):
         common.open_dataset(str(tmp_path), None)
 
 
-def test_the_files_of_a_target_are_those_it_is_read_from(tmp_path, rule_file):
+def test_the_files_of_a_target_are_those_of_its_data_rules_and_run(
+    tmp_path, rule_file
+):
     data, run = tmp_path / "data", tmp_path / "run"
     data.mkdir()
     run.mkdir()
@@ -288,25 +293,6 @@ def test_graphs_that_are_demanded_are_recorded_or_an_error(monkeypatch):
             assert not are_trees_demanded()
     with common.graphs_allowed("trees", "cuda"):
         assert are_trees_demanded()
-
-
-def test_debugging_runs_eagerly_and_shows_where_it_failed(tmp_path, capsys):
-    with (
-        pytest.raises(ValueError),
-        common.debug_mode(True, [tmp_path / "config.json"]),
-    ):
-        reason = reason_against_compiling()
-        assert reason == "TORCH_COMPILE_DISABLE=1 turns the compiler off"
-        assert torch.are_deterministic_algorithms_enabled()
-        captured = capture(lambda x: (x, x), torch.ones(1))
-        assert captured.fallback_reason == "turned off by --debug"
-        raise ValueError("inside")
-    told = capsys.readouterr().err
-    first, *_, last = told.splitlines()
-    assert f"attach to a report: {tmp_path}/config.json" in first
-    assert "Traceback" in told and last == "ValueError: inside"
-    assert reason_against_compiling() == ""
-    assert not torch.are_deterministic_algorithms_enabled()
 
 
 # -- Ctrl-C
@@ -429,7 +415,9 @@ def evaluated(programs, runs, *words):
 
 
 @pytest.mark.parametrize("graphs", REASONS)
-def test_the_switch_reaches_the_search(runs, captured_search, programs, graphs):
+def test_what_the_switch_says_reaches_the_search_and_is_recorded(
+    runs, captured_search, programs, graphs
+):
     code, sentence = REASONS[graphs]
     words = ("--cuda-graphs", graphs)
     result = evaluated(programs, runs, *words)
@@ -440,7 +428,9 @@ def test_the_switch_reaches_the_search(runs, captured_search, programs, graphs):
 
 
 @on_gpu
-def test_searches_of_a_gpu_are_recorded_where_they_may_be(runs, programs):
+def test_searches_of_a_gpu_are_recorded_unless_the_switch_forbids_it(
+    runs, programs
+):
     modes = {}
     for graphs in ("auto", "off", "trees", "manual"):
         words = ("--device", "cuda", "--cuda-graphs", graphs)

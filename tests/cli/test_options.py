@@ -200,15 +200,21 @@ def test_a_bad_command_line_is_one_line(words, problem, capsys):
 def test_settings_come_from_a_file_and_the_command_line_wins(tmp_path):
     path = tmp_path / "config.yaml"
     path.write_text(
-        "dataset: s\ncount: 5\noff: true\nlimit: null\nsizes: [2, 3]\n"
+        "dataset: s\ncount: 5  # YAML 1.2\noff: true\nlimit: 1e-3\nsizes: [2, 3]\n"
         "ppo:\n  gamma: 0.25\n  adam: {b1: 0.5}\n"
     )
     words = ["--config", str(path), "--count", "6", "--set", "ppo.gamma=1"]
     found = parse_options(Example, words)
     adam = type(PPOConfig().adam)(b1=0.5)
     ppo = PPOConfig(gamma=1.0, adam=adam)
-    expected = Example(dataset="s", count=6, off=True, sizes=(2, 3), ppo=ppo)
+    expected = Example(
+        dataset="s", count=6, off=True, limit=1e-3, sizes=(2, 3), ppo=ppo
+    )
     assert found == expected
+    path.write_text("limit: null")
+    assert parse_options(Example, ["s", *words[:2]]) == Example(dataset="s")
+    path.write_text("")
+    assert parse_options(Example, ["s", *words[:2]]) == Example(dataset="s")
 
 
 @pytest.mark.parametrize(
@@ -217,6 +223,12 @@ def test_settings_come_from_a_file_and_the_command_line_wins(tmp_path):
         ("coun: 3", "coun: expected the name of a setting, ...mean count?"),
         ("count: 0", "--count: expected 1 or more, got 0"),
         ("ppo: {gamma: 2}", "--gamma: expected 0 to 1, got 2"),
+        ("count: many", "--count: expected an integer, got 'many'"),
+        (
+            "ppo: {lerning_rate: 1}",
+            "ppo.lerning_rate: expected ...(did you mean ppo.learning_rate?)",
+        ),
+        ("format: 9", "expected format version 2, got 9"),
         ("ppo: 3", "ppo: expected the name of a setting"),
         ("[1]", "expected settings such as"),
     ],

@@ -1,5 +1,7 @@
 """The settings of a run: their range, their file, and that reading them is quick."""
 
+from __future__ import annotations
+
 import json
 import subprocess
 import sys
@@ -15,7 +17,6 @@ from funcppo.kg.config import (
     QuestionConfig,
     RunConfig,
     read_config,
-    read_settings,
 )
 from funcppo.kg.graph.triples import DataConfig
 
@@ -50,44 +51,6 @@ def test_a_config_is_read_as_it_was_written(config, tmp_path):
     assert json.loads((tmp_path / CONFIG_FILE).read_text())["format"] == 2
 
 
-BASE = RunConfig(dataset="d", seed=3)
-
-
-def test_settings_of_a_file_replace_some_of_others(tmp_path):
-    """YAML 1.2: 1e-3 is a number, and `on` a text; comments are allowed."""
-    path = tmp_path / "s.yaml"
-    path.write_text(
-        "steps: 7  # few\nppo:\n  learning_rate: 1e-3\n  adam: {b1: 0.5}\n"
-    )
-    read = read_settings(path, BASE)
-    assert (read.steps, read.seed, read.dataset) == (7, 3, "d")
-    assert read.ppo.learning_rate == 1e-3 and read.ppo.adam.b1 == 0.5
-    assert read.ppo.adam.b2 == BASE.ppo.adam.b2
-    path.write_text("")
-    assert read_settings(path, BASE) == BASE
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        (
-            "ppo: {lerning_rate: 1}",
-            "ppo.lerning_rate: expected the name of a setting, got an unknown one (did you mean ppo.learning_rate?)",
-        ),
-        ("steps: many", "steps: expected an integer, got 'many'"),
-        ("- steps", "expected settings such as `steps: 2000`, got ['steps']"),
-        ("format: 9", "expected format version 2, got 9"),
-    ],
-)
-def test_a_bad_file_of_settings_is_an_error(text, message, tmp_path):
-    path = tmp_path / "s.yaml"
-    path.write_text(text)
-    with pytest.raises(ValueError) as error:
-        read_settings(path, BASE)
-    assert str(error.value).startswith(f"{path}: {message}")
-    assert "\n" not in str(error.value)
-
-
 def _in_ppo(fields):
     return lambda raw: raw | {"ppo": raw["ppo"] | fields}
 
@@ -108,7 +71,9 @@ def _without(key):
         (lambda raw: raw | {"ppo": 3}, "ppo: expected an object, got 3"),
     ],
 )
-def test_a_bad_file_is_an_error_that_says_why(change, message, tmp_path):
+def test_a_bad_file_is_an_error_that_says_what_is_wrong(
+    change, message, tmp_path
+):
     write_config(RunConfig(dataset="countries_s1"), tmp_path)
     raw = json.loads((tmp_path / CONFIG_FILE).read_text())
     (tmp_path / CONFIG_FILE).write_text(json.dumps(change(raw)))

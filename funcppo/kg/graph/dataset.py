@@ -110,6 +110,14 @@ class Dataset:
         """Return the length of an atom's row, W: 1 + the largest arity, at least 2."""
         return self.facts.shape[1]
 
+    def describe(self) -> str:
+        """Return the name and the sizes on one line."""
+        sizes = (
+            f"{self.n_constants:,} entities, {self.n_predicates:,} relations"
+        )
+        splits = f"{len(self.train):,} train / {len(self.valid):,} valid / {len(self.test):,} test"
+        return f"{self.name}: {sizes}, {splits}, {len(self.rules):,} rules"
+
     @property
     def shown(self) -> Dataset:
         """Return the data set with labels in place of names, to print; one of several names is followed by its name."""
