@@ -168,7 +168,7 @@ class Rl:
         from funcppo.runtime.compile import check_available
 
         start = time.perf_counter()
-        check_available(self.settings.strategy)
+        problem = check_available(self.settings.strategy, self.settings.device)
         console = make_console(self.json == "-")
         set_threads(self.settings.threads)
         select_device(self.settings.device)
@@ -181,6 +181,7 @@ class Rl:
             self._begin(config, folder)
         _print_settings(config, console)
         removed = remove_stale_parts(folder, RUN_FILES)
+        notes += [problem] * bool(problem)
         notes += [f"removed {x}, left by a killed process" for x in removed]
         print_notes(notes, console)
 

@@ -202,7 +202,7 @@ class Train:
                 self.metrics_port, self.metrics_file, "train"
             ) as exporter,
         ):
-            check_available(settings.strategy)
+            check_available(settings.strategy, settings.device)
             status = self._run(exporter)
             if exporter and status == 0:
                 exporter.telemetry.finish()
@@ -390,8 +390,12 @@ class Train:
         from funcppo import learner, logs
         from funcppo.kg.run import train
         from funcppo.kg.run.run import last_logged_update
+        from funcppo.runtime.compile import check_available
 
-        train.set_matmul_precision(run.run_config)
+        config = run.run_config
+        if problem := check_available(config.strategy, config.device):
+            screen.print(problem)
+        train.set_matmul_precision(config)
         path = self.out / METRICS_FILE
         processes = distributed.current_processes()
         peers = train.connect(processes, run) if processes else None

@@ -236,13 +236,15 @@ def load_passes() -> dict[str, Any]:
 # ---- The choice of a strategy.
 
 
-def check_available(strategy: str) -> None:
-    """Raise an error if a strategy cannot be used here, before any work for it.
+def check_available(strategy: str, device: str = "") -> str:
+    """Return in one line why nothing is compiled here; empty where it is, or where eager is asked for.
 
     Raises:
-      FieldError: as of `select_strategy`.
+      FieldError: the strategy cannot be used here, as of `select_strategy`.
     """
-    _reason_to_stay_eager(strategy)
+    device_type = device.partition(":")[0]
+    failure = _reason_to_stay_eager(strategy, device_type=device_type)
+    return str(failure) if failure and strategy != "eager" else ""
 
 
 def select_strategy(

@@ -88,6 +88,19 @@ def test_settings_and_returns_are_printed(programs):
     assert "interquartile mean" in out and "greedy" in out
 
 
+def test_a_missing_compiler_is_said_before_training(programs, monkeypatch):
+    """Nothing told of it but -v, at the end."""
+    for name in ("TORCH_COMPILE_DISABLE", "TORCHDYNAMO_DISABLE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("CXX", "c++-0")
+    line = "no C++ compiler is found: expected c++-0"
+    out = " ".join(programs.printed(*WORDS).split())
+    assert f"note: not compiling: {line}" in out
+    assert line not in programs.printed(*WORDS, "--strategy", "eager")
+    error = programs.refused(*WORDS, "--strategy", "one-graph")
+    assert error.startswith("--strategy: expected auto or eager, since no C++")
+
+
 def test_an_interrupted_run_is_resumed_bit_for_bit(
     trained, programs, monkeypatch, capsys, tmp_path
 ):
