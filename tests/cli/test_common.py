@@ -1,7 +1,5 @@
 """Shared parts of the programs: text for people, outputs, targets, devices, Ctrl-C, locks."""
 
-from __future__ import annotations
-
 import io
 import json
 import mmap
@@ -189,9 +187,7 @@ def rule_file(tmp_path):
     return str(path)
 
 
-def test_a_run_brings_the_data_set_and_the_rules_it_was_trained_with(
-    tmp_path, rule_file
-):
+def test_a_run_brings_its_data_set_and_its_rules(tmp_path, rule_file):
     write_config(RunConfig(dataset="countries_s1", rules=rule_file), tmp_path)
     dataset = common.open_dataset(str(tmp_path), None)
     own, theirs = load("countries_s1"), load("countries_s1", rule_file)
@@ -205,9 +201,7 @@ def test_a_run_brings_the_data_set_and_the_rules_it_was_trained_with(
         common.open_dataset(str(tmp_path), None)
 
 
-def test_the_files_of_a_target_are_those_of_its_data_rules_and_run(
-    tmp_path, rule_file
-):
+def test_the_files_of_a_target_are_those_it_is_read_from(tmp_path, rule_file):
     data, run = tmp_path / "data", tmp_path / "run"
     data.mkdir()
     run.mkdir()
@@ -415,9 +409,7 @@ def evaluated(programs, runs, *words):
 
 
 @pytest.mark.parametrize("graphs", REASONS)
-def test_what_the_switch_says_reaches_the_search_and_is_recorded(
-    runs, captured_search, programs, graphs
-):
+def test_the_switch_reaches_the_search(runs, captured_search, programs, graphs):
     code, sentence = REASONS[graphs]
     words = ("--cuda-graphs", graphs)
     result = evaluated(programs, runs, *words)
@@ -428,9 +420,7 @@ def test_what_the_switch_says_reaches_the_search_and_is_recorded(
 
 
 @on_gpu
-def test_searches_of_a_gpu_are_recorded_unless_the_switch_forbids_it(
-    runs, programs
-):
+def test_searches_of_a_gpu_are_recorded_where_they_may_be(runs, programs):
     modes = {}
     for graphs in ("auto", "off", "trees", "manual"):
         words = ("--device", "cuda", "--cuda-graphs", graphs)

@@ -86,9 +86,7 @@ def test_metrics_are_in_a_file_while_it_trains_and_after(programs, tmp_path):
     assert [path.name for path in tmp_path.glob("funcppo*")] == [path.name]
 
 
-def test_settings_come_from_a_file_and_metrics_go_where_they_are_asked_for(
-    trained, programs, tmp_path
-):
+def test_settings_of_files_and_metrics_where_asked(trained, programs, tmp_path):
     """The data set too; an option of the command line wins. The run equals that of the same options."""
     settings = json.loads((trained / CONFIG_FILE).read_text())
     settings["steps"] = 9999
@@ -152,9 +150,7 @@ def resume(folder, *options):
     return (*words, *options)
 
 
-def test_a_full_disk_is_one_line_and_loses_nothing(
-    trained, programs, capsys, tmp_path
-):
+def test_a_full_disk_loses_nothing(trained, programs, capsys, tmp_path):
     """A limit on the size of files stands for the disk: it fits the log, not the checkpoint."""
     resource = pytest.importorskip("resource")
     run = tmp_path / "run"
@@ -183,9 +179,7 @@ def test_a_full_disk_is_one_line_and_loses_nothing(
         (["--set", "data.split_ratios=0.8,0.1,0.1"], "data.split_ratios: expected None, got 0.8,0.1,0.1"),
     ],
 )  # fmt: skip
-def test_a_run_is_resumed_with_its_own_settings_only(
-    options, changes, trained, programs
-):
+def test_a_run_is_resumed_with_its_own(options, changes, trained, programs):
     before = contents(trained)
     line = f"{trained}: a run is resumed with its own settings: {changes}"
     assert programs.refused(*resume(trained, *options)) == line
@@ -232,9 +226,7 @@ def test_more_steps_extend_a_finished_run(programs, capsys, tmp_path):
     assert results["steps"] == 256
 
 
-def test_the_schedules_of_an_extended_run_span_the_new_total(
-    trained, programs, tmp_path
-):
+def test_extended_schedules_span_the_new_total(trained, programs, tmp_path):
     """The learning rate falls by 1/4 of the initial one an update; by 1/8 and from 1/2 on, when it is extended."""
     shutil.copytree(trained, tmp_path / "run")
     assert programs(*resume(tmp_path / "run", "--steps", "256")) == 0
@@ -269,9 +261,7 @@ def test_a_run_that_is_killed_in_a_validation_is_resumed_bit_for_bit(
     assert_equal_runs(tmp_path, trained)
 
 
-def test_a_damaged_checkpoint_is_replaced_by_the_one_before(
-    trained, programs, tmp_path
-):
+def test_of_a_damaged_checkpoint_the_last_is_taken(trained, programs, tmp_path):
     """A disk has lost the end of it and of the metrics; notes are kept, and the result is that of the whole run."""
     run = tmp_path / "run"
     shutil.copytree(trained, run)
@@ -292,9 +282,7 @@ def test_a_damaged_checkpoint_is_replaced_by_the_one_before(
     assert_equal_runs(run, trained)
 
 
-def test_half_written_files_of_killed_processes_are_removed(
-    trained, programs, capsys, tmp_path
-):
+def test_half_written_files_are_removed(trained, programs, capsys, tmp_path):
     """Not those of the test's own parent, which is alive."""
     shutil.copytree(trained, tmp_path / "run")
     stale = tmp_path / "run" / f"{CHECKPOINT_FILE}.999999999.part"
@@ -419,9 +407,7 @@ def rounded(results):
     return json.loads(text, parse_float=lambda x: round(float(x), 12))
 
 
-def test_a_run_that_learns_from_questions_through_all_programs(
-    programs, tmp_path
-):
+def test_a_run_of_questions_through_all_programs(programs, tmp_path):
     """Trained, resumed, evaluated, proved and checked."""
     out = tmp_path / "run"
     words = ("train", "family_tree:60:0", "--out", out)

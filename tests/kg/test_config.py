@@ -1,7 +1,5 @@
 """The settings of a run: their range, their file, and that reading them is quick."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
@@ -71,9 +69,7 @@ def _without(key):
         (lambda raw: raw | {"ppo": 3}, "ppo: expected an object, got 3"),
     ],
 )
-def test_a_bad_file_is_an_error_that_says_what_is_wrong(
-    change, message, tmp_path
-):
+def test_a_bad_file_is_an_error_that_says_why(change, message, tmp_path):
     write_config(RunConfig(dataset="countries_s1"), tmp_path)
     raw = json.loads((tmp_path / CONFIG_FILE).read_text())
     (tmp_path / CONFIG_FILE).write_text(json.dumps(change(raw)))

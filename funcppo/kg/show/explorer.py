@@ -349,7 +349,7 @@ class Explorer:
             n_rules=len(self._rules_of(relation)),
         )
 
-    def _facts(self, rows: np.ndarray) -> list[Fact]:
+    def _facts(self, rows: Iterable[int]) -> list[Fact]:
         """Return known facts by their rows."""
         return [self._fact(self.known.atoms[row].tolist()) for row in rows]
 

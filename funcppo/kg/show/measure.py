@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -81,6 +81,8 @@ class RunMeasurements:
     """By name of the score, the learnt one last; empty where no test query was ranked."""
     reliability: dict[str, Json]
     """Candidates in bins of the probability that a policy gives them, see `bins_to_json`; triples of `OF_TRIPLES`."""
+    labels: Mapping[str, str]
+    """What people call relations, by name."""
     rules: tuple[Json, ...]
     """The rules that were used, see `count_uses`."""
     entries: tuple[Json, ...] = ()
@@ -141,7 +143,8 @@ def measure(
     notes += scoring.graph_fallback_notes(run.search_step)
     calibration = results.get("calibration") or {}
     reliability = dict(calibration.get("test") or {})
-    if fit := reliability and calibrate(Answerer(run_subject(run))):
+    fit = calibrate(Answerer(run_subject(run))) if reliability else None
+    if fit is not None:
         reliability[OF_TRIPLES] = evaluate.bins_to_json(fit.bins)
 
     # The report is on the policy, whatever ranks valid better.

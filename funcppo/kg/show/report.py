@@ -137,7 +137,7 @@ def relations(run: RunMeasurements) -> list[Table]:
             for metrics in stages
         )
         row = {
-            "relation": name,
+            "relation": run.labels.get(name, name),
             "queries_and_sides": group["both"]["n_queries"],
             "rule_score": by_rules,
             "untrained": untrained,

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from funcppo.kg.show import report
+from tests.kg.show.graphs import LIKES
 from tests.kg.show.html_page import Page
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -48,6 +49,9 @@ def test_relations_have_the_mrr_of_the_evaluation(run):
             assert table["ceiling"][place] == both["ceiling"]
     before = np.maximum(table["rule_score"], table["untrained"])
     assert (table["gain"] == table["trained"] - before).all()
+    labelled = dataclasses.replace(run, labels={LIKES: "is fond of"})
+    names = set(table["relation"]) - {LIKES} | {"is fond of"}
+    assert set(report.relations(labelled)[0]["relation"]) == names
 
 
 def test_reliability_is_that_of_the_results(run):
