@@ -286,12 +286,14 @@ def print_notes(
     notes: Iterable[str],
     console: Console | None = None,
     most: int | None = None,
+    label: str = "note",
 ) -> None:
     """Print one line for each note on what was chosen, dropped or estimated.
 
     Args:
       console: None for standard error, after what has been printed of a result.
       most: notes that are printed; the last one says how many more there are. None for all, as with -v.
+      label: before each.
     """
     if _PlainConsole.is_quiet:
         return
@@ -303,7 +305,7 @@ def print_notes(
         lines = lines[:most]
         lines[-1] += f" (and {n_more} more: -v)"
     for line in lines:
-        console.print(f"note: {line}", style="dim")
+        console.print(f"{label}: {line}", style="dim")
 
 
 class Screen:
@@ -350,8 +352,7 @@ class Screen:
     def _show_first(self, label: str, notes: Sequence[str]) -> None:
         """Print the first note and the number of further ones; nothing if verbose, which prints each note."""
         if notes and not self._is_verbose:
-            more = f" (and {len(notes) - 1} more: -v)" if len(notes) > 1 else ""
-            self.print(f"{label}: {notes[0]}{more}")
+            print_notes(notes, self.console, 1, label)
 
 
 def _kind(note: str) -> NoteKind:
