@@ -175,6 +175,7 @@ def measure(
         n_ranked=results.get("n_test_queries", 0),
         metrics=results.get("test") or {},
         reliability=reliability,
+        labels=run.task.dataset.labels,
         rules=tuple(count_uses(run.task, [why.proof for why in found if why])),
         entries=tuple(entries),
     )
