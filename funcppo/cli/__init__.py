@@ -279,9 +279,9 @@ def _silence() -> None:
 def _print_overview(arguments: Sequence[str]) -> None:
     """Print the text of --help or --version, or the error of a command line without a program."""
     if any(argument in ("-h", "--help") for argument in arguments):
-        width = min(shutil.get_terminal_size().columns, 120)
+        width = shutil.get_terminal_size().columns
         programs = [
-            break_line(summary, width, f"  {name:<10}", " " * 12)
+            break_line(summary, width, f"    {name:<10}", " " * 14)
             for name, summary in PROGRAMS.items()
         ]
         print(OVERVIEW.replace("PROGRAMS", "\n".join(programs)))

@@ -765,7 +765,7 @@ def describe(program: type, prog: str, stored: object, has_all: bool) -> str:
             default = functools.reduce(getattr, setting.path[1:], stored)
             setting = dataclasses.replace(setting, default=default)
         settings.append(setting)
-    parser = _make_parser(program, prog, settings)
+    parser = _make_parser(program, prog, settings, has_all)
     if has_all:
         group = parser.add_argument_group("settings of --set")
         for setting in settings:
@@ -777,9 +777,12 @@ def describe(program: type, prog: str, stored: object, has_all: bool) -> str:
 
 
 def _make_parser(
-    program: type, prog: str, settings: Sequence[Setting]
+    program: type,
+    prog: str,
+    settings: Sequence[Setting],
+    has_all: bool = False,
 ) -> _Parser:
-    """Return the parser of a program's command line, with the texts of --help."""
+    """Return the parser of a program's command line, with the texts of --help, or of --help-all."""
     width = min(shutil.get_terminal_size().columns, 120)
     paragraphs = [
         textwrap.fill(" ".join(paragraph.split()), width)
@@ -815,12 +818,15 @@ def _make_parser(
         group = arguments if setting.is_argument else group
         is_common = setting.opt is not None and setting.opt.is_common
         _add_argument(common if is_common else group, setting)
-    _add_common_options(common, settings)
+    _add_common_options(common, settings, has_all)
     return parser
 
 
-def _add_common_options(group: Any, settings: Sequence[Setting]) -> None:
+def _add_common_options(
+    group: Any, settings: Sequence[Setting], has_all: bool
+) -> None:
     """Add the options that all programs have."""
+    config = "Read settings from FILE: the config.json of a run, or YAML with these names. The command line wins."
     for words, text in (
         ("--help", "Show this text and exit. Default: off."),
         ("-q", "Print results alone, without notes and progress."),
@@ -838,13 +844,7 @@ def _add_common_options(group: Any, settings: Sequence[Setting]) -> None:
             "append",
             f"Set another setting, such as {example}; it may be given again. Default: none.",
         ),
-        (
-            "--config",
-            "FILE",
-            "store",
-            "Read settings from FILE: the config.json of a run, or YAML with the names of --help-all. The command line "
-            "wins. Default: no file.",
-        ),
+        ("--config", "FILE", "store", config if has_all else argparse.SUPPRESS),
     ):
         group.add_argument(
             words, metavar=metavar, action=action, dest=words, help=text
