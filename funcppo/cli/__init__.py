@@ -60,7 +60,8 @@ options:
   --completion
               print what bash and zsh complete by: eval "$(funcppo --completion)"
 
-`funcppo PROGRAM --help` describes the options of a program."""
+`funcppo PROGRAM --help` describes the options of a program.
+"""
 
 # Programs whose work several processes share; the others run in one.
 SHARED_PROGRAMS = ("train", "evaluate")
@@ -82,6 +83,10 @@ def main() -> NoReturn:
         arguments = [sys.executable, "-X", "utf8", *sys.orig_argv[1:]]
         os.execv(sys.executable, arguments)
     atexit.register(_skip_collection)
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:  # closed: no file may take its number
+            null_device = os.open(os.devnull, os.O_RDWR)
+            setattr(sys, name, open(null_device, mode))  # noqa: SIM115
     if sys.platform == "win32":
         # The encoding of its files and pipes lacks most letters of names.
         for stream in (sys.stdout, sys.stderr):
@@ -164,6 +169,29 @@ def exit_with_error(message: str, status: int = EXIT_BAD_INPUT) -> NoReturn:
             line = f"funcppo: rank {processes.rank}: {message}"
             print(line, file=sys.__stderr__)
     sys.exit(status)
+
+
+@contextmanager
+def named_output(name: str) -> Iterator[None]:
+    """Add a stream's name to system errors of writing to it, such as a full disk; a closed pipe is left alone."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        error.filename = error.filename or name
+        raise
+
+
+def write_output(text: str) -> None:
+    """Write a text to standard output and flush it.
+
+    Raises:
+      OSError: names standard output.
+    """
+    with named_output(STANDARD_OUTPUT):
+        sys.stdout.write(text)
+        sys.stdout.flush()
 
 
 def break_line(
@@ -284,13 +312,13 @@ def _print_overview(arguments: Sequence[str]) -> None:
             break_line(summary, width, f"    {name:<10}", " " * 14)
             for name, summary in PROGRAMS.items()
         ]
-        print(OVERVIEW.replace("PROGRAMS", "\n".join(programs)))
+        write_output(OVERVIEW.replace("PROGRAMS", "\n".join(programs)))
     elif list(arguments) == ["--version"]:
-        print(f"funcppo {package_version('funcppo')}")
+        write_output(f"funcppo {package_version('funcppo')}\n")
     elif list(arguments) == ["--completion"]:
         options = importlib.import_module("funcppo.cli.options")
         programs = {name: program_class(name) for name in PROGRAMS}
-        print(options.completion_script(programs))
+        write_output(options.completion_script(programs) + "\n")
     else:
         word = arguments[0] if arguments else ""
         hint = did_you_mean(word, {name: name for name in PROGRAMS})

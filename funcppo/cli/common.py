@@ -36,8 +36,10 @@ from funcppo.cli import (
     STANDARD_OUTPUT,
     Terminated,
     interrupt_main,
+    named_output,
     package_version,
     raise_terminated,
+    write_output,
 )
 from funcppo.core import files
 from funcppo.core.files import remove_stale_parts, shorten
@@ -418,29 +420,6 @@ def metrics_table(
 
 
 # -- outputs
-
-
-@contextmanager
-def named_output(name: str) -> Iterator[None]:
-    """Add a stream's name to system errors of writing to it, such as a full disk; a closed pipe is left alone."""
-    try:
-        yield
-    except BrokenPipeError:
-        raise
-    except OSError as error:
-        error.filename = error.filename or name
-        raise
-
-
-def write_output(text: str) -> None:
-    """Write a text to standard output and flush it.
-
-    Raises:
-      OSError: names standard output.
-    """
-    with named_output(STANDARD_OUTPUT):
-        sys.stdout.write(text)
-        sys.stdout.flush()
 
 
 def print_text(text: str) -> None:

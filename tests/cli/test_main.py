@@ -327,6 +327,16 @@ def test_what_does_not_fit_in_memory_is_one_line(error, programs, monkeypatch):
 # Closed pipes.
 
 
+@pytest.mark.parametrize("words", ["--help", "data countries_s1 --json {}"])
+def test_without_standard_streams_a_program_does_its_work(words, tmp_path):
+    """As a service may be started; a file of the program took the number of the closed stream."""
+    path = tmp_path / "d.json"
+    command = shlex.join([*PYTHON, *words.format(path).split()])
+    done = subprocess.run(["bash", "-c", f"{command} <&- >&- 2>&-"])
+    assert done.returncode == 0
+    assert words == "--help" or json.loads(path.read_text())["format"] == 2
+
+
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -356,8 +366,8 @@ def test_a_closed_pipe_ends_a_program_silently(arguments):
 )
 @pytest.mark.parametrize(
     "words",
-    [["--version"], ["data", "countries_s1", "--json", "-"]],
-    ids=["text", "json"],
+    [["--help"], ["--completion"], ["data", "countries_s1", "--json", "-"]],
+    ids=" ".join,
 )
 def test_a_full_disk_behind_standard_output_is_one_line(words):
     with open("/dev/full", "w") as full:
