@@ -88,8 +88,13 @@ def draw_answer() -> str:
         for head, relation, tail in graph.triples
         if (head, relation) == ("france", "neighborOf")
     ][:4]
+    columns = drawing.columns_of(edges, edges[0].head)
+    columns |= {edge.tail: -1 for edge in beside}
     picture = drawing.draw(
-        [*edges, *beside], lambda i: names[i - 1], title=answer.query
+        [*beside, *edges],
+        lambda i: names[i - 1],
+        title=answer.query,
+        columns=columns,
     )
     return picture.replace("<defs>", f"{COLOURS}<defs>", 1) + "\n"
 

@@ -395,14 +395,16 @@ class Setting:
             shown = "on" if shown else "off"
         return f"{text} (default: {shown})"
 
-    def parse(self, text: str) -> object:
-        """Parse a text of the command line as the setting's value.
+    def parse(self, text: str | None) -> object:
+        """Parse a text of the command line as the setting's value; None stands for itself.
 
         Raises:
           ValueError: it has none, or one out of range; the message names the option.
         """
         try:
-            value = parse_value(self.annotation, text)
+            value = text
+            if text is not None:
+                value = parse_value(self.annotation, text)
             check_value(self.field, self.annotation, value)
         except ValueError as error:
             problem = error.problem if isinstance(error, FieldError) else error
@@ -678,8 +680,8 @@ def _read_assignment(
 
 def _iter_texts(
     values: Mapping[str, Any], prefix: str
-) -> Iterator[tuple[str, str]]:
-    """Yield the name of each setting of a file, and its value as --set takes it."""
+) -> Iterator[tuple[str, str | None]]:
+    """Yield the name of each setting of a file, and its value as --set takes it; None for null."""
     for key, value in values.items():
         name = f"{prefix}{key}".replace("-", "_")
         if isinstance(value, dict):
@@ -687,7 +689,7 @@ def _iter_texts(
         elif isinstance(value, list):
             yield name, " ".join(map(str, value))
         else:
-            yield name, str(value)
+            yield name, None if value is None else str(value)
 
 
 def _setting_of(

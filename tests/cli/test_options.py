@@ -211,7 +211,7 @@ def test_settings_come_from_a_file_and_the_command_line_wins(tmp_path):
         dataset="s", count=6, off=True, limit=1e-3, sizes=(2, 3), ppo=ppo
     )
     assert found == expected
-    path.write_text("limit: null")
+    path.write_text("limit: null\njson: null")
     assert parse_options(Example, ["s", *words[:2]]) == Example(dataset="s")
     path.write_text("")
     assert parse_options(Example, ["s", *words[:2]]) == Example(dataset="s")
@@ -223,6 +223,7 @@ def test_settings_come_from_a_file_and_the_command_line_wins(tmp_path):
         ("coun: 3", "coun: expected the name of a setting, ...mean count?"),
         ("count: 0", "--count: expected 1 or more, got 0"),
         ("ppo: {gamma: 2}", "--gamma: expected 0 to 1, got 2"),
+        ("count: null", "--count: expected an integer, got None"),
         ("count: many", "--count: expected an integer, got 'many'"),
         (
             "ppo: {lerning_rate: 1}",

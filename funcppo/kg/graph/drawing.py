@@ -136,14 +136,14 @@ def draw_neighbours(
             pairs.setdefault(frozenset(edge[:2]), edge)
         limit = max(limit // 2, 1)
 
-    name = dataset.entities[centers[0] - 1]
+    name, edges = dataset.entities[centers[0] - 1], list(pairs.values())
     return draw(
-        list(pairs.values()),
+        edges,
         lambda i: dataset.entities[i - 1],
         link,
         f"{name} and its neighbours",
         more,
-        first=centers[0],
+        columns_of(edges, centers[0]),
     )
 
 
@@ -165,7 +165,7 @@ def draw(
     link: Callable[[int], str] | None = None,
     title: str = "graph",
     more: Callable[[int], str | None] = lambda entity: None,
-    first: int | None = None,
+    columns: Mapping[int, int] | None = None,
 ) -> str:
     """Return the picture of some edges as SVG text; empty without an edge.
 
@@ -174,11 +174,11 @@ def draw(
       link: the address that an entity leads to; None for no links.
       title: what the picture shows, for readers that do not see it.
       more: the address of the picture with an entity's further neighbours; None where there is none.
-      first: the entity at the left; None for the head of the first edge.
+      columns: of each entity; None for `columns_of` from the head of the first edge on.
     """
     if not edges:
         return ""
-    places = _place(columns_of(edges, first or edges[0].head))
+    places = _place(columns or columns_of(edges, edges[0].head))
     arrows: list[Json] = []
     pairs: Counter[frozenset[int]] = Counter()
     for edge in sorted(edges, key=lambda edge: edge.is_derived):
