@@ -83,7 +83,7 @@ ARGUMENTS = {
     "target": "RUN|DATASET",
     "query": "QUERY",
     "triples": "TRIPLES",
-    "folder": "RUN",
+    "run_folder": "RUN",
     "env": "ENV",
 }
 METAVARS_OF_FIELDS = {

@@ -43,7 +43,7 @@ class Report:
         "funcppo report runs/s1 --plot curves --out curves.svg",
     )
 
-    folder: str
+    run_folder: str
     """Folder of a training run."""
     out: Annotated[str, Opt("FILE")]
     """File to write, with --plot FILE.svg or FILE.png; one that exists is replaced."""
@@ -75,9 +75,9 @@ class Report:
         from funcppo.kg.show import report
 
         report.check_packages()
-        read_config(Path(self.folder))
+        read_config(Path(self.run_folder))
         outputs = [("--out", self.out), ("--json", self.json)]
-        check_outputs(outputs, data_files(self.folder))
+        check_outputs(outputs, data_files(self.run_folder))
         measured = self._measure()
         if self.plot is None:
             page, tables = report.render(measured)
@@ -87,7 +87,7 @@ class Report:
             to_file = report.to_png if suffix == ".png" else report.to_svg
             content = to_file(figure)
         write_atomically(Path(self.out), lambda file: file.write(content))
-        found = {"run": self.folder, "out": self.out, "plot": self.plot}
+        found = {"run": self.run_folder, "out": self.out, "plot": self.plot}
         write_json(self.json, {**found, "tables": report.to_json(tables)})
         if self.json != "-":
             print_text(f"{self.out}: {len(content) / 1e6:,.1f} MB")
@@ -99,8 +99,8 @@ class Report:
         from funcppo.kg.run.run import open_run
         from funcppo.kg.show.measure import measure
 
-        set_target_threads(self.folder, self.threads)
-        folder = Path(self.folder)
+        set_target_threads(self.run_folder, self.threads)
+        folder = Path(self.run_folder)
         with WorkDisplay("reading data") as shown:
             return measure(
                 open_run(folder, self.device, shown.update),

@@ -13,8 +13,8 @@ from torch import Tensor
 from funcppo import logs
 from funcppo.core import files
 from funcppo.core.files import Json
+from funcppo.core.host import NO_DEADLINE
 from funcppo.core.settings import METRICS_FILE, iter_differences
-from funcppo.core.types import I64
 from funcppo.kg.answers import (
     Answerer,
     AnswerProof,
@@ -39,6 +39,7 @@ from funcppo.kg.ranking.ranking import (
     RankingProtocol,
     stratified_sample,
 )
+from funcppo.kg.run import held_out
 from funcppo.kg.run.run import Run
 from funcppo.kg.run.subject import describe_default_score, run_subject
 from funcppo.kg.search.task import PhaseCallback, ProverTask, ignore_phase
@@ -126,7 +127,7 @@ def measure(
     with_entries: bool = False,
     on_phase: PhaseCallback = ignore_phase,
 ) -> RunMeasurements:
-    """Measure a run for its report; ranks of test and their metrics are those of results.json.
+    """Measure a run for its report; metrics on test are those of results.json, or else counted as the training counts.
 
     Args:
       run: at its last checkpoint.
@@ -142,15 +143,22 @@ def measure(
     notes = [*run.task.notes, *run.notes, *results.get("notes", []), *notes]
     notes += scoring.graph_fallback_notes(run.search_step)
     calibration = results.get("calibration") or {}
-    reliability = dict(calibration.get("test") or {})
+    metrics, reliability = results.get("test"), calibration.get("test") or {}
+    n_ranked = results.get("n_test_queries", 0)
+    if metrics is None:  # a run that is unfinished, or of fp.fit
+        test = held_out.TestRanking(held_out.rule_rows(run))
+        test.rank_by_all(run, NO_DEADLINE, on_phase)
+        metrics, n_ranked = test.metrics(run), test.n_queries
+        bins = test.bins().items()
+        reliability = {k: evaluate.bins_to_json(x) for k, x in bins}
     fit = calibrate(Answerer(run_subject(run))) if reliability else None
     if fit is not None:
-        reliability[OF_TRIPLES] = evaluate.bins_to_json(fit.bins)
+        of_triples = {OF_TRIPLES: evaluate.bins_to_json(fit.bins)}
+        reliability = {**reliability, **of_triples}
 
     # The report is on the policy, whatever ranks valid better.
     answerer = Answerer(run_subject(run, run.score))
-    test = run.task.dataset.test
-    ranked, found = _rank_sample(answerer, test, n_queries, on_phase)
+    ranked, found = _rank_sample(answerer, n_queries, on_phase)
     entries: list[Json] = []
     if with_entries and ranked is not None:
         entries = [
@@ -172,8 +180,8 @@ def measure(
         best_update=int(run.state.best_update),
         default_score_note="" if is_by_policy else describe_default_score(run),
         log=tuple(log),
-        n_ranked=results.get("n_test_queries", 0),
-        metrics=results.get("test") or {},
+        n_ranked=n_ranked,
+        metrics=metrics,
         reliability=reliability,
         labels=run.task.dataset.labels,
         rules=tuple(count_uses(run.task, [why.proof for why in found if why])),
@@ -182,16 +190,14 @@ def measure(
 
 
 def _rank_sample(
-    answerer: Answerer,
-    test: I64[np.ndarray, "n W"],
-    n_queries: int,
-    on_phase: PhaseCallback,
+    answerer: Answerer, n_queries: int, on_phase: PhaseCallback
 ) -> tuple[Ranking | None, list[AnswerProof | None]]:
     """Rank and prove test queries, spread over relations; return no ranking of none.
 
     Raises:
       ValueError: a query cannot be ranked.
     """
+    test = answerer.dataset.test
     queries = test[stratified_sample(test, n_queries)]
     if not len(queries):
         return None, []

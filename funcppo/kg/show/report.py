@@ -163,7 +163,7 @@ def reliability(run: RunMeasurements) -> list[Table]:
     }
     if not found:
         raise ValueError(
-            f"reliability: {run.name}: expected test ranked at the end of the training, got none"
+            f"reliability: {run.name}: expected ranks of test, got none"
         )
     losses = [{"policy": k, **v} for k, v in found.items()]
     bins = [{"policy": k, **row} for k, v in found.items() for row in v["bins"]]
@@ -207,7 +207,7 @@ def _check_ranked(kind: str, run: RunMeasurements, score: str = "") -> None:
     """Raise ValueError if a run has no results on test, or none of a score."""
     if not run.metrics or (score and score not in run.metrics):
         raise ValueError(
-            f"{kind}: {run.name}: expected test ranked by {score or 'a score'} at the end of the training, got none"
+            f"{kind}: {run.name}: expected ranks of test by {score or 'a score'}, got none"
         )
 
 

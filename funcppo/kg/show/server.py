@@ -400,12 +400,13 @@ def open_socket(host: str, port: int) -> socket.socket:
             address[:2], family=family, backlog=MAX_CONNECTIONS
         )
     except (OSError, UnicodeError) as error:
-        is_taken = getattr(error, "errno", 0) == errno.EADDRINUSE
-        expected = "a name or an address of this machine, and a port that may be listened on (0 chooses a free one)"
-        problem = "a taken port" if is_taken else error
-        raise ValueError(
-            f"--host {host} --port {port}: expected {expected}, got {problem}"
-        ) from None
+        expected = (
+            "expected an address of this machine, and a port that may be used"
+        )
+        line = f"--host {host} --port {port}: {expected}, got {error}"
+        if getattr(error, "errno", 0) == errno.EADDRINUSE:
+            line = f"--port {port}: expected a free port, another program listens on it (0 chooses one)"
+        raise ValueError(line) from None
 
 
 def url(listener: socket.socket, host: str) -> str:

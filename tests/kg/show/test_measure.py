@@ -51,7 +51,7 @@ def test_a_run_whose_time_ended_before_what_is_learnt_was_ranked(
     found = measure.measure(open_run(folder), folder, n_queries=2)
     text, tables = report.render(found)
     assert tables["results"][0]["score"] == names
-    assert "ranked by evidence, untrained" in tables["relations"]["problem"]
+    assert "by evidence, untrained" in tables["relations"]["problem"]
     assert "Not drawn: relations" in text
 
 
@@ -135,6 +135,10 @@ def test_a_run_that_is_ranked_by_rules_says_so_before_the_numbers(runs):
         assert (line in html) != is_better
 
 
+def open_results(folder):
+    return json.loads((folder / "results.json").read_text())
+
+
 def test_missing_and_damaged_files_are_said(runs, tmp_path):
     folder = tmp_path / "run"
     shutil.copytree(runs["proofs"], folder)
@@ -142,6 +146,8 @@ def test_missing_and_damaged_files_are_said(runs, tmp_path):
     run = open_run(folder)
     found = measure.measure(run, folder)
     assert found.results == {} and found.is_trained
+    # it is ranked as the end of its training ranked it
+    assert found.metrics == open_results(runs["proofs"])["test"]
     notes = "\n".join(found.notes)
     assert "results.json is missing" in notes
 

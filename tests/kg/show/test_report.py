@@ -77,10 +77,10 @@ def test_nothing_to_draw_is_an_error_of_one_line(reports):
         run, log=(), metrics={}, rules=(), reliability={}
     )
     for kind, words in {
-        "results": "expected test ranked",
+        "results": "expected ranks of test",
         "curves": "expected lines in metrics.jsonl",
-        "relations": "expected test ranked",
-        "reliability": "expected test ranked",
+        "relations": "expected ranks of test",
+        "reliability": "expected ranks of test",
         "rules": "expected test queries that rules derive",
     }.items():
         with pytest.raises(ValueError, match=words):

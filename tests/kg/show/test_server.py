@@ -219,7 +219,7 @@ def test_a_free_port_is_listened_on_and_a_taken_one_is_one_line():
         assert server.url(listener, "127.0.0.1") == f"http://127.0.0.1:{port}/"
         assert server.url(listener, "::1") == f"http://[::1]:{port}/"
         socket.create_connection(("127.0.0.1", port), 60).close()
-        with pytest.raises(ValueError, match="got a taken port"):
+        with pytest.raises(ValueError, match="expected a free port"):
             server.open_socket("127.0.0.1", port)
 
 
