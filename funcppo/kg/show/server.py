@@ -400,10 +400,9 @@ def open_socket(host: str, port: int) -> socket.socket:
             address[:2], family=family, backlog=MAX_CONNECTIONS
         )
     except (OSError, UnicodeError) as error:
-        expected = (
-            "expected an address of this machine, and a port that may be used"
-        )
-        line = f"--host {host} --port {port}: {expected}, got {error}"
+        expected = "expected a name or an address of this machine, and a port that may be used"
+        problem = getattr(error, "strerror", "") or "another text"
+        line = f"--host {host} --port {port}: {expected}, got: {problem}"
         if getattr(error, "errno", 0) == errno.EADDRINUSE:
             line = f"--port {port}: expected a free port, another program listens on it (0 chooses one)"
         raise ValueError(line) from None
