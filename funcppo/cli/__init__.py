@@ -83,10 +83,7 @@ def main() -> NoReturn:
         arguments = [sys.executable, "-X", "utf8", *sys.orig_argv[1:]]
         os.execv(sys.executable, arguments)
     atexit.register(_skip_collection)
-    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
-        if getattr(sys, name) is None:  # closed: no file may take its number
-            null_device = os.open(os.devnull, os.O_RDWR)
-            setattr(sys, name, open(null_device, mode))  # noqa: SIM115
+    _open_missing_streams()
     if sys.platform == "win32":
         # The encoding of its files and pipes lacks most letters of names.
         for stream in (sys.stdout, sys.stderr):
@@ -114,6 +111,14 @@ def main() -> NoReturn:
         for stream in (sys.stdout, sys.stderr):
             os.dup2(null_device, stream.fileno())
         sys.exit(status)
+
+
+def _open_missing_streams() -> None:
+    """Open the null device in place of standard streams that are closed, whose numbers no other file may take."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            null_device = os.open(os.devnull, os.O_RDWR)
+            setattr(sys, name, open(null_device, mode))  # noqa: SIM115
 
 
 def interrupt_main(signal_number: int) -> None:
@@ -320,6 +325,7 @@ def _print_overview(arguments: Sequence[str]) -> None:
         programs = {name: program_class(name) for name in PROGRAMS}
         write_output(options.completion_script(programs) + "\n")
     else:
+        # no program, or an unknown one
         word = arguments[0] if arguments else ""
         hint = did_you_mean(word, {name: name for name in PROGRAMS})
         got = f"an unknown one{hint}" if word else "none"

@@ -558,6 +558,7 @@ def _check_output_folder(folder: OutputFolder, inputs: Sequence[Path]) -> None:
             raise ValueError(
                 f"{place}: expected another folder than that of {file}, which is read"
             )
+
     present = sorted(path.iterdir()) if path.is_dir() else []
     marker = path / names[0]
     if marker in present and (

@@ -837,6 +837,7 @@ def _add_common_options(
     ):
         dest = "--quiet" if words == "-q" else words
         group.add_argument(words, action="store_true", dest=dest, help=text)
+
     names = [setting.name for setting in settings if setting.opt is None]
     example = "ppo.gamma" if "ppo.gamma" in names else [*names, "name"][0]
     for words, metavar, action, text in (

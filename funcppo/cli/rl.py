@@ -388,6 +388,7 @@ def _print_results(results: JsonObject, console: Console) -> None:
     ]
     table.add_row("its 95 % interval", *intervals)
     print_table(console, table)
+
     n_unfinished = results["n_unfinished_episodes"]
     if n_unfinished:
         note = (

@@ -186,6 +186,7 @@ def draw(
         ends = places[edge.head], places[edge.tail]
         arrows.append(_arrow(edge, *ends, pairs[pair]))
         pairs[pair] += 1
+
     boxes = [
         {
             "x": x,

@@ -146,6 +146,7 @@ def relations(run: RunMeasurements) -> list[Table]:
             "ceiling": group["both"]["ceiling"],
         }
         rows.append(row)
+
     rows.sort(key=lambda row: -row["queries_and_sides"])
     return [_to_columns(rows)]
 
