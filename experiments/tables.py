@@ -509,15 +509,22 @@ def performance_processes() -> str:
 def guided_proofs() -> str:
     """Return the share of goals proved within 100 steps by order, and what PPO gains."""
     names = sorted(x.stem for x in paths.RESULTS.glob("guided_proofs*.json"))
-    orders = "program", "confidences", "untrained", "PPO"
+    records = [row for name in names for row in load_record(name)["rows"]]
+    orders = [
+        order
+        for order in ("program", "confidences", "untrained", "listwise", "PPO")
+        if any(order in row["curves"] for row in records)
+    ]
     rows = []
-    for row in [row for name in names for row in load_record(name)["rows"]]:
+    for row in records:
         gains = [
             "{:+.2f} ± {:.2f}".format(*row["gains_of_PPO"]["untrained"][b])
             for b in ("20", "100", "1000")
         ]
-        shares = [f"{row['curves'][order]['100']:.2f}" for order in orders]
-        exact = row["exact"]["seconds"] / row["test_goals"]
+        curves = (row["curves"].get(order, {}) for order in orders)
+        shares = [f"{x['100']:.2f}" if x else "" for x in curves]
+        exact = row["exact"]
+        exact = exact["seconds"] / max(1, exact.get("goals", row["test_goals"]))
         rows.append([row["problem"], *shares, *gains, f"{exact:.2f}"])
     head = ["proved within 100 steps", *orders, "PPO gains in 20 steps"]
     head += ["in 100", "in 1,000", "exact engine: seconds a goal"]

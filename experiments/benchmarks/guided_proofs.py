@@ -336,7 +336,7 @@ def prove_exactly(
         verdicts.append(prove.prove_ground(clauses, tuple(goal), limits))
     proved = [found.verdict is Verdict.PROVED for found in verdicts]
     return {
-        "share": statistics.fmean(proved),
+        "share": sum(proved) / max(1, len(proved)),
         "goals": len(proved),
         "seconds": round(time.perf_counter() - start, 2),
         "seconds_for_each": seconds,
