@@ -328,6 +328,8 @@ class Conditions:
 
         def ask(goal: Atom, user: Atom) -> set[Atom]:
             """Return the answers of a goal so far; more of them make its user active."""
+            if goal[0] not in self.rules:
+                return self._matching_facts(goal)
             if goal not in answers:
                 answers[goal] = self._matching_facts(goal)
                 active[goal] = None
@@ -356,7 +358,7 @@ class Conditions:
         self, goal: Atom, ask: Callable[[Atom, Atom], set[Atom]]
     ) -> Iterator[Atom]:
         """Yield the atoms that rules give for a goal by the answers so far."""
-        for rule in self.rules[goal[0]]:
+        for rule in self.rules.get(goal[0], ()):
             rows = [*self._match(rule[0], [goal], {})]
             atoms = [atom for atom in rule[1:] if atom[0] > 0]
             while atoms and rows:
@@ -387,19 +389,19 @@ class Conditions:
         for atom in atoms:
             found = {**row}
             for term, constant in zip(pattern[1:], atom[1:]):
-                if term > self.n_constants and constant:
-                    found.setdefault(term, constant)
-            if all(
-                constant in (0, found.get(term, term))
-                for term, constant in zip(pattern[1:], atom[1:])
-            ):
+                if constant and term > self.n_constants:
+                    term = found.setdefault(term, constant)
+                if constant and term != constant:
+                    break
+            else:
                 yield found
 
     def _satisfies(self, rule: list[Atom], row: Mapping[int, int]) -> bool:
         """Return whether a row keeps object identity and satisfies the conditions of a rule."""
-        named = _named_constants(rule, self.n_constants)
-        if self.object_identity and not _keeps_identity(named, row):
-            return False
+        if self.object_identity:
+            named = _named_constants(rule, self.n_constants)
+            if not _keeps_identity(named, row):
+                return False
         conditions = (self._bind(atom, row) for atom in rule if atom[0] < 0)
         return all(map(self.hold, conditions))
 
