@@ -390,7 +390,7 @@ def imitate(
     optimiser = torch.optim.Adam(leaves, lr=PPO.learning_rate)
     rng = host_random.Random(seed)
     n_epochs = 0
-    while n_epochs < args.epochs and not deadline.is_over:
+    while n_epochs < args.epochs and not (n_epochs and deadline.is_over):
         n_epochs += 1
         rng.shuffle(steps)
         for first in range(0, len(steps), 64):
@@ -508,10 +508,15 @@ def measure(name: str, args: argparse.Namespace) -> dict[str, Any]:
     todo += [("listwise", partial(imitate, on_cpu, args))] * args.seeds
     todo += [("PPO", partial(train, task, args))] * args.seeds
     for i, (label, learn) in enumerate(todo):
+        if deadline.is_over:
+            print(name, f"no time for {len(todo) - i} orders", flush=True)
+            break
         # Each order gets an equal part of the time left, of which learning takes a half; it may end late.
         part = 0.5 / (len(todo) - i)
         order, learnt = learn(len(runs[label]), deadline.share(part))
-        found = prove_all(on_cpu, order, args.steps, deadline.share(2 * part))
+        least = time.monotonic() + 20.0
+        until = Deadline(at=max(least, deadline.share(2 * part).at))
+        found = prove_all(on_cpu, order, args.steps, until)
         runs[label].append(found | {"learnt": learnt})
         shares = [proved_within([found], b).mean().round(2) for b in budgets]
         print(name, label, *shares, learnt, flush=True)
