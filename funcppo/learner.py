@@ -229,7 +229,7 @@ def own_state(
 
 
 def _explain_failure(learner: AnyLearner, state: AnyState, name: str) -> str:
-    """Repeat a step to name the tensor that differs from the learner's own, or the function that fails; else empty."""
+    """Make a first state to name the tensor that differs from its own, or the function that fails; else empty."""
     cfg, world = _with_named_errors(learner.cfg), learner.world
     try:
         own = train_step.init(cfg, world, random.key(0, state.key.device))
@@ -237,7 +237,6 @@ def _explain_failure(learner: AnyLearner, state: AnyState, name: str) -> str:
             value, like = getattr(state, part), getattr(own, part)
             place = f"{name}: state.{part}"
             tree.check_layout(value, like, place, FunctionError)
-        train_step.train_step(cfg, world, state)
     except FunctionError as problem:
         return str(problem)
     except Exception:  # the first error says what it is
