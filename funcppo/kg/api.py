@@ -38,6 +38,7 @@ from funcppo.core.settings import (
     PositiveFloat,
     PositiveInt,
     UnitInterval,
+    check_value,
     checks_arguments,
 )
 from funcppo.kg.answers import (
@@ -96,7 +97,7 @@ from funcppo.kg.run.subject import (
 )
 from funcppo.kg.search.task import ignore_phase
 from funcppo.kg.show import measure, report
-from funcppo.logs import LoggerName
+from funcppo.logs import LoggerName, check_loggers
 
 # What `funcppo prove` allows by default: rows that the joins of T_P make.
 MAX_PROOF_ROWS = 300_000_000
@@ -469,9 +470,11 @@ class Knowledge:
         Raises:
           ValueError: a name is unknown, or a query has no or several variables; the message has its place.
         """
-
+        if isinstance(queries, str):
+            raise FieldError("queries", "a list of texts", queries)
         read: list[OpenQuery] = []
         for place, text in enumerate(queries):
+            check_value(f"queries[{place}]", str, text)
             try:
                 read.append(read_open_query(self.dataset, text)[0])
             except ValueError as error:
@@ -759,6 +762,7 @@ def load(
     return Graph(dataset, rules_text=text)
 
 
+@checks_arguments
 def mine(
     graph: Graph | object,
     progress: bool | None = None,
@@ -792,12 +796,13 @@ def mine(
     return graph.with_rules(mined.dataset, text)
 
 
+@checks_arguments
 def fit(
     graph: Graph | object,
     out: str | Path | None = None,
     on_update: Callable[[int, dict[str, float]], object] = lambda *_: None,
     log: Sequence[LoggerName] = (),
-    memory: int | None = None,
+    memory: PositiveInt | None = None,
     progress: bool | None = None,
     **options: Unpack[FitOptions],
 ) -> Knowledge:
@@ -830,6 +835,11 @@ def fit(
         )
     if log and out is None:
         raise ValueError("log: expected a folder `out` for it, got none")
+    if not callable(on_update):
+        raise FieldError("on_update", "a function", on_update)
+    # before rules are mined
+    check_loggers(log)
+    RunConfig(dataset="", **options)
     graph = _as_graph(graph)
     device = options.get("device", RunConfig(dataset="").device)
     with (

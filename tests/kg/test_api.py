@@ -331,6 +331,12 @@ def test_results_are_data_frames_where_pandas_is(graph, monkeypatch):
         (lambda k: fp.load([("\udcff", "p", "b")]), "expected three names"),
         (lambda k: fp.fit("countries_s1", out="/dev/null"), "/dev/null: expected a folder, got a file"),
         (lambda k: fp.fit("countries_s1", learner="guide"), "learner: expected one that ranks"),
+        (lambda k: fp.fit("countries_s1", memory="1gb"), "memory: expected an integer, got '1gb'"),
+        (lambda k: fp.fit("countries_s1", on_update=3), "on_update: expected a function, got 3"),
+        (lambda k: fp.fit([("a", "p", "b")], seconds=0), "seconds: expected more than 0"),
+        (lambda k: fp.fit([("a", "p", "b")], out="x", log=["x"]), "log: expected one of"),
+        (lambda k: k.predict_many("p(e1, X)"), "queries: expected a list of texts"),
+        (lambda k: k.predict_many([3]), r"queries\[0\]: expected a text, got 3"),
     ],
 )  # fmt: skip
 def test_bad_input_is_one_line(graph, ask, message):
