@@ -854,12 +854,7 @@ def fit(
             on_update(update, metrics)
 
         train.check_new_folder(folder)
-        if not len(graph.dataset.rules):
-            graph = mine(graph, progress=False)
-        if not len(graph.dataset.rules):
-            cfg = rule_files.mining_config(graph.dataset)
-            name = graph.dataset.name
-            raise ValueError(rule_files.no_rules_message(name, cfg))
+        graph = _with_rules(graph)
         folder.mkdir(parents=True, exist_ok=True)
         run = train.train_run(
             dataclasses.replace(graph.store_settings(folder), **options),
@@ -960,6 +955,21 @@ def _progress(is_shown: bool | None) -> Iterator[Callable[..., None]]:
         yield show
     finally:
         print(f"\r{'':79}", end="\r", file=sys.stderr, flush=True)
+
+
+def _with_rules(graph: Graph) -> Graph:
+    """Return the graph with rules, which are mined where it has none.
+
+    Raises:
+      ValueError: its facts support none.
+    """
+    if len(graph.dataset.rules):
+        return graph
+    mined = mine(graph, progress=False)
+    if not len(mined.dataset.rules):
+        cfg = rule_files.mining_config(graph.dataset)
+        raise ValueError(rule_files.no_rules_message(graph.dataset.name, cfg))
+    return mined
 
 
 def _as_graph(graph: Graph | object) -> Graph:
