@@ -125,6 +125,9 @@ def test_a_greedy_policy_takes_the_most_probable_action():
         LEARNER, state._replace(params=params), n_episodes=32
     )
     assert 8 <= evaluation.greedy.mean <= 11 < evaluation.sampled.mean
+    # a reward of 1 a step, until each episode ends
+    for policy in (evaluation.greedy, evaluation.sampled):
+        assert policy.mean_length == policy.mean
 
 
 def test_moments_of_training_serve_in_evaluation():

@@ -15,7 +15,7 @@ from tests.cli.runner import doctor, json_of
 def test_a_strategy_that_breaks_is_named_with_the_reason_and_the_next_one_is_in_use(
     monkeypatch, capsys
 ):
-    """One that raises as soon as it is compiled; aot_eager, which compiles quickly, in Inductor's place."""
+    """One that raises as soon as it is compiled; a backend that compiles nothing, in Inductor's place."""
 
     def broken(*args, **kwargs):
         torch._dynamo.graph_break(msg="broken from outside")
@@ -29,7 +29,7 @@ def test_a_strategy_that_breaks_is_named_with_the_reason_and_the_next_one_is_in_
     monkeypatch.setattr(
         compilation,
         "select_strategy",
-        partial(compilation.select_strategy, backend="aot_eager"),
+        partial(compilation.select_strategy, backend="eager"),
     )
     status, report = json_of(capsys, doctor, "--device", "cpu")
     record = report["strategy"]
@@ -50,25 +50,26 @@ def test_with_quick_it_tries_nothing(monkeypatch, capsys):
 
 
 @pytest.mark.parametrize(
-    ("variable", "value", "reason"),
+    ("variable", "reason", "options"),
     [
-        *[("TORCH_COMPILE_DISABLE", "1", "TORCH_COMPILE_DISABLE=1 turns")],
-        *[("CXX", "c++-0", "no C++ compiler is found: expected c++-0; ")],
+        ("TORCH_COMPILE_DISABLE", "TORCH_COMPILE_DISABLE=1 turns", []),
+        ("CXX", "no C++ compiler is found: expected 1; ", ["--profile"]),
     ],
 )
 def test_nothing_is_tried_where_nothing_can_be_compiled(
-    variable, value, reason, monkeypatch, capsys
+    variable, reason, options, monkeypatch, capsys
 ):
     """It compiled for minutes, or tried to; the report says why it does not, once."""
-    monkeypatch.setenv(variable, value)
+    monkeypatch.setenv(variable, "1")
     monkeypatch.setattr(compilation, "_record_calls", None)
-    assert doctor("--device", "cpu", "--cuda-graphs", "off", "--profile") == 0
+    assert doctor("--device", "cpu", "--cuda-graphs", "off", *options) == 0
     output = " ".join(capsys.readouterr().out.split())
     assert "strategy eager on cpu, replay: none" in output
     assert "graphs off" in output
     assert f"not compiling: {reason}" in output
     assert output.count(reason) == 1
-    assert "aten::" in output and "0 compilations" in output
+    if options:
+        assert "aten::" in output and "0 compilations" in output
 
 
 def test_the_step_of_either_is_prepared(trained, monkeypatch, capsys, tmp_path):

@@ -76,10 +76,7 @@ GRAPHS = {
         pairs("r0", [(i, j) for i in range(30) for j in range(30)]),
         "r0(X,Y) :- r0(X,Z), r0(Z,W), r0(W,Y)",
     ),
-    "chain": (
-        pairs("r0", CHAIN),
-        "r0(X,Y) :- r0(X,Z), r0(Z,Y)",
-    ),
+    "chain": (pairs("r0", CHAIN), "r0(X,Y) :- r0(X,Z), r0(Z,Y)"),
 }
 PROGRAMS = {
     "data": "data g --seconds 0.1",

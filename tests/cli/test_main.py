@@ -35,16 +35,11 @@ def test_the_overview_names_each_with_its_summary(programs, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     lines = [line.strip() for line in programs.printed("--help").splitlines()]
     for name, summary in cli.PROGRAMS.items():
+        assert cli.program_class(name).__doc__.splitlines()[0] == summary
         assert any(
             line.startswith(f"{name} ") and line.endswith(summary)
             for line in lines
         )
-
-
-def test_a_summary_is_the_first_line_of_the_programs_docstring():
-    for name, summary in cli.PROGRAMS.items():
-        program = cli.program_class(name)
-        assert program.__doc__.splitlines()[0] == summary
 
 
 def test_the_version_is_that_of_the_package(programs):
@@ -243,10 +238,7 @@ class BrokenOutput(io.StringIO):
         return super().write(text)
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["mine --json", "prove --json", "data --json"],
-)
+@pytest.mark.parametrize("name", ["mine --json", "prove --json", "data --json"])
 def test_the_json_is_written_before_anything_is_printed(
     name, data_folder, programs, monkeypatch, tmp_path
 ):
@@ -372,10 +364,7 @@ def test_a_closed_pipe_ends_a_program_silently(arguments):
 def test_a_full_disk_behind_standard_output_is_one_line(words):
     with open("/dev/full", "w") as full:
         done = subprocess.run(
-            [*PYTHON, *words],
-            stdout=full,
-            stderr=subprocess.PIPE,
-            text=True,
+            [*PYTHON, *words], stdout=full, stderr=subprocess.PIPE, text=True
         )
     assert (done.returncode, done.stderr) == (
         2,

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -9,9 +10,7 @@ import pytest
 from funcppo.cli import Terminated
 from funcppo.kg.config import RESULTS_FILE, read_config
 from funcppo.kg.graph.loaders import load
-from funcppo.kg.graph.rules import (
-    RULE_FILE_FORMATS,
-)
+from funcppo.kg.graph.rules import RULE_FILE_FORMATS
 from funcppo.kg.mining import miner
 from funcppo.kg.run import rule_files
 from tests.cli.runner import SMALL, contains, json_of, mine, write_graph
@@ -126,10 +125,7 @@ S1 = "countries_s1 --out {tmp}/r"
         (f"{S1} --max-length 6", "--max-length: expected 1 to 5, got 6"),
         (f"{S1} --memory much", "--memory: expected bytes below"),
         (f"{S1} --memory 10MB", "--memory 10000000: expected at least"),
-        (
-            f"{S1} --object-identity",
-            "--object-identity: expected --format AnyBURL, got tsv",
-        ),
+        (f"{S1} --object-identity", "expected --format AnyBURL, got tsv"),
         ("{tmp} --out {tmp}/r", "train.txt"),
     ],
 )
@@ -141,27 +137,37 @@ def test_bad_input_is_one_line_and_exit_2(programs, tmp_path, args, line):
     assert not (tmp_path / "r").exists()
 
 
-def test_what_mine_finds_is_what_training_reads(
-    programs, monkeypatch, capsys, tmp_path
-):
+def test_training_reads_or_mines_them(programs, monkeypatch, capsys, tmp_path):
     """Also with another time limit; other settings and interrupted searches are not kept."""
-    (tmp_path / "train.txt").write_text(family_lines(load("family_tree:60:2")))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    kept = lambda: sorted((tmp_path / "cache").glob("funcppo/*.tsv"))
-    out = tmp_path / "mined"
-    arguments = (str(tmp_path), "--out", str(out))
+    tree = load("family_tree:60:2")
+    splits = ("train", "valid", "test")
+    texts = {split: family_lines(tree, split) for split in splits}
+    data = write_graph(tmp_path / "data", **texts)
+    mined, cache = tmp_path / "mined", tmp_path / "cache"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
+    kept = lambda: sorted(cache.glob("funcppo/*.tsv"))
+    arguments = (str(data), "--out", str(mined))
     assert mine(*arguments, "--min-support", "6") == 0 and not kept()
     for i, seconds in enumerate(("1200", "400"), 1):
         capsys.readouterr()
         assert mine(*arguments, "--seconds", seconds) == 0
         assert "kept for `funcppo train`" in capsys.readouterr().out
         assert len(kept()) == i
-    train = ("train", tmp_path, "--steps", "64", *SMALL, "--seconds", "None")
-    train += ("--set", "mining_seconds=400")
-    assert "those mined before" in " ".join(
-        programs.printed(*train, "--out", tmp_path / "run").split()
-    )
-    assert (tmp_path / "run/rules.tsv").read_text() == out.read_text()
+
+    words = f"--steps 64 {' '.join(SMALL)} --seconds None"
+    words += " --set prover.max_height=1 --set mining_seconds=400"
+    for said in ("those mined before", "no rules given:"):
+        out, is_kept = tmp_path / said[:2], bool(kept())
+        printed = programs.printed("train", data, *words.split(), "--out", out)
+        assert said in " ".join(printed.split())
+        assert ("mined in" in printed) != is_kept
+        assert (out / "rules.tsv").read_text() == mined.read_text()
+        shutil.rmtree(cache)
+    assert read_config(out).rules == "rules.tsv"
+    results = json.loads((out / RESULTS_FILE).read_text())
+    assert results["rules"] == len(load(data, out / "rules.tsv").rules) > 0
+    assert programs("train", data, "--out", out, "--resume") == 0
+    assert programs("evaluate", out) == 0
 
 
 @pytest.mark.parametrize(
@@ -189,28 +195,3 @@ def family_lines(tree, split="train"):
         f"{tree.entities[a - 1]}\t{tree.predicates[p - 1]}\t{tree.entities[b - 1]}\n"
         for p, a, b in getattr(tree, split)
     )
-
-
-def test_training_without_rules_mines_first_and_keeps_what_it_mined(
-    programs, monkeypatch, tmp_path
-):
-    tree, out = load("family_tree:60:2"), tmp_path / "out"
-    splits = ("train", "valid", "test")
-    texts = {split: family_lines(tree, split) for split in splits}
-    data = write_graph(tmp_path / "data", **texts)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    args = ("train", data, "--steps", "64", *SMALL)
-    args += ("--set", "prover.max_height=1")
-    printed = programs.printed(*args, "--out", out)
-    assert "no rules given:" in printed and "mined in" in printed
-    assert read_config(out).rules == "rules.tsv"
-    n_rules = len(load(data, out / "rules.tsv").rules)
-    results = json.loads((out / RESULTS_FILE).read_text())
-    assert results["rules"] == n_rules > 0
-    again = tmp_path / "again"
-    printed = " ".join(programs.printed(*args, "--out", again).split())
-    assert "using those mined before" in printed
-    mined = [(x / "rules.tsv").read_text() for x in (out, again)]
-    assert mined[0] == mined[1]
-    assert programs(*args, "--out", out, "--resume") == 0
-    assert programs("evaluate", out) == 0

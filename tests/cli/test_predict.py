@@ -277,10 +277,7 @@ NEW = ["--relation", "p", "--new"]
         ([*QUERY, "--set", "min_score=2"], "--set min_score: expected 0 to 1"),
         ([*QUERY, "--score", "evidence"], "trained run has others"),
         ([*QUERY, "--unproved"], "expected a run that learnt from questions"),
-        (
-            [*QUERY, "--unproved", "--set", "min_score=0.1"],
-            "--unproved, --set min_score: expected one of them",
-        ),
+        ([*QUERY, "--unproved", "--set", "min_score=0.1"], "expected one of"),
         ([*NEW, "--unproved"], "--unproved: expected a query"),
         ([*QUERY, "--csv", "-", "--json", "-"], "expected one of them"),
         (["--queries", "{queries}"], "queries.txt:3: query 'p(e1, e2)'"),

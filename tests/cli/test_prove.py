@@ -393,11 +393,7 @@ def test_a_guide_costs_time_never_the_verdict(tmp_path, capsys):
     for query, options, expected in (
         ("locatedIn(X, asia)", guided, "expected a query without variables"),
         ("locatedIn(france, asia)", ("--guide", "none"), "expected a folder"),
-        (
-            "locatedIn(france, asia)",
-            (*guided, "--proofs", "2"),
-            "no --proofs",
-        ),
+        ("locatedIn(france, asia)", (*guided, "--proofs", "2"), "no --proofs"),
     ):
         with pytest.raises(ValueError, match=expected):
             prove("countries_s3", query, *options)

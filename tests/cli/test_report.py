@@ -1,7 +1,5 @@
 """`report`: a page of a run, of several, of an unfinished one; bad input is one line and writes nothing."""
 
-import json
-import shutil
 from xml.etree import ElementTree
 
 import pytest
@@ -22,21 +20,6 @@ def test_a_page_and_its_tables_are_written(programs, trained, tmp_path):
     assert "the five regions, tails only" in text
 
 
-def test_an_unfinished_run_has_a_page_that_says_so(programs, trained, tmp_path):
-    run = tmp_path / "run"
-    shutil.copytree(trained, run)
-    config = json.loads((run / "config.json").read_text())
-    config["steps"] *= 3
-    (run / "config.json").write_text(json.dumps(config))
-    (run / "results.json").unlink()
-    out = tmp_path / "r.html"
-    args = ("report", run, "--out", out, "--shown", "0")
-    assert programs(*args) == 0
-    text = out.read_text()
-    assert "unfinished: the run stands at update 4 of 12" in text
-    assert "results.json is missing" in text
-
-
 def test_bad_input_is_one_line_and_writes_nothing(programs, trained, tmp_path):
     def error(*args):
         return programs.refused("report", *args)
@@ -52,6 +35,9 @@ def test_bad_input_is_one_line_and_writes_nothing(programs, trained, tmp_path):
     assert "expected an option, got" in error(trained, trained, *to)
     assert "RUN: expected a value, got none" in error(*to)
     assert "--out" in error(trained)
+    for name in ("a.pdf", "a", "a.svgz"):
+        words = (trained, "--plot", "rules", "--out", tmp_path / name)
+        assert "ends in .svg or .png" in error(*words)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -76,10 +62,3 @@ def test_a_picture_is_written(programs, trained, tmp_path, kind, name):
         assert content.startswith(b"\x89PNG")
     else:
         assert ElementTree.fromstring(content).tag.endswith("svg")
-
-
-def test_a_picture_that_cannot_be_is_one_line(programs, trained, tmp_path):
-    for name in ("a.pdf", "a", "a.svgz"):
-        words = (trained, "--plot", "rules", "--out", tmp_path / name)
-        assert "ends in .svg or .png" in programs.refused("report", *words)
-    assert list(tmp_path.iterdir()) == []

@@ -67,12 +67,8 @@ def test_bad_input_is_one_line(programs, tmp_path):
         lines = programs.refused("serve", *args).splitlines()
         return lines[-1]
 
-    with server.open_socket("127.0.0.1", 0) as listener:
-        port = listener.getsockname()[1]
-        assert "expected a free port" in error("countries_s1", "--port", port)
-    assert "expected a name or an address" in error(
-        "countries_s1", "--host", "no host"
-    )
+    no_host = error("countries_s1", "--host", "no host")
+    assert "expected a name or an address" in no_host
     assert "--port" in error("countries_s1", "--port", "65536")
     free = ("--port", "0")
     assert "unknown data set" in error("nothing", *free)

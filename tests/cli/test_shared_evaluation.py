@@ -9,11 +9,7 @@ import pytest
 
 from funcppo.kg.graph.loaders import load
 from funcppo.kg.ranking import evaluate as evaluation
-from tests.cli.processes import (
-    keep_metrics,
-    run_processes,
-    waiting_ends_with,
-)
+from tests.cli.processes import keep_metrics, run_processes, waiting_ends_with
 from tests.cli.runner import settings
 from tests.ports import hold_ports, port_of
 

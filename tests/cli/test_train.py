@@ -74,18 +74,6 @@ def test_every_field_of_the_files_is_documented(trained):
     assert "loss" in written and written | of_graphs <= documented
 
 
-def test_metrics_are_in_a_file_while_it_trains_and_after(programs, tmp_path):
-    path = tmp_path / "funcppo.prom"
-    words = ("countries_s1", "--out", tmp_path / "run", *TRAINED)
-    assert programs("train", *words, "--metrics-file", path) == 0
-    lines = path.read_text().splitlines()
-    assert {"funcppo_updates_total 4.0", "funcppo_finished 1.0"} <= set(lines)
-    info = next(x for x in lines if x.startswith("funcppo_run_info{"))
-    for label in ('program="train"', 'strategy="eager"', 'device="cpu"'):
-        assert label in info
-    assert [path.name for path in tmp_path.glob("funcppo*")] == [path.name]
-
-
 def test_settings_of_files_and_metrics_where_asked(trained, programs, tmp_path):
     """The data set too; an option of the command line wins. The run equals that of the same options."""
     settings = json.loads((trained / CONFIG_FILE).read_text())
@@ -101,23 +89,27 @@ def test_settings_of_files_and_metrics_where_asked(trained, programs, tmp_path):
     assert updates == [str(row["update"]) for row in rows]
 
 
-def test_a_supervisor_may_resume_from_the_start(trained, programs, tmp_path):
-    """Where there is no run yet, a new one begins, equal to one without --resume."""
-    words = ("countries_s1", "--out", tmp_path / "run", "--resume", *TRAINED)
-    printed = programs.printed("train", *words)
+def test_where_no_run_is_to_resume_one_begins(trained, programs, tmp_path):
+    """Equal to one without --resume, without graphs and with a file of metrics; each says what it did."""
+    out, exported = tmp_path / "run", tmp_path / "funcppo.prom"
+    words = ("countries_s1", "--out", out, "--resume", *TRAINED)
+    words += ("--cuda-graphs", "off", "--metrics-file", exported)
+    printed = programs.printed("train", *words, "--log-compiles")
     assert "held no run to resume: a new one" in printed
-    assert_equal_runs(tmp_path / "run", trained)
-
-
-def test_graphs_can_be_turned_off(trained, programs, tmp_path):
-    """The reason is in the log in place of that of a CPU, which has none; the result is the same."""
-    words = ("train", "countries_s1", "--out", tmp_path, *TRAINED)
-    assert programs(*words, "--cuda-graphs", "off") == 0
-    rows = logs.read(tmp_path / METRICS_FILE)
-    assert rows[-1]["fallback_reason"] == "turned off by --cuda-graphs off"
-    header = logs.read_header(tmp_path / METRICS_FILE)
-    assert header["graphs"] == "off"
-    assert_equal_runs(tmp_path, trained)
+    counted = " ".join(printed.split()).split("compiles and graphs: ")[1]
+    counts = "compiles 0, cache_hits 0, recompiles 0, cudagraph_recordings 0"
+    assert contains(counted, counts)
+    reason = "turned off by --cuda-graphs off"
+    assert f"fallback_reason {reason}" in counted
+    assert logs.read(out / METRICS_FILE)[-1]["fallback_reason"] == reason
+    assert logs.read_header(out / METRICS_FILE)["graphs"] == "off"
+    assert_equal_runs(out, trained)
+    lines = exported.read_text().splitlines()
+    assert {"funcppo_updates_total 4.0", "funcppo_finished 1.0"} <= set(lines)
+    info = next(x for x in lines if x.startswith("funcppo_run_info{"))
+    for label in ('program="train"', 'strategy="eager"', 'device="cpu"'):
+        assert label in info
+    assert [x.name for x in tmp_path.glob("funcppo*")] == [exported.name]
 
 
 def test_a_run_that_cannot_be_written_leaves_the_one_it_would_replace(
@@ -297,7 +289,7 @@ def test_half_written_files_are_removed(trained, programs, capsys, tmp_path):
     assert not (tmp_path / "run" / "start-x.part").exists()
 
 
-S1 = "countries_s1 --out {tmp}/x"
+HEIGHT_2 = "--set prover.max_height=2 --set prover.object_identity=True"
 
 
 @pytest.mark.parametrize(
@@ -305,45 +297,18 @@ S1 = "countries_s1 --out {tmp}/x"
     [
         ("no_such_set --out {tmp}/x", "no_such_set"),
         ("countries_s1 --out {run}", "holds a run already"),
-        (
-            "countries_s2 --out {run} --resume",
-            "a run is resumed with its own settings: dataset: expected countri",
-        ),
-        (
-            f"{S1} --set ppo.n_minibatches=7",
-            "--set ppo.n_minibatches: expected a divisor of ... got 7",
-        ),
+        ("countries_s2 {again}", "own settings: dataset: expected countri"),
+        ("{new} --set ppo.n_minibatches=7", "expected a divisor of ... got 7"),
         ("- --out {run}", "DATASET -: expected a file or a name, with which"),
-        (
-            "countries_s1 --out {run}/config.json",
-            "config.json: expected a folder, got a file",
-        ),
-        (
-            f"{S1} --set prover.max_height=2 --set prover.object_identity=True",
-            "object_identity: expected fact_selection=oracle, at height 1",
-        ),
-        (
-            f"{S1} --strategy one-graph",
-            "--strategy: expected auto or eager, since TORCH_COMPILE_DISABLE=1 turns the compiler off, got 'one-graph'",
-        ),
+        ("countries_s1 --out {run}/config.json", "a folder, got a file"),
+        (f"{{new}} {HEIGHT_2}", "expected fact_selection=oracle, at height 1"),
+        ("{new} --strategy one-graph", "since TORCH_COMPILE_DISABLE=1 turns"),
         ("--out {tmp}/x", "DATASET: expected a data set, got none"),
         ("--out {tmp}/x --resume", "train` wrote, got none"),
-        (
-            "--resume --config s.yaml --out {run}",
-            "--config s.yaml: No such file",
-        ),
-        (
-            "--resume --overwrite --out {run}",
-            "--resume, --overwrite: expected one of them",
-        ),
-        (
-            "countries_s1 --resume --out {run} --steps 127",
-            "--steps: expected 128 or more, to extend the run, got 127",
-        ),
-        (
-            f"{S1} --metrics-file {{tmp}}/y/z",
-            "--metrics-file ...y/z: expected a file in a folder that exists",
-        ),
+        ("--config s.yaml {again}", "--config s.yaml: No such file"),
+        ("--overwrite {again}", "--resume, --overwrite: expected one of"),
+        ("countries_s1 {again} --steps 127", "--steps: expected 128 or more,"),
+        ("{new} --metrics-file {tmp}/y/z", "...y/z: expected a file in a fol"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_2(
@@ -352,23 +317,14 @@ def test_bad_input_is_one_line_and_exit_2(
     monkeypatch.setenv("TORCH_COMPILE_DISABLE", "1")
     before = (trained / CHECKPOINT_FILE).read_bytes()
     small = [] if "ppo.n_minibatches=7" in args else SMALL
-    words = args.format(tmp=tmp_path, run=trained).split()
+    places = {"tmp": tmp_path, "run": trained}
+    places["new"] = f"countries_s1 --out {tmp_path}/x"
+    places["again"] = f"--resume --out {trained}"
+    words = args.format(**places).split()
     error = programs.refused("train", *words, *small)
     assert contains(error, line), error
     assert (trained / CHECKPOINT_FILE).read_bytes() == before
     assert not (tmp_path / "x").exists()
-
-
-def test_a_run_of_a_gpu_is_not_resumed_without_one(
-    trained, programs, monkeypatch, tmp_path
-):
-    shutil.copytree(trained, tmp_path / "run")
-    config = json.loads((trained / CONFIG_FILE).read_text())
-    changed = json.dumps(config | {"device": "cuda"})
-    (tmp_path / "run" / CONFIG_FILE).write_text(changed)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    line = "--device cuda: expected a CUDA device, PyTorch found none"
-    assert programs.refused(*resume(tmp_path / "run")) == line
 
 
 @pytest.mark.parametrize(
@@ -378,27 +334,22 @@ def test_a_run_of_a_gpu_is_not_resumed_without_one(
         ("rule_metric", 1.5, "a number from 0 to 1 or null"),
     ],
 )
-def test_a_checkpoint_that_says_something_else_of_its_run_is_one_line(
-    field, value, expected, trained, programs, tmp_path
+def test_files_that_say_something_else_of_their_run_are_one_line(
+    field, value, expected, trained, programs, monkeypatch, tmp_path
 ):
-    shutil.copytree(trained, tmp_path / "run")
-    run = open_run(trained)
-    path = tmp_path / "run" / CHECKPOINT_FILE
+    run, state = tmp_path / "run", open_run(trained).state
+    shutil.copytree(trained, run)
+    path = run / CHECKPOINT_FILE
     meta = checkpoint.read(path)[1] | {field: value}
-    checkpoint.save(path, run.state, meta)
+    checkpoint.save(path, state, meta)
     line = f"{path}: {field}: expected {expected}, got {value!r}"
-    assert programs.refused(*resume(tmp_path / "run")) == line
+    assert programs.refused(*resume(run)) == line
 
-
-def test_log_compiles_prints_what_compilers_and_graphs_did(programs, tmp_path):
-    args = ("countries_s1", "--out", tmp_path, "--steps", "64", *SMALL)
-    output = " ".join(
-        programs.printed("train", *args, "--log-compiles").split()
-    )
-    line = output.split("compiles and graphs: ")[1]
-    counts = "compiles 0, cache_hits 0, recompiles 0, cudagraph_recordings 0"
-    assert contains(line, counts)
-    assert "fallback_reason no CUDA tensor in the state" in line
+    config = json.loads((run / CONFIG_FILE).read_text()) | {"device": "cuda"}
+    (run / CONFIG_FILE).write_text(json.dumps(config))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    line = "--device cuda: expected a CUDA device, PyTorch found none"
+    assert programs.refused(*resume(run)) == line
 
 
 def rounded(results):
@@ -452,10 +403,10 @@ def test_a_run_prints_few_lines_beside_its_table(programs, capsys, tmp_path):
     words = ("countries_s1", "--overwrite", "--out", tmp_path, *TRAINED)
     words = [word for word in words if word != "-v"]
     printed = []
-    for option in ((), ("-v",), ("-q",)):
+    for option in ((), ("-q",), ("-v",)):
         assert programs("train", *words, *option) == 0
         printed.append(capsys.readouterr().out.rstrip().splitlines())
-    few, all_, table = printed
+    few, table, all_ = printed
     start = next(i for i, line in enumerate(few) if "expected ties" in line)
     rows = len([line for line in table if line.strip()])
     assert table[0] == few[start]
