@@ -20,7 +20,6 @@ from funcppo.kg.mining import (
     default_config,
     miner,
     paths,
-    rules,
 )
 from funcppo.kg.run import rule_files
 from tests import oracles
@@ -72,9 +71,8 @@ def test_counts_worked_by_hand():
 def mined_in_parts(chunk_rows, facts, **settings):
     """What is mined where tables have few rows."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rules, "CHUNK_ROWS", chunk_rows)
-        # what needs more than two of these is left out
-        patch.setattr(paths, "CHUNK_ROWS", max(chunk_rows, 200))
+        pack, few = paths.pack, lambda limit: min(limit, chunk_rows)
+        patch.setattr(paths, "pack", lambda cost, n: pack(cost, few(n)))
         return mined(facts, **settings)
 
 
