@@ -70,7 +70,12 @@ from funcppo.kg.graph.rules import (
     proof_names,
     read_query,
 )
-from funcppo.kg.graph.text import quote, read_text, similar_names_hint
+from funcppo.kg.graph.text import (
+    display,
+    quote,
+    read_text,
+    similar_names_hint,
+)
 from funcppo.kg.graph.triples import DEFAULT_CONFIG, DataConfig
 from funcppo.kg.logic import proof as proofs
 from funcppo.kg.logic.fixpoint import Verdict
@@ -694,7 +699,9 @@ class Knowledge:
 
     def _repr_html_(self) -> str:
         """Format the line of `repr` and the notes as HTML, with names escaped."""
-        notes = "".join(f"<li>{html.escape(x)}</li>" for x in self.notes)
+        notes = "".join(
+            f"<li>{html.escape(display(x))}</li>" for x in self.notes
+        )
         title = f"<p><b>{html.escape(repr(self))}</b></p>"
         return f"{title}<details><summary>{len(self.notes)} notes</summary><ul>{notes}</ul></details>"
 
