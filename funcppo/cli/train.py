@@ -663,7 +663,7 @@ def _show_results(screen: Screen, run: Run, results: JsonObject) -> None:
         table = metrics_table(title, results["test"], row)
         print_table(screen.console, table)
     replay = scoring.graph_fallback_notes(run.search_step)
-    screen.add([*notes, *_closing_notes(run, results), *replay], "answers")
+    screen.add([*notes, *_closing_notes(run), *replay], "answers")
 
 
 def _table_title(run: Run, results: JsonObject) -> str:
@@ -682,18 +682,12 @@ def _table_title(run: Run, results: JsonObject) -> str:
     return f"{split} ({candidates}, expected ties)"
 
 
-def _closing_notes(run: Run, results: JsonObject) -> list[str]:
-    """Format notes on false negatives and on what training changed."""
-    notes: list[str] = []
-    rate = results["false_negative_rate"]
-    if rate is not None:
-        notes.append(
-            f"false-negative rate of provable negatives: {rate:.1%} (true in valid or test)"
-        )
-    if run.questions is None and int(run.state.best_update) == 0:
-        notes.append(
-            "no update of PPO ranked valid better than the untrained policy beyond chance: its parameters are kept"
-            if run.update
-            else "no update of PPO was made: 'trained' is the untrained policy"
-        )
-    return notes
+def _closing_notes(run: Run) -> list[str]:
+    """Format a note where training changed nothing."""
+    if run.questions is not None or int(run.state.best_update) > 0:
+        return []
+    if not run.update:
+        return ["no update of PPO was made: 'trained' is the untrained policy"]
+    return [
+        "no update of PPO ranked valid better than the untrained policy beyond chance: its parameters are kept"
+    ]

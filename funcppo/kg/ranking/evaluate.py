@@ -9,13 +9,7 @@ Every rank follows from the integers `n_better`, `n_equal` and `n_candidates`:
 
 Files have a format number, in the settings. A file of another format is not resumed.
 
-How far probabilities of candidates can be read as chances to be the answer, and a temperature that corrects them.
-
-A score becomes a probability in one of two ways: where scores are logits, by a softmax among the candidates of a row;
-where a score is itself a probability, as it is. A temperature T divides log-odds before: above 1 it makes a policy less
-sure. It changes no ranking.
-
-Source: Guo et al. 2017, arXiv:1706.04599.
+Bins tell how far the probabilities of triples can be read as chances to be true.
 """
 
 from __future__ import annotations
@@ -366,50 +360,16 @@ N_PROBABILITY_BINS = 10
 NORMAL_95 = 1.959963984540054
 # probabilities are clipped to [p, 1 - p] before their logarithm
 MIN_PROBABILITY = 1e-9
-# Temperatures are tried in steps of a factor, first from 1/16 to 16, then around the best.
-COARSE_POWERS = np.arange(-4.0, 4.25, 0.5)
-FINE_POWERS = np.arange(-0.4375, 0.4376, 0.0625)
 
 
 class Bins(NamedTuple):
-    """Counts and sums over candidates, binned by the probability that a score gives them."""
+    """Counts and sums over triples, binned by their probability."""
 
     n: I64[np.ndarray, "B"]
-    n_right: I64[np.ndarray, "B"]  # candidates that are the answer
+    n_right: I64[np.ndarray, "B"]  # triples that are true
     probability_sum: F64[np.ndarray, "B"]
-    # of -log p of what is the case, that the candidate is the answer or not
+    # of -log p of what is the case, that the triple is true or not
     log_loss_sum: F64[np.ndarray, "B"]
-
-
-def probabilities(
-    ranked: Ranking, *, among_candidates: bool, temperature: float = 1.0
-) -> F64[np.ndarray, "L"]:
-    """Compute the probability that each listed candidate is the answer, from its quantised score.
-
-    Args:
-      among_candidates: scores are logits, and the probabilities of the candidates of a row add up to 1; otherwise a
-        score is a probability itself.
-      temperature: divides the log-odds.
-    """
-    is_finite = (ranked.listed_score > rank_metrics.ZERO_SCORE) & (
-        ranked.listed_score < rank_metrics.CERTAIN_SCORE
-    )
-    logits = ranked.listed_score.double() * (
-        rank_metrics.SCORE_GRID_STEP / temperature
-    )
-    if not among_candidates:
-        certain = (ranked.listed_score > 0).double()
-        values = torch.where(is_finite, torch.sigmoid(logits), certain)
-        return values.numpy(force=True)
-
-    # A candidate without evidence has the logit -inf.
-    logits = torch.where(is_finite, logits, -torch.inf)
-    row, size = ranked.listed_row, len(ranked.query_row)
-    largest = logits.new_full((size,), -torch.inf)
-    largest = largest.scatter_reduce(0, row, logits, "amax")[row]
-    weight = torch.exp(logits - torch.where(is_finite, largest, 0.0))
-    total = weight.new_zeros(size).scatter_add(0, row, weight)[row]
-    return (weight / total.clamp_min(1e-300)).numpy(force=True)
 
 
 def log_losses(
@@ -438,41 +398,9 @@ def bin_probabilities(
     )
 
 
-def bin_ranking(
-    ranked: Ranking, *, among_candidates: bool, temperature: float = 1.0
-) -> Bins:
-    """Count the listed candidates of a ranking in bins of their probability; arguments as in `probabilities`."""
-    probability = probabilities(
-        ranked, among_candidates=among_candidates, temperature=temperature
-    )
-    return bin_probabilities(probability, ranked.is_answer.numpy(force=True))
-
-
 def add_bins(parts: Iterable[Bins]) -> Bins:
     """Add up the bins of several parts, at least one."""
     return Bins(*(np.sum(column, axis=0) for column in zip(*parts)))
-
-
-def choose_temperature(ranked: Ranking, *, among_candidates: bool) -> float:
-    """Choose the temperature with the least log loss over a ranking's listed candidates, to a factor of 2 ** (1 / 16).
-
-    1 where no candidate is listed.
-    """
-    is_right = ranked.is_answer.numpy(force=True)
-
-    def log_loss(power: float) -> float:
-        probability = probabilities(
-            ranked,
-            among_candidates=among_candidates,
-            temperature=float(2.0**power),
-        )
-        return float(log_losses(probability, is_right).sum())
-
-    # The first of equal ones is taken: it is 1 where all are equal.
-    near_one_first = sorted(COARSE_POWERS.tolist(), key=abs)
-    coarse = min(near_one_first, key=log_loss)
-    near_coarse_first = sorted((coarse + FINE_POWERS).tolist(), key=abs)
-    return float(2.0 ** min(near_coarse_first, key=log_loss))
 
 
 def wilson(

@@ -46,7 +46,6 @@ from funcppo.kg.logic.fixpoint import (
 from funcppo.kg.logic.joins import RowBudget, RowBudgetExceeded
 from funcppo.kg.logic.kb import HEAD, TAIL, KnowledgeBase
 from funcppo.kg.logic.prove import Clauses
-from funcppo.kg.mining import MAX_TINY_FACTS, ROWS_PER_SECOND, MiningConfig
 from funcppo.kg.ranking import ranking
 from funcppo.kg.ranking.ranking import (
     ListedQueries,
@@ -54,7 +53,7 @@ from funcppo.kg.ranking.ranking import (
     check_queries,
     ranked_sides,
 )
-from funcppo.kg.run import budget, fit, held_out, rule_files
+from funcppo.kg.run import budget, fit, held_out
 from funcppo.kg.run.budget import Choice, RunTime
 from funcppo.kg.run.fit import (
     FitState,
@@ -815,64 +814,6 @@ class _Grid:
             index, sizes, atoms.to(torch.int32)
         )
         return listed, list(derivations)
-
-
-# -- mining settings of a tiny graph
-
-
-def mining_configs(dataset: Dataset, seconds: float) -> dict[str, MiningConfig]:
-    """Return the mining settings to try, by name: the data set's defaults, and for a tiny graph the usual settings too.
-
-    Rules with constants do not always rank a tiny graph better; both are cheap there, and both are
-    tried.
-
-    Args:
-      dataset: without valid triples only its defaults are tried.
-      seconds: time limit of mining; the usual settings beside others have half of it.
-    """
-    defaults = rule_files.mining_config(dataset, seconds=seconds)
-    usual = MiningConfig(seconds=seconds)
-    is_tiny = len(dataset.facts) <= MAX_TINY_FACTS
-    if defaults == usual or not is_tiny or not len(dataset.valid):
-        return {"default": defaults}
-    # The usual settings sample what takes more rows.
-    usual = replace(usual, max_rows=20 * ROWS_PER_SECOND, seconds=seconds / 2)
-    return {"with constants": defaults, "without constants": usual}
-
-
-def choose_rules(
-    datasets: Mapping[str, Dataset],
-    prover: ProverTaskConfig,
-    run_time: RunTime,
-    deadline: Deadline = NO_DEADLINE,
-) -> str:
-    """Return the name of the rules whose best rule score has the highest MRR on valid; the first without a gain.
-
-    Args:
-      datasets: the data set with the rules of each mining settings, by their name.
-      prover: settings of the prover; a height that is open is 1.
-      deadline: when the comparison ends; what is not ranked by then is not chosen.
-    """
-    names = list(datasets)
-    if len(names) == 1:
-        return names[0]
-
-    # By default settings, of which no choice on valid favours one of them.
-    prover = replace(prover, max_height=prover.max_height or 1)
-    tried: list[Candidate[str]] = []
-    for i, (name, dataset) in enumerate(datasets.items()):
-        part = deadline.share(1 / (len(names) - i))
-        quiet = RunTime(on_phase=run_time.on_phase)
-        best = choose_settings(dataset, prover, None, quiet, part).best
-        if best.ranks is None:
-            run_time.note(
-                f"mining defaults of {names[0]} taken, not compared on valid: {name}: {quiet.notes[0]}"
-            )
-            return names[0]
-        tried.append(Candidate(name, name, best.ranks))
-    first, *others = tried
-    stage = Stage("mined rules", lambda *_: others)
-    return choose(stage, first, run_time).value
 
 
 # -- a new run

@@ -1,4 +1,4 @@
-"""Ranking by a run: its scores by name, the queries of a validation, test in the time there is, and calibration."""
+"""Ranking by a run: its scores by name, the queries of a validation, and test in the time that there is."""
 
 from __future__ import annotations
 
@@ -22,7 +22,6 @@ from funcppo.kg.config import MAX_VALID_FIRINGS
 from funcppo.kg.logic import kb as kbase
 from funcppo.kg.logic.prove import Clauses
 from funcppo.kg.ranking import evaluate, rank_metrics, ranking
-from funcppo.kg.ranking.evaluate import Bins
 from funcppo.kg.ranking.ranking import (
     RankedRows,
     Ranking,
@@ -62,8 +61,6 @@ from funcppo.kg.search.task import (
     inference_world,
 )
 
-# The policy before training, after it, and with the temperature that valid has chosen.
-UNTRAINED, TRAINED, TEMPERED = "untrained", "trained", "trained_at_temperature"
 # queries that are ranked together first; the time that they take tells how many more there is time for
 FIRST_ROUND = 16
 GUIDE_STEPS = 200  # resolution steps for a goal of valid
@@ -80,7 +77,6 @@ class _RankedPart(NamedTuple):
     rows: RankedRows
     reciprocal_rank: F64[Tensor, "q"]  # of each query, the mean of its sides
     auc_pr: float | None  # of Countries
-    bins: dict[str, Bins]  # see `policy_bins`
 
 
 def stopping_at(
@@ -356,15 +352,10 @@ class TestRanking:
         run: Run,
         deadline: Deadline,
         on_phase: PhaseCallback = ignore_phase,
-        temperature: float | None = None,
     ) -> None:
         """Rank what rules have ranked by `policies` too, and more queries by both while there is time.
 
         Where evidence is held, the first round is ranked whatever the time.
-
-        Args:
-          temperature: for the probabilities of the trained policy, which are counted without and with it; None for
-            none.
         """
         if not self._rounds:
             self.rank_by_rules(run, deadline.share(0.2), on_phase)
@@ -373,13 +364,10 @@ class TestRanking:
             for one in ranked:
                 is_free = not self._rounds and one.evidence is not None
                 limit = NO_DEADLINE if is_free else deadline
-                self._learnt(
-                    run, one, stopping_at(limit, on_phase), temperature
-                )
+                self._learnt(run, one, stopping_at(limit, on_phase))
                 self._rounds.append(one)
             for one in self._iter_rounds(run, deadline, on_phase):
-                report = stopping_at(deadline, on_phase)
-                self._learnt(run, one, report, temperature)
+                self._learnt(run, one, stopping_at(deadline, on_phase))
                 self._rounds.append(one)
         if not self._rounds:
             self._rounds = ranked
@@ -441,7 +429,7 @@ class TestRanking:
         for name in self.rule_scores:
             report(f"ranking test by {name}")
             ranked = _rank(run, queries, one.evidence, name, None)
-            one.parts[name] = _rank_part(run, name, ranked, None)
+            one.parts[name] = _rank_part(run, ranked)
         if self._rounds and not self._holds(run, one):
             one.evidence = None
         return one
@@ -454,13 +442,7 @@ class TestRanking:
         n_held = sum(len(part.queries) for part in (*held, one.evidence))
         return n_held <= _count_to_hold(run, one.evidence)
 
-    def _learnt(
-        self,
-        run: Run,
-        one: _Round,
-        report: PhaseCallback,
-        temperature: float | None,
-    ) -> None:
+    def _learnt(self, run: Run, one: _Round, report: PhaseCallback) -> None:
         """Rank the queries of a round by `policies`.
 
         Raises:
@@ -481,7 +463,7 @@ class TestRanking:
             ranked = _rank(
                 run, one.queries, evidence, name, params, on_progress
             )
-            one.parts[name] = _rank_part(run, name, ranked, temperature)
+            one.parts[name] = _rank_part(run, ranked)
         self.seconds += time.monotonic() - began
 
     def metrics(self, run: Run) -> dict[str, Json]:
@@ -495,19 +477,8 @@ class TestRanking:
             for name in names
         }
 
-    def bins(self) -> dict[str, Bins]:
-        """Return the candidates by their probability, see `policy_bins`."""
-        bins: dict[str, list[Bins]] = {}
-        for one in self._rounds:
-            for part in one.parts.values():
-                for state, counted in part.bins.items():
-                    bins.setdefault(state, []).append(counted)
-        return {state: evaluate.add_bins(of) for state, of in bins.items()}
 
-
-def _rank_part(
-    run: Run, name: str, ranked: Ranking, temperature: float | None
-) -> _RankedPart:
+def _rank_part(run: Run, ranked: Ranking) -> _RankedPart:
     """Return what is kept of the ranking of a part of a split by a score."""
     of_rows = rank_metrics.expected_reciprocal_ranks(ranked.counts)
     total = of_rows.new_zeros(len(ranked.queries))
@@ -516,7 +487,6 @@ def _rank_part(
         ranking.ranked_rows(ranked),
         total / len(ranked_sides(run.task)),
         ranking.auc_pr(ranked) if run.task.is_countries else None,
-        policy_bins(run, name, ranked, temperature),
     )
 
 
@@ -542,51 +512,3 @@ def summarise_parts(
     predicates = list(run.task.dataset.predicates)
     metrics = ranking.summarise_rows(parts, predicates)
     return metrics if auc is None else metrics | {"auc_pr": auc}
-
-
-# -- calibration
-
-
-def policy_bins(
-    run: Run, name: str, ranked: Ranking, temperature: float | None
-) -> dict[str, Bins]:
-    """Bin a ranking's listed candidates by probability, under `UNTRAINED`, or under `TRAINED` and `TEMPERED`.
-
-    Args:
-      name: of the score that ranks; nothing is counted of scores other than the first and the last of `policies`.
-      temperature: of the trained policy; None for none.
-    """
-    among = run.score == EVIDENCE_SCORE
-    count = partial(evaluate.bin_ranking, ranked, among_candidates=among)
-    first, last = (list(policies(run))[i] for i in (0, -1))
-    bins: dict[str, Bins] = {}
-    if name == first:
-        bins[UNTRAINED] = count()
-    if name == last:
-        bins[TRAINED] = count()
-        if temperature is not None:
-            bins[TEMPERED] = count(temperature=temperature)
-    return bins
-
-
-def calibrate(
-    run: Run, deadline: Deadline, on_phase: PhaseCallback = ignore_phase
-) -> tuple[float | None, dict[str, Bins]]:
-    """Choose a temperature on the queries of a validation; return it with the bins of their candidates.
-
-    The temperature is None without queries or without time."""
-    if run.task.is_guide or not len(validation_queries(run)):
-        return None, {}
-    found = list(policies(run).items())
-    (first, start), (last, best) = found[0], found[-1]
-    report = partial(stopping_at(deadline, on_phase), "calibrating on valid")
-    try:
-        untrained = rank_valid(run, start, report)
-        trained = rank_valid(run, best, report)
-    except TimeOver:
-        return None, {}
-    temperature = evaluate.choose_temperature(
-        trained, among_candidates=run.score == EVIDENCE_SCORE
-    )
-    before = policy_bins(run, first, untrained, None)
-    return temperature, before | policy_bins(run, last, trained, temperature)

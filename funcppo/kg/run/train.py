@@ -16,7 +16,7 @@ import math
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -53,7 +53,6 @@ from funcppo.kg.config import (
 from funcppo.kg.graph import loaders
 from funcppo.kg.graph.dataset import Dataset
 from funcppo.kg.mining import MiningConfig
-from funcppo.kg.ranking import evaluate
 from funcppo.kg.run import budget, choices, fit, held_out, rule_files
 from funcppo.kg.run.budget import Choice, RunTime
 from funcppo.kg.run.choices import (
@@ -680,8 +679,9 @@ def begin(
     dataset, mined = _read_data(config, run_time), None
     if config.rules is None and not len(dataset.rules):
         rule_files.check_memory(dataset, memory_limit, config.device)
-        mine = partial(_mine, dataset, config, run_time, announce, cache_dir)
-        mined, dataset = mine(choices.mining_configs(dataset, mining_seconds))
+        cfg = rule_files.mining_config(dataset, seconds=mining_seconds)
+        mined = _mine(dataset, cfg, config, run_time, announce, cache_dir)
+        dataset = loaders.with_rule_file(dataset, mined.path)
         config = replace(config, rules=str(mined.path))
 
     run = choices.start_run(config, dataset, run_time, memory_limit)
@@ -703,47 +703,32 @@ def _read_data(config: RunConfig, run_time: RunTime) -> Dataset:
 
 def _mine(
     dataset: Dataset,
+    cfg: MiningConfig,
     config: RunConfig,
     run_time: RunTime,
     announce: Callable[[str], object],
     cache_dir: Path | None,
-    configs: Mapping[str, MiningConfig],
-) -> tuple[RuleFile, Dataset]:
-    """Mine rules by each of the settings; return the file that ranks valid best, and the data set with its rules.
+) -> RuleFile:
+    """Return the file of the rules that are mined for a run.
 
     Args:
       config: settings of the run.
-      configs: the settings, by name.
 
     Raises:
       ValueError: the facts support no rule.
     """
-    on_phase = run_time.on_phase
 
     def show_mining(stage: str, done: float, total: float) -> None:
-        on_phase(f"mining rules: {stage}", round(done), round(total) or None)
+        text = f"mining rules: {stage}"
+        run_time.on_phase(text, round(done), round(total) or None)
 
-    mined: dict[str, RuleFile] = {}
-    datasets: dict[str, Dataset] = {}
-    for i, (name, cfg) in enumerate(configs.items(), 1):
-        try:
-            found = rule_files.get_or_mine_rules(
-                dataset, cfg, config.device, show_mining, announce, cache_dir
-            )
-        except ValueError as error:
-            run_time.note(f"mining defaults of {name}: {error}")
-            if i == len(configs) and not mined:
-                raise
-            continue
-        mined[name] = found
-        datasets[name] = loaders.with_rule_file(dataset, found.path)
+    file = rule_files.get_or_mine_rules(
+        dataset, cfg, config.device, show_mining, announce, cache_dir
+    )
     run_time.end_phase("mining")
-    deadline = run_time.part(choices.SETTINGS_SHARE)
-    chosen = choices.choose_rules(datasets, config.prover, run_time, deadline)
-    file = mined[chosen]
     run_time.notes.append(Note("rules", file.message))
     run_time.notes += [Note("detail", note) for note in file.notes]
-    return file, datasets[chosen]
+    return file
 
 
 def resume(
@@ -937,17 +922,14 @@ def rank_results(
     # What was chosen at the start is in the run.
     run_time.choices, run_time.notes = [], []
     run = _compare_with_rules(run, run_time)
-    run_time.on_phase("calibrating on valid")
-    left = run_time.end.share(0.2)
-    temperature, bins = held_out.calibrate(run, left, run_time.on_phase)
     task, config = run.task, run.run_config
-    _note_end(run, run_time, temperature)
+    _note_end(run, run_time)
 
     n_all = len(task.dataset.test)
     test = run.ranked_test or held_out.TestRanking(held_out.rule_rows(run))
     if n_all:
         writing = run_time.end.share(0.9)
-        test.rank_by_all(run, writing, run_time.on_phase, temperature)
+        test.rank_by_all(run, writing, run_time.on_phase)
     run_time.end_phase("ranking of test")
     if test.n_queries < n_all:
         run_time.note_cut(
@@ -974,17 +956,11 @@ def rank_results(
         "best_valid_metric": float(run.state.best_valid_metric)
         if has_valid
         else None,
-        "false_negative_rate": prover_task.false_negative_rate(task),
         "choices": [choice._asdict() for choice in chosen],
         "test": metrics,
         "answering_row": held_out.answering_row(run),
         "n_test_queries": test.n_queries,
         "test_is_sample": test.n_queries < n_all,
-        "calibration": {
-            "temperature": temperature,
-            "valid": _bins_to_json(bins),
-            "test": _bins_to_json(test.bins()),
-        },
         "seconds_limit": config.seconds,
         "seconds": training_seconds,
         "phase_seconds": run_time.phases,
@@ -1016,7 +992,7 @@ def _compare_with_rules(run: Run, run_time: RunTime) -> Run:
     return replace(run, is_learnt_better=best.value)
 
 
-def _note_end(run: Run, run_time: RunTime, temperature: float | None) -> None:
+def _note_end(run: Run, run_time: RunTime) -> None:
     """Add notes on how the run ended, and the choice of the score that ranks answers."""
     update, n_updates = run.update, run.n_updates
     if not run.is_finished:
@@ -1032,13 +1008,3 @@ def _note_end(run: Run, run_time: RunTime, temperature: float | None) -> None:
 
     if run.rule_metric is not None:
         run_time.notes.append(Note("answers", describe_default_score(run)))
-    is_ranked = not run.task.is_guide and len(run.task.dataset.valid)
-    if temperature is None and is_ranked:
-        run_time.note_cut(
-            "no temperature is chosen on valid: there was no time for it (--seconds)"
-        )
-
-
-def _bins_to_json(bins: Mapping[str, evaluate.Bins]) -> Json:
-    """Return each policy state's bins of candidates by probability as JSON values."""
-    return {state: evaluate.bins_to_json(of) for state, of in bins.items()}

@@ -793,18 +793,6 @@ def _hard_negatives(task: ProverTask) -> I32[Tensor, "N W"]:
     return task.least_model.atoms[task.least_model.height > 0]
 
 
-def false_negative_rate(task: ProverTask) -> float | None:
-    """Return the share of hard negatives that are true in valid or test; None without hard negatives."""
-    if not task.cfg.hard_negative_fraction:
-        return None
-    negatives = _hard_negatives(task)
-    if not len(negatives):
-        return None
-    held_out = torch.from_numpy(held_out_triples(task.dataset))
-    is_true = _is_listed(negatives, held_out.to(negatives.device), task.sizes)
-    return float(is_true.float().mean())
-
-
 def with_ranking_on(task: ProverTask, device: str) -> ProverTask:
     """Return the task with the tensors that ranking reads on a device, which may differ from the scoring device."""
     model = _moved(task.least_model, device, "atoms", "height", "atom_index")

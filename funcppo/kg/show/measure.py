@@ -44,9 +44,6 @@ from funcppo.kg.run.run import Run
 from funcppo.kg.run.subject import describe_default_score, run_subject
 from funcppo.kg.search.task import PhaseCallback, ProverTask, ignore_phase
 
-# the name of the bins of what `funcppo score` says of triples
-OF_TRIPLES = "funcppo score, of triples"
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunMeasurements:
@@ -80,8 +77,8 @@ class RunMeasurements:
     """Test queries that the end of the training ranked."""
     metrics: dict[str, Json]
     """By name of the score, the learnt one last; empty where no test query was ranked."""
-    reliability: dict[str, Json]
-    """Candidates in bins of the probability that a policy gives them, see `bins_to_json`; triples of `OF_TRIPLES`."""
+    reliability: Json
+    """Triples of valid in bins of the probability of `funcppo score`, see `bins_to_json`; empty without any."""
     labels: Mapping[str, str]
     """What people call relations, by name."""
     rules: tuple[Json, ...]
@@ -103,11 +100,6 @@ class RunMeasurements:
     def by_rules(self) -> Json:
         """Return the metrics of rule confidences alone."""
         return self.metrics[self.config.rule_score]
-
-    @property
-    def temperature(self) -> float | None:
-        """Return the trained policy's temperature chosen on valid; None without a temperature."""
-        return (self.results.get("calibration") or {}).get("temperature")
 
     @property
     def changed_settings(self) -> list[tuple[str, str]]:
@@ -142,19 +134,13 @@ def measure(
     log, results, notes = _read_files(folder, run.learner is not None)
     notes = [*run.task.notes, *run.notes, *results.get("notes", []), *notes]
     notes += scoring.graph_fallback_notes(run.search_step)
-    calibration = results.get("calibration") or {}
-    metrics, reliability = results.get("test"), calibration.get("test") or {}
-    n_ranked = results.get("n_test_queries", 0)
+    metrics, n_ranked = results.get("test"), results.get("n_test_queries", 0)
     if metrics is None:  # a run that is unfinished, or of fp.fit
         test = held_out.TestRanking(held_out.rule_rows(run))
         test.rank_by_all(run, NO_DEADLINE, on_phase)
         metrics, n_ranked = test.metrics(run), test.n_queries
-        bins = test.bins().items()
-        reliability = {k: evaluate.bins_to_json(x) for k, x in bins}
-    fit = calibrate(Answerer(run_subject(run))) if reliability else None
-    if fit is not None:
-        of_triples = {OF_TRIPLES: evaluate.bins_to_json(fit.bins)}
-        reliability = {**reliability, **of_triples}
+    fit = calibrate(Answerer(run_subject(run))) if metrics else None
+    reliability = {} if fit is None else evaluate.bins_to_json(fit.bins)
 
     # The report is on the policy, whatever ranks valid better.
     answerer = Answerer(run_subject(run, run.score))

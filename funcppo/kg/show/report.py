@@ -27,8 +27,7 @@ from funcppo.core.files import Json
 from funcppo.kg.graph import drawing
 from funcppo.kg.graph.drawing import MAX_LABEL, label
 from funcppo.kg.graph.text import display, score_text
-from funcppo.kg.run.held_out import TEMPERED, TRAINED, UNTRAINED
-from funcppo.kg.show.measure import OF_TRIPLES, RunMeasurements
+from funcppo.kg.show.measure import RunMeasurements
 
 if TYPE_CHECKING:
     import jinja2
@@ -42,13 +41,7 @@ MAX_BARS = 25
 MAX_ROWS = 200
 # mid tones, which stand out on white and on black, also for the colour-blind
 COLOURS = ("#8c8c8c", "#2f7ed8", "#e07b39", "#2a9d6f")
-GREY, BLUE, ORANGE, GREEN = COLOURS
-RELIABILITY_COLOURS = {
-    UNTRAINED: GREY,
-    TRAINED: BLUE,
-    TEMPERED: ORANGE,
-    OF_TRIPLES: GREEN,
-}
+GREY, BLUE, ORANGE, _ = COLOURS
 # the colour of text and axes, which a page replaces by its own
 INK = "#1b1b1f"
 METRICS = ("mrr", "hits@1", "hits@3", "hits@10", "auc_pr", "proved", "ceiling")
@@ -152,26 +145,18 @@ def relations(run: RunMeasurements) -> list[Table]:
 
 
 def reliability(run: RunMeasurements) -> list[Table]:
-    """Return the losses, and in bins of the probability how often candidates are the answer.
+    """Return the losses of the probabilities of triples, and in bins of them how often triples are true.
 
     Raises:
       ValueError: none are counted.
     """
-    found = {
-        state: run.reliability[state]
-        for state in RELIABILITY_COLOURS
-        if state in run.reliability
-    }
-    if not found:
+    if not run.reliability:
         raise ValueError(
-            f"reliability: {run.name}: expected ranks of test, got none"
+            f"reliability: {run.name}: expected ranks of test and triples of valid, got none"
         )
-    losses = [{"policy": k, **v} for k, v in found.items()]
-    bins = [{"policy": k, **row} for k, v in found.items() for row in v["bins"]]
-    return [
-        _to_columns(losses, ("policy", "log_loss", "calibration_error")),
-        _to_columns(bins),
-    ]
+    columns = ("log_loss", "calibration_error")
+    bins = run.reliability["bins"]
+    return [_to_columns([run.reliability], columns), _to_columns(bins)]
 
 
 def rules(run: RunMeasurements) -> list[Table]:
@@ -279,33 +264,20 @@ def _draw_relations(tables: list[Table]) -> Figure:
 
 
 def _draw_reliability(tables: list[Table]) -> Figure:
-    """Draw how often candidates are the answer, by their probability: untrained, trained, and with the temperature."""
-    losses, bins = tables
+    """Draw how often triples are true, by their probability."""
+    columns = {name: np.array(column) for name, column in tables[1].items()}
     figure = _new_figure(3.2)
     axes = figure.subplots()
     axes.plot([0, 1], [0, 1], "--", color=GREY, linewidth=1)
-    columns = {name: np.array(column) for name, column in bins.items()}
-    for state in losses["policy"]:
-        drawn = {k: x[columns["policy"] == state] for k, x in columns.items()}
-        x, y = drawn["mean_probability"], drawn["share_right"]
-        axes.errorbar(
-            x,
-            y,
-            yerr=np.maximum([y - drawn["low"], drawn["high"] - y], 0.0),
-            fmt="o-",
-            color=RELIABILITY_COLOURS[state],
-            capsize=3,
-            markersize=4,
-            label=state.replace("_", " "),
-        )
-
+    x, y = columns["mean_probability"], columns["share_right"]
+    spread = np.maximum([y - columns["low"], columns["high"] - y], 0.0)
+    axes.errorbar(x, y, spread, fmt="o-", color=BLUE, capsize=3, markersize=4)
     axes.set(
         xlim=(-0.02, 1.02),
         ylim=(-0.02, 1.05),
-        xlabel="probability of a candidate (mean of its bin)",
-        ylabel="share that is the answer",
+        xlabel="probability of a triple (mean of its bin)",
+        ylabel="share that is true",
     )
-    axes.legend(loc="upper left")
     return figure
 
 

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from experiments.paths import RESULTS
-from funcppo.core.host import Deadline
 from funcppo.kg.config import (
     BellmanFordConfig,
     EmbeddingConfig,
@@ -372,42 +371,6 @@ def test_each_stage_shows_how_much_of_it_is_done():
     done, total = shown[f"{start}: listing candidates"][-1]
     assert done == total > 0
     assert shown["choosing settings: height 2: T_P"] == [(0, None)]
-
-
-# -- mining settings of tiny dense graphs
-
-# `likes` is the inverse of `knows`; `meets` says nothing.
-GOOD = "likes(X, Y) :- knows(Y, X)\n"
-BAD = "likes(X, Y) :- meets(X, Y)\n"
-
-
-def small_graph(rules: str, n_valid: int = 4):
-    """A graph of which valid asks for `likes`."""
-    pairs = [(a, b) for a in "abcde" for b in "vwxyz"]
-    likes = [(b, "likes", a) for a, b in pairs]
-    known = [(a, "knows", b) for a, b in pairs]
-    known += [("v", "meets", "w"), ("w", "meets", "v")]
-    return from_triples(
-        [*known, *likes[n_valid:]], likes[:n_valid], rules=rules
-    )
-
-
-def test_the_first_rules_are_kept_unless_others_rank_valid_better():
-    late = Deadline(at=0.0, clock=lambda: 1.0)
-    for first, second, arguments, expected in (
-        (BAD, GOOD, (), "second"),
-        (GOOD, BAD, (), "first"),
-        (GOOD, GOOD, (), "first"),
-        (BAD, GOOD, (late,), "first"),  # without time nothing is ranked
-    ):
-        run_time = RunTime()
-        rules = {"first": first, "second": second}
-        datasets = {name: small_graph(rules[name]) for name in rules}
-        found = choices.choose_rules(datasets, OPEN, run_time, *arguments)
-        assert found == expected
-        is_late = bool(arguments)
-        assert bool(run_time.choices) != is_late
-        assert any("not compared" in x for x in run_time.notes) == is_late
 
 
 # -- new runs that learn from proofs

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from funcppo.core.host import NO_DEADLINE, Deadline
-from funcppo.kg.ranking import evaluate, ranking
+from funcppo.core.host import Deadline
+from funcppo.kg.ranking import ranking
 from funcppo.kg.ranking.ranking import RankingProtocol
 from funcppo.kg.run import fit, held_out
 from funcppo.kg.run import run as run_module
@@ -151,37 +151,6 @@ def test_the_rule_score_ranks_the_queries_of_a_validation(run):
     model = replace(run.task.least_model, stop_reason="a bound")
     task = replace(run.task, least_model=model)
     assert held_out.rank_valid_by_rules(replace(run, task=task)) is None
-
-
-def test_calibration_ranks_valid_before_and_after_training(run):
-    """Its bins are those of a ranking by each policy, and the temperature has the least log loss of the trained one."""
-    temperature, found = held_out.calibrate(run, NO_DEADLINE)
-    for state, params, at in (
-        ("untrained", run.state.start_params, 1.0),
-        ("trained", run.state.best_params, 1.0),
-        ("trained_at_temperature", run.state.best_params, temperature),
-    ):
-        expected = evaluate.bin_ranking(
-            held_out.rank_valid(run, params),
-            among_candidates=False,
-            temperature=at,
-        )
-        for values, by_hand in zip(found[state], expected):
-            np.testing.assert_array_equal(values, by_hand)
-    losses = {state: evaluate.log_loss(bins) for state, bins in found.items()}
-    assert losses["trained_at_temperature"] <= losses["trained"]
-
-    # Test is counted without the temperature and with it.
-    bins = []
-    for temperature in (None, 1.0, 4.0):
-        test = held_out.TestRanking(())
-        test.rank_by_all(run, NO_DEADLINE, temperature=temperature)
-        bins.append(test.bins())
-    assert list(bins[0]) == ["untrained", "trained"]
-    for counted, is_same in zip(bins[1:], (True, False)):
-        tempered = counted["trained_at_temperature"].probability_sum
-        same = np.array_equal(tempered, bins[0]["trained"].probability_sum)
-        assert same == is_same
 
 
 # -- a run that learns from questions
