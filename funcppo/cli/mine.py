@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections import Counter
 from dataclasses import asdict, dataclass, fields
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
@@ -49,8 +48,6 @@ if TYPE_CHECKING:
     from funcppo.kg.graph.dataset import Dataset
     from funcppo.kg.run.rule_files import MinedDataset
 
-IDENTITY_SHARE = 0.25  # of the limits, for counts under object identity
-PLAIN_COUNTS_NOTE = "counts are without object identity, by which AnyBURL and PyClause apply rules: --object-identity"
 _DEFAULT = MiningConfig()
 
 
@@ -81,12 +78,8 @@ class Mine:
     out: Annotated[Path, Opt("FILE|-")]
     """Rule file to write, or to replace; - writes to standard output."""
     format: Literal["tsv", "AnyBURL", "AMIE"] = "tsv"
-    """Format of the rule file: funcppo's own table (tsv), AnyBURL (also read by PyClause) or AMIE. funcppo reads all
-    three."""
-    object_identity: bool = False
-    """Count under object identity, as AnyBURL and PyClause do: different variables of a rule bind different entities,
-    none of which the rule names. For --format AnyBURL alone; a quarter of --seconds and of max_rows is kept for it.
-    Default: off, the counts are without."""
+    """Format of the rule file: funcppo's own table (tsv), AnyBURL (also read by PyClause, which count under object
+    identity) or AMIE. funcppo reads all three."""
     max_length: Annotated[int, Range(1, MAX_PATH_LENGTH)] | None = None
     """Maximum number of atoms in a rule body, 1 to 5. Paths of 4 and 5 atoms are for sparse graphs: relations with too
     many of them are left out. Default: 3; 2 in a tiny dense graph (at most 2,000 facts, at least one for each pair of
@@ -134,6 +127,7 @@ class Mine:
     def _run(self) -> int:
         """Mine into a file that no other process writes; return the exit status."""
         from funcppo.kg.graph.loaders import load
+        from funcppo.kg.graph.rules import format_rule_table
         from funcppo.kg.run import rule_files
         from funcppo.runtime import memory
 
@@ -150,19 +144,22 @@ class Mine:
             mined = rule_files.mine_dataset(
                 dataset, cfg, self.device, display.report
             )
-        mined, notes = self._count_under_identity(mined)
-        notes = [*mined.result.notes, *notes, *self._write(dataset, cfg, mined)]
+        rules, counts, result = mined
+        if str(self.out) == "-":
+            write_output(format_rule_table(rules, counts, self.format))
+        else:
+            rule_files.write_rule_file(self.out, rules, counts, self.format)
         seconds = time.perf_counter() - start
-        summary = _summarise(self, mined, notes, seconds) | {
+        summary = _summarise(self, mined, seconds) | {
             "settings": asdict(cfg),
             "memory_limit_bytes": limit,
             "peak_bytes": memory.peak_bytes(self.device),
         }
         write_json(self.json, summary)
-        notes = (*dataset.notes, *notes)
+        notes = (*dataset.notes, *result.notes)
         print_notes(notes, console, None if self.verbose else 3)
         _print_summary(console, self, mined, summary)
-        interrupt = mined.result.interrupt
+        interrupt = result.interrupt
         if isinstance(interrupt, Terminated):
             return EXIT_TERMINATED
         return 0 if interrupt is None else EXIT_INTERRUPTED
@@ -176,20 +173,11 @@ class Mine:
             for field in fields(MiningConfig)
         }
         options["constants"] = self.constants or not self.without_constants
-        if self.object_identity:
-            options["seconds"] = (1 - IDENTITY_SHARE) * self.seconds
-            if self.max_rows is not None:
-                rows = int((1 - IDENTITY_SHARE) * self.max_rows)
-                options["max_rows"] = max(1, rows)
         given = {k: v for k, v in options.items() if v is not None}
         return rule_files.mining_config(dataset, **given)
 
     def _check_outputs(self) -> None:
         """Check the output files before any work."""
-        if self.object_identity and self.format != "AnyBURL":
-            raise ValueError(
-                f"--object-identity: expected --format AnyBURL, got {self.format}, whose counts are without"
-            )
         # Rules are not read, and may be written beside the triples.
         triple_files = [
             path
@@ -199,72 +187,9 @@ class Mine:
         outputs = [("--out", self.out), ("--json", self.json)]
         check_outputs(outputs, triple_files)
 
-    def _count_under_identity(
-        self, mined: MinedDataset
-    ) -> tuple[MinedDataset, list[str]]:
-        """Return the mined rules with the counts for the file, and notes; counts hold object identity if asked."""
-        from funcppo.core.host import Deadline
-        from funcppo.kg.logic.joins import RowBudget
-        from funcppo.kg.run.rule_files import count_mined_rules
-
-        result = mined.result
-        if not self.object_identity:
-            is_plain = self.format == "AnyBURL" and len(mined.dataset.rules) > 0
-            return mined, [PLAIN_COUNTS_NOTE] if is_plain else []
-        if result.interrupt is not None:
-            return mined, [PLAIN_COUNTS_NOTE]
-        seconds_left = self.seconds - result.seconds
-        at = time.monotonic() + max(seconds_left, IDENTITY_SHARE * self.seconds)
-        budget = RowBudget(
-            int(result.max_rows * IDENTITY_SHARE / (1 - IDENTITY_SHARE)),
-            deadline=Deadline(at=at),
-        )
-        with WorkDisplay("counting under object identity") as display:
-            return count_mined_rules(
-                mined,
-                budget,
-                partial(display.report, "counting under object identity"),
-            )
-
-    def _write(
-        self, dataset: Dataset, cfg: MiningConfig, mined: MinedDataset
-    ) -> list[str]:
-        """Write the rules, also to the cache if `train` would mine them with these settings; return notes on files."""
-        from funcppo.kg.graph.rules import format_rule_table
-        from funcppo.kg.run import rule_files
-
-        rules, counts, result = mined
-        notes: list[str] = []
-        # Kept first: nothing is lost where FILE cannot be written.
-        default = rule_files.mining_config(dataset, seconds=cfg.seconds)
-        is_default = cfg == default and not self.object_identity
-        if is_default and result.interrupt is None and len(rules.rules):
-            notes.append(_cache(dataset, cfg, mined))
-
-        if str(self.out) == "-":
-            write_output(format_rule_table(rules, counts, self.format))
-        else:
-            rule_files.write_rule_file(self.out, rules, counts, self.format)
-        return notes
-
-
-def _cache(dataset: Dataset, cfg: MiningConfig, mined: MinedDataset) -> str:
-    """Store the rules for later trainings; return a note on where they are."""
-    from funcppo.kg.run import rule_files
-
-    try:
-        path = rule_files.cache_rules(dataset, cfg, mined)
-    except OSError as error:
-        return (
-            f"not kept for `funcppo train`: {error.filename}: {error.strerror}"
-        )
-    except ValueError as error:
-        return f"not kept for `funcppo train`: {error}"
-    return f"kept for `funcppo train` on these data: {path}"
-
 
 def _summarise(
-    options: Mine, mined: MinedDataset, notes: list[str], seconds: float
+    options: Mine, mined: MinedDataset, seconds: float
 ) -> JsonObject:
     """Build the JSON of --json, without the memory."""
     from funcppo.kg.mining.counts import SAME_ENTITY
@@ -290,7 +215,7 @@ def _summarise(
         "total_seconds": round(seconds, 3),
         "file_format": options.format,
         "out": str(options.out),
-        "notes": notes,
+        "notes": result.notes,
     }
 
 

@@ -303,9 +303,6 @@ class Train:
                     memory_limit=self._memory_limit,
                     mining_seconds=seconds,
                     cache_dir=self.cache_dir,
-                    announce=lambda line: screen.add(
-                        [Note("detail", f"mining rules: {line}")]
-                    ),
                 )
         if self.overwrite and not has_run:  # once the new run is written
             take_folder(self.out, self.log, overwrite=True)

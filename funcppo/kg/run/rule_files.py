@@ -1,12 +1,8 @@
-"""Rules mined for a data set: in memory, in a file, cached by a hash of data and settings, and counted again.
+"""Rules mined for a data set: in memory, in a file, and cached by a hash of data and settings.
 
 `mine_dataset` mines now; `get_or_mine_rules` returns the cached rule file of a data set, mining it if there is none.
 What is mined is a function of the set of known facts, by name: neither the order of the lines of a file nor names that
 only held-out triples have change it.
-
-AnyBURL and PyClause count and apply rules under object identity: different variables of a rule bind different
-constants, none of which the rule names. The miner counts walks, whose entities may repeat. `count_mined_rules` counts
-mined rules again under object identity, whatever their length, for files that are read by those tools.
 """
 
 from __future__ import annotations
@@ -15,8 +11,6 @@ import dataclasses
 import hashlib
 import json
 import os
-from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -37,8 +31,6 @@ from funcppo.kg.graph.rules import (
     format_rule_table,
     with_encoded_rules,
 )
-from funcppo.kg.logic import fixpoint, kb
-from funcppo.kg.logic.joins import RowBudget, RowBudgetExceeded
 from funcppo.kg.mining import MiningConfig, counts, default_config, miner
 from funcppo.kg.mining.counts import (
     MinedRules,
@@ -117,19 +109,17 @@ def check_memory(
     dataset: Dataset,
     limit: int,
     device: str,
-    max_length: int | None = None,
+    max_length: int,
 ) -> None:
     """Check that a data set can be mined within a memory limit.
 
     Args:
       limit: bytes of this process, or of the GPU.
-      max_length: of the bodies of rules, in atoms; None for that of the defaults.
+      max_length: of the bodies of rules, in atoms.
 
     Raises:
       ValueError: it takes more.
     """
-    if max_length is None:
-        max_length = mining_config(dataset).max_length
     needed_bytes = memory.used_bytes(device) + miner.needed_bytes(
         len(dataset.facts), dataset.n_predicates, max_length
     )
@@ -192,14 +182,12 @@ def get_or_mine_rules(
     cfg: MiningConfig,
     device: str,
     progress: ProgressCallback,
-    announce: Callable[[str], object],
     cache_dir: Path | None = None,
 ) -> RuleFile:
     """Return the rule file of a data set: the cached file if there is one, else rules mined now.
 
     Args:
       progress: called with what is done, and how much of it.
-      announce: called with the file of the rules that an interrupted search has found.
       cache_dir: where rule files are kept; None for the user's cache directory.
 
     Returns:
@@ -210,7 +198,7 @@ def get_or_mine_rules(
     Raises:
       ValueError: the data support no rule, or others may write the cache directory.
       OSError: the cache directory cannot be written.
-      KeyboardInterrupt: mining was interrupted; the rules found by then are in a file whose path `announce` receives.
+      KeyboardInterrupt: mining was interrupted.
     """
     dataset = training_part(dataset)
     path = _cache_path(dataset, cfg, cache_dir)
@@ -223,14 +211,13 @@ def get_or_mine_rules(
     mined = mine_dataset(dataset, cfg, device, progress)
     n_rules = len(mined.dataset.rules)
     if mined.result.interrupt is not None:
-        if n_rules:
-            path = path.with_suffix(".partial.tsv")
-            write_rule_file(path, mined.dataset, mined.statistics, "tsv")
-            announce(f"interrupted: the {n_rules} rules found by then: {path}")
         raise mined.result.interrupt
     if not n_rules:
         raise ValueError(no_rules_message(dataset.name, cfg))
-    _write_with_notes(path, mined)
+    # The notes first, so that a rule file is never without them.
+    text = json.dumps(mined.result.notes)
+    write_atomically(_notes_path(path), lambda file: file.write(text.encode()))
+    write_rule_file(path, mined.dataset, mined.statistics, "tsv")
     return RuleFile(
         path,
         f"no rules given: {n_rules} mined in {mined.result.seconds:.0f} s, {path}",
@@ -245,32 +232,6 @@ def no_rules_message(name: str, cfg: MiningConfig) -> str:
         f"{cfg.min_confidence:g}: expected --rules FILE, which `funcppo mine` "
         "finds more of with --min-support 2"
     )
-
-
-def cache_rules(
-    dataset: Dataset, cfg: MiningConfig, mined: MinedDataset
-) -> Path:
-    """Write mined rules to the user's cache, where `get_or_mine_rules` looks for them; return the path.
-
-    Args:
-      dataset: what was mined.
-      cfg: the settings.
-
-    Raises:
-      OSError: the cache directory cannot be written.
-      ValueError: others may write it.
-    """
-    path = _cache_path(dataset, cfg, None)
-    cache.make_private(path.parent)
-    _write_with_notes(path, mined)
-    return path
-
-
-def _write_with_notes(path: Path, mined: MinedDataset) -> None:
-    """Write the notes of a cached rule file, then the file, so that a rule file is never without its notes."""
-    text = json.dumps(mined.result.notes)
-    write_atomically(_notes_path(path), lambda file: file.write(text.encode()))
-    write_rule_file(path, mined.dataset, mined.statistics, "tsv")
 
 
 def _read_notes(path: Path) -> tuple[str, ...]:
@@ -288,15 +249,9 @@ def _notes_path(path: Path) -> Path:
 def _cache_path(
     dataset: Dataset, cfg: MiningConfig, cache_dir: Path | None
 ) -> Path:
+    cache_home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     name = f"rules-{_cache_key(dataset, cfg)}.tsv"
-    return (cache_dir or _user_cache_dir()) / name
-
-
-def _user_cache_dir() -> Path:
-    return (
-        Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-        / "funcppo"
-    )
+    return (cache_dir or Path(cache_home) / "funcppo") / name
 
 
 def _cache_key(dataset: Dataset, cfg: MiningConfig) -> str:
@@ -308,81 +263,3 @@ def _cache_key(dataset: Dataset, cfg: MiningConfig) -> str:
     ]
     digest = hashlib.sha256(json.dumps(described).encode())
     return digest.hexdigest()[:16]
-
-
-def count_mined_rules(
-    mined: MinedDataset,
-    budget: RowBudget,
-    report: Callable[[int, int], object] = lambda done, total: None,
-) -> tuple[MinedDataset, list[str]]:
-    """Count the predictions and the support of mined rules again under object identity.
-
-    Rules of few predictions come first. Those that the budget does not suffice for keep their counts without object
-    identity; those that are right nowhere under it are left out.
-
-    Args:
-      budget: bounds the rows and the time of the joins.
-      report: called after each rule, with the number of counted rules and of all.
-
-    Returns:
-      The rules that are kept, with an interrupt of the count if there was one; and a note on those that were left out,
-      and on those that were not counted.
-    """
-    dataset, statistics, result = mined
-    order = np.argsort(statistics.body_pairs, kind="stable")
-    # Each prediction takes some 100 bytes while its rule is counted.
-    order = order[statistics.body_pairs[order] <= 7_000_000].tolist()
-    support = statistics.support.copy()
-    predictions = statistics.body_pairs.copy()
-    n_all, n_counted, interrupt = len(support), 0, None
-    try:
-        facts, sizes = kb.from_dataset(dataset)
-        for applied in fixpoint.iter_consequences(
-            facts, sizes, rule_ids=order, object_identity=True, budget=budget
-        ):
-            rule = order[n_counted]
-            support[rule] = int((applied.fact >= 0).sum())
-            predictions[rule] = len(applied.atoms)
-            n_counted += 1
-            report(n_counted, n_all)
-    except RowBudgetExceeded:
-        pass  # the notes say what is not counted
-    except KeyboardInterrupt as error:
-        interrupt = error
-
-    kept = support > 0
-    notes = _identity_notes(
-        int((~kept).sum()), n_all - n_counted, interrupt is not None
-    )
-    counted = statistics._replace(support=support, body_pairs=predictions)
-    is_kept = torch.from_numpy(kept).to(result.rules.support.device)
-    rules = counts.select_rows(result.rules, is_kept)
-    dataset = replace(
-        dataset,
-        rules=dataset.rules[kept],
-        rule_weights=counted.weight[kept],
-        rule_counts=None,
-    )
-    return MinedDataset(
-        dataset,
-        RuleStatistics(*(column[kept] for column in counted)),
-        replace(result, rules=rules, interrupt=interrupt),
-    ), notes
-
-
-def _identity_notes(
-    n_left_out: int, n_uncounted: int, is_interrupted: bool
-) -> list[str]:
-    """Return notes on the numbers of rules that were left out and that were not counted."""
-    notes: list[str] = []
-    if n_left_out:
-        notes.append(
-            f"{n_left_out:,} rules are right nowhere under object identity and were left out"
-        )
-    if n_uncounted:
-        limit = "the limits of time, rows or memory"
-        limit = "an interrupt" if is_interrupted else limit
-        notes.append(
-            f"{n_uncounted:,} rules have counts without object identity: {limit} kept them from being counted with it"
-        )
-    return notes

@@ -655,10 +655,10 @@ def begin(
     out: Path,
     run_time: RunTime,
     *,
-    memory_limit: int,
-    mining_seconds: float,
+    memory_limit: int | None = None,
+    mining_seconds: float | None = None,
     cache_dir: Path | None = None,
-    announce: Callable[[str], object] = lambda line: None,
+    dataset: Dataset | None = None,
 ) -> Run:
     """Start a run: write its config and checkpoint to the folder, and remove the files of an earlier run.
 
@@ -666,21 +666,29 @@ def begin(
       config: its settings, with absolute paths.
       out: its folder.
       run_time: gets notes on what was chosen.
-      memory_limit: bytes that it may take.
-      mining_seconds: time limit of mining, where no rules are set and the data set has none.
+      memory_limit: bytes that it may take; None for no limit.
+      mining_seconds: time limit of mining, where no rules are set and the data set has none; None for the default.
       cache_dir: where mined rules are kept; None for the default.
-      announce: receives lines on mining as they come.
+      dataset: triples and rules; None to read those that the settings name.
 
     Raises:
       ValueError: a setting does not fit, or the facts support no rule.
     """
     _check_shards(config)
     config = budget.with_device(config)
-    dataset, mined = _read_data(config, run_time), None
+    mined = None
+    if dataset is None:
+        run_time.on_phase("reading data")
+        dataset = loaders.load(config.dataset, config.rules, cfg=config.data)
+        run_time.end_phase("reading")
     if config.rules is None and not len(dataset.rules):
-        rule_files.check_memory(dataset, memory_limit, config.device)
-        cfg = rule_files.mining_config(dataset, seconds=mining_seconds)
-        mined = _mine(dataset, cfg, config, run_time, announce, cache_dir)
+        cfg = rule_files.mining_config(dataset)
+        cfg = replace(cfg, seconds=mining_seconds or cfg.seconds)
+        if memory_limit is not None:
+            rule_files.check_memory(
+                dataset, memory_limit, config.device, cfg.max_length
+            )
+        mined = _mine(dataset, cfg, config, run_time, cache_dir)
         dataset = loaders.with_rule_file(dataset, mined.path)
         config = replace(config, rules=str(mined.path))
 
@@ -693,20 +701,11 @@ def begin(
     return run
 
 
-def _read_data(config: RunConfig, run_time: RunTime) -> Dataset:
-    """Load the data set that the settings name."""
-    run_time.on_phase("reading data")
-    dataset = loaders.load(config.dataset, config.rules, cfg=config.data)
-    run_time.end_phase("reading")
-    return dataset
-
-
 def _mine(
     dataset: Dataset,
     cfg: MiningConfig,
     config: RunConfig,
     run_time: RunTime,
-    announce: Callable[[str], object],
     cache_dir: Path | None,
 ) -> RuleFile:
     """Return the file of the rules that are mined for a run.
@@ -723,7 +722,7 @@ def _mine(
         run_time.on_phase(text, round(done), round(total) or None)
 
     file = rule_files.get_or_mine_rules(
-        dataset, cfg, config.device, show_mining, announce, cache_dir
+        dataset, cfg, config.device, show_mining, cache_dir
     )
     run_time.end_phase("mining")
     run_time.notes.append(Note("rules", file.message))
@@ -877,14 +876,15 @@ def train_run(
     check_new_folder(folder)
     check_loggers(log)
     take_folder(folder, log)
-    run_config = budget.with_device(run_config)
-    run_time = RunTime(run_config.seconds, on_phase=on_phase)
-    if dataset is None:
-        dataset = _read_data(run_config, run_time)
-    run = choices.start_run(run_config, dataset, run_time, memory_limit)
     folder.mkdir(parents=True, exist_ok=True)
-    _write_start(run, folder, None)
-
+    run_time = RunTime(run_config.seconds, on_phase=on_phase)
+    run = begin(
+        run_config,
+        folder,
+        run_time,
+        memory_limit=memory_limit,
+        dataset=dataset,
+    )
     if run.questions is not None:
         return run
     settings = dataclasses.asdict(run.run_config)

@@ -1,33 +1,27 @@
-"""Mined rules are kept by a hash of what they depend on, and counted again under object identity."""
+"""Mined rules are kept by a hash of what they depend on."""
 
 import dataclasses
-import itertools
 import random
 
 import numpy as np
 import pytest
 import torch
 
-from funcppo.kg.config import ProverTaskConfig
 from funcppo.kg.graph.dataset import from_splits
 from funcppo.kg.graph.loaders import from_triples, load, with_rule_file
 from funcppo.kg.graph.rules import format_rule_table
 from funcppo.kg.logic import kb
 from funcppo.kg.logic.fixpoint import count_rules
-from funcppo.kg.logic.joins import RowBudget
 from funcppo.kg.mining import MiningConfig
 from funcppo.kg.mining.counts import ignore_progress
 from funcppo.kg.run import rule_files
-from funcppo.kg.run.rule_files import count_mined_rules
-from funcppo.kg.search.task import build_task
-from tests.kg.graph.python_datalog import rule_clauses
 
 SMALL = MiningConfig(max_length=1, min_support=2)
 
 
-def get_or_mine_rules(dataset, cfg, folder, announce=lambda _: None):
+def get_or_mine_rules(dataset, cfg, folder):
     return rule_files.get_or_mine_rules(
-        dataset, cfg, "cpu", ignore_progress, announce, folder
+        dataset, cfg, "cpu", ignore_progress, folder
     )
 
 
@@ -128,90 +122,3 @@ def test_data_without_a_pattern_are_an_error(tmp_path):
     )
     with pytest.raises(ValueError, match=problem):
         get_or_mine_rules(load("family_tree:30:1"), none, tmp_path)
-
-
-# -- counts under object identity
-
-
-ENOUGH = 10**9
-
-
-def mine(triples, **settings):
-    dataset = from_triples(triples)
-    cfg = MiningConfig(
-        min_support=1, min_confidence=0.0, votes_per_fact=200, **settings
-    )
-    return rule_files.mine_dataset(dataset, cfg)
-
-
-def count(mined, max_rows=ENOUGH):
-    return count_mined_rules(mined, RowBudget(max_rows))
-
-
-def is_variable(term):
-    return not isinstance(term, str)
-
-
-def brute_force(triples, clause):
-    """(predictions, right ones) over all bindings of variables to different entities that the rule does not name."""
-    facts = set(triples)
-    atoms = [clause.head, *clause.body]
-    terms = [term for atom in atoms for term in atom.args]
-    variables = sorted({t for t in terms if is_variable(t)}, key=repr)
-    named = {t for t in terms if not is_variable(t)}
-    entities = {end for a, _, b in triples for end in (a, b)} - named
-    heads = set()
-    for values in itertools.permutations(sorted(entities), len(variables)):
-        binding = dict(zip(variables, values))
-        head, *body = (
-            (x, atom.predicate, y)
-            for atom in atoms
-            for x, y in [[binding.get(t, t) for t in atom.args]]
-        )
-        if facts.issuperset(body):
-            heads.add(head)
-    return len(heads), len(heads & facts)
-
-
-@pytest.mark.parametrize("max_length", [1, 2, 3, 4, 5])
-@pytest.mark.parametrize("seed", [0, 1])
-def test_counts_are_those_of_brute_force_and_of_the_prover(max_length, seed):
-    generator = random.Random(seed)
-    names = "abcdefg"
-    triples = {
-        (generator.choice(names), "pq"[i % 2], generator.choice(names))
-        for i in range(14)
-    }
-    if max_length > 2:  # of dense graphs long rules are no good
-        triples = {(names[i], "p", names[(i + 1) % 7]) for i in range(7)}
-        triples |= {
-            (names[i], "q", names[(i + max_length) % 7]) for i in range(3)
-        }
-        triples.add((*generator.sample(["a", "e"], 1), "p", "c"))
-    triples = sorted(triples)
-    constants = max_length == 2
-    mined = mine(triples, max_length=max_length, constants=constants)
-    counted, notes = count(mined)
-    clauses = rule_clauses(counted.dataset)
-    statistics = counted.statistics
-    got = list(zip(statistics.body_pairs.tolist(), statistics.support.tolist()))
-    lengths = [len(clause.body) for clause in clauses]
-    longest_first = sorted(range(len(clauses)), key=lambda i: -lengths[i])
-    sample = longest_first[:25] + longest_first[-10:]
-    assert max_length == lengths[sample[0]]
-    for i in sample:
-        assert got[i] == brute_force(triples, clauses[i])
-    kept = {str((clause.head, clause.body)) for clause in clauses}
-    left_out = [
-        clause
-        for clause in rule_clauses(mined.dataset)
-        if str((clause.head, clause.body)) not in kept
-    ]
-    assert len(counted.result.rules.support) == len(clauses)
-    assert all(brute_force(triples, rule)[1] == 0 for rule in left_out[:80])
-    assert bool(left_out) == bool(notes)
-
-    # What reads the rules counts so too.
-    cfg = ProverTaskConfig(max_height=1, smoothing=None, object_identity=True)
-    kb = build_task(counted.dataset, cfg).kb
-    assert list(zip(kb.body_pairs.tolist(), kb.support.tolist())) == got
