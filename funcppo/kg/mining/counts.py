@@ -169,6 +169,17 @@ def concatenate(tables: Sequence[TableT]) -> TableT:
     return make(*(torch.cat(columns) for columns in zip(*tables)))
 
 
+def concatenate_found(parts: Sequence[FoundRules]) -> FoundRules:
+    """Return the rules of all parts, at least one, and the facts that they derive, in one table."""
+    sizes = torch.tensor([len(part.rules.cost) for part in parts])
+    first = (torch.cumsum(sizes, 0) - sizes).tolist()
+    return FoundRules(
+        concatenate([part.rules for part in parts]),
+        torch.cat([part.fact for part in parts]),
+        torch.cat([part.rule + n for part, n in zip(parts, first)]),
+    )
+
+
 def keep(found: FoundRules, is_kept: Bool[Tensor, "R"]) -> FoundRules:
     """Return the rules where the mask is true, and the facts that they derive."""
     row = is_kept[found.rule].nonzero().squeeze(1)
@@ -294,9 +305,15 @@ def no_votes(n_facts: int, votes_per_fact: int, device: torch.device) -> Votes:
         (n_facts, votes_per_fact), dtype=torch.float64, device=device
     )
     rule = torch.full_like(score, -1, dtype=torch.int64)
-    labels = rule.new_zeros((0, MAX_RULE_ATOMS))
-    columns = [score.new_zeros(0)] * (len(MinedRules._fields) - 2)
-    return Votes(MinedRules(labels, labels[:, :2], *columns), rule, score)
+    return Votes(no_rules(device), rule, score)
+
+
+def no_rules(device: torch.device) -> MinedRules:
+    """Return a table without rules."""
+    count = torch.zeros(0, dtype=torch.float64, device=device)
+    labels = torch.zeros((0, MAX_RULE_ATOMS), dtype=torch.int64, device=device)
+    columns = [count] * (len(MinedRules._fields) - 2)
+    return MinedRules(labels, labels[:, :2], *columns)
 
 
 def score_to_beat(votes: Votes) -> F64[Tensor, "N"]:

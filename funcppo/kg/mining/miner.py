@@ -34,6 +34,7 @@ from funcppo.kg.mining import (
 )
 from funcppo.kg.mining.counts import (
     Budget,
+    FoundRules,
     MinedRules,
     ProgressCallback,
     Votes,
@@ -41,12 +42,14 @@ from funcppo.kg.mining.counts import (
     add_votes,
     compact,
     concatenate,
+    concatenate_found,
     ignore_progress,
+    no_rules,
     no_votes,
     score_to_beat,
     select_rows,
 )
-from funcppo.kg.mining.paths import ClosedRules, EdgeIndex
+from funcppo.kg.mining.paths import EdgeIndex
 from funcppo.kg.mining.rules import (
     RANGE_ENDS,
     Bodies,
@@ -342,7 +345,7 @@ class _Miner:
             name=f"rules of length {length}",
             rows_planned=float(rules.expected_rows(closed).sum()),
         )
-        self.n_uncounted += len(closed.n_derived)
+        self.n_uncounted += len(closed.rules.cost)
 
         def add_rules() -> Iterator[None]:
             for batch in search.iter_batches(closed):
@@ -350,11 +353,11 @@ class _Miner:
                 found = search.find_rules(batch, score_to_beat(self.votes))
                 if found is not None:
                     self.votes = add_votes(self.votes, found)
-                    self.n_uncounted -= len(batch.n_derived)
+                    self.n_uncounted -= len(batch.rules.cost)
 
         self._run_stage(report, share, add_rules())
 
-    def _find_closed(self, search: LongPathSearch) -> ClosedRules:
+    def _find_closed(self, search: LongPathSearch) -> FoundRules:
         """Find the long rules that may be among the best of some fact, before their body pairs are counted."""
         edges, budget = self.edges, self.budget
         share = (budget.spent_share + search.share) / 2
@@ -364,7 +367,8 @@ class _Miner:
             n_heads_left_out=plan.n_left_out,
             rows_planned=plan.n_rows,
         )
-        parts = [paths.no_closed_rules(edges.label.device)]
+        none = edges.fact[:0]
+        parts = [FoundRules(no_rules(none.device), none, none)]
 
         def add_rules() -> Iterator[None]:
             for closed in paths.iter_closed_rules(
@@ -372,7 +376,7 @@ class _Miner:
             ):
                 yield
                 if closed is not None:
-                    self.n_candidates += len(closed.n_derived)
+                    self.n_candidates += len(closed.rules.cost)
                     closed = search.select_promising(
                         closed, score_to_beat(self.votes)
                     )
@@ -383,7 +387,7 @@ class _Miner:
                 report.n_heads_left_out += 1
 
         self._run_stage(report, share, add_rules())
-        return paths.concatenate_closed(parts)
+        return concatenate_found(parts)
 
     # -- counts
 
@@ -427,46 +431,47 @@ class _Miner:
 
     def notes(self) -> list[str]:
         """Return notes on what was sampled, estimated or left out, one line each."""
-        notes: list[str] = []
-        if self.n_uncounted:
-            notes.append(
-                f"{self.n_uncounted:,} rules of more than {MAX_EXTENDED_LENGTH} atoms were left out, the least "
-                "promising: the budget did not suffice to count their pairs"
-            )
-        for stage in self.stages:
-            name, n_heads = stage.name, stage.n_heads_left_out
-            if stage.fraction < 1.0:
-                notes.append(
-                    f"{name}: searched from {stage.fraction:.2%} of the entities; the best rules were counted again"
-                )
-            if stage.n_left_out:
-                notes.append(
-                    f"{name}: {stage.n_left_out:,} shorter bodies, the least promising, were not extended"
-                )
-            if n_heads:
-                notes.append(
-                    f"{name}: not searched for {n_heads:,} relations, whose facts have too many walks"
-                )
-            if not stage.is_finished:
-                percent = 100 * stage.rows_done / max(stage.rows_planned, 1.0)
-                notes.append(
-                    f"{name}: stopped after {min(int(percent), 99)} % of the work planned"
-                )
-
         n_unknown = int(compact(self.votes).rules.pca_pairs.isnan().sum())
-        for n, text in (
+        found = [
+            (
+                self.n_uncounted,
+                f"{{:,}} rules of more than {MAX_EXTENDED_LENGTH} atoms were left out, the least promising: the budget "
+                "did not suffice to count their pairs",
+            )
+        ]
+        for stage in self.stages:
+            planned = max(stage.rows_planned, 1.0)
+            percent = min(int(100 * stage.rows_done / planned), 99)
+            found += [
+                (
+                    stage.fraction < 1.0,
+                    f"{stage.name}: searched from {stage.fraction:.2%} of the entities; the best rules were counted "
+                    "again",
+                ),
+                (
+                    stage.n_left_out,
+                    f"{stage.name}: {{:,}} shorter bodies, the least promising, were not extended",
+                ),
+                (
+                    stage.n_heads_left_out,
+                    f"{stage.name}: not searched for {{:,}} relations, whose facts have too many walks",
+                ),
+                (
+                    not stage.is_finished,
+                    f"{stage.name}: stopped after {percent} % of the work planned",
+                ),
+            ]
+        found += [
             (
                 n_unknown,
-                "rules have no PCA confidence: the budget did not suffice to count its pairs",
+                "{:,} rules have no PCA confidence: the budget did not suffice to count its pairs",
             ),
             (
                 self.n_uncounted_samples,
-                "rules that a sample showed were left out: the budget did not suffice to count them",
+                "{:,} rules that a sample showed were left out: the budget did not suffice to count them",
             ),
-        ):
-            if n:
-                notes.append(f"{n} {text}")
-        return notes
+        ]
+        return [text.format(n) for n, text in found if n]
 
 
 def _affordable(found: MinedRules, max_rows: float) -> Tensor:

@@ -11,13 +11,8 @@ the device of the facts.
 
 `is_circular` tells the facts that a body derives from themselves alone: every path between their arguments walks along
 the fact. Let f = h(x, y) be the fact. The paths x -> z -> w -> y of a body l1, l2, l3 are counted elsewhere; those that
-walk along f are counted here by the step that takes f:
-
-    step 1 takes f, so z = y                    step 3 takes f, so w = x
-    step 2 takes f forwards, so z = x, w = y    step 2 takes f backwards, so z = y, w = x
-
-The path with z = y and w = x can be in three of these cases; it counts once. Where x = y, either direction of f is a
-step from x to itself, and the one path that step 2 takes f on is that path again. Shorter bodies are alike.
+walk along f are counted here by inclusion and exclusion over the sets of steps that take f: a step that does leads from
+x to y, or back where its label is that of the other direction, and the steps between two that do are free.
 
 Longer bodies are found from the facts that they derive, by meeting in the middle: half of a walk from x to y that does
 not take the fact is made from x, half from y, and the halves are joined where they meet. The halves are as many as the
@@ -32,6 +27,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from typing import NamedTuple
 
 import torch
@@ -40,7 +36,13 @@ from torch import Tensor
 from funcppo.core.types import F32, F64, I32, I64, Bool
 from funcppo.kg.logic import row_index
 from funcppo.kg.logic.row_index import expand_ranges
-from funcppo.kg.mining.counts import Budget
+from funcppo.kg.mining.counts import (
+    Budget,
+    FoundRules,
+    MinedRules,
+    keep,
+    path_labels,
+)
 
 # approximate number of rows that are computed at once
 CHUNK_ROWS = 1 << 20
@@ -695,67 +697,58 @@ def is_circular(
         body_labels // 2 == edges.predicate[fact][:, None]
     ).any(1)
     row = has_own_predicate.nonzero().squeeze(1)
-    count_along = (_count_along_1, _count_along_2, _count_along_3)
-    count = count_along[body_labels.shape[1] - 1]
-    circular = count(edges, fact[row], body_labels[row]) == n_paths[row]
+    n_along = _count_along(edges, fact[row], body_labels[row])
+    circular = n_along == n_paths[row]
     none = torch.zeros_like(fact, dtype=torch.bool)
     return none.index_copy(0, row, circular)
 
 
-def _takes_fact(edges: EdgeIndex, fact: Tensor, label: Tensor) -> Tensor:
-    """Check whether a step along the label from the fact's first argument to its second is the fact itself."""
-    head = 2 * edges.predicate[fact]
-    is_loop = edges.first_argument[fact] == edges.second_argument[fact]
-    return (label == head) | (is_loop & (label == head + 1))
+def _count_along(
+    edges: EdgeIndex, fact: Tensor, labels: Tensor
+) -> F32[Tensor, "n"]:
+    """Count the paths of each body between the arguments of its fact that walk along the fact in some step."""
+    x, y = edges.first_argument[fact], edges.second_argument[fact]
+    takes = labels // 2 == edges.predicate[fact][:, None]
+    is_backward = labels % 2 == 1
+    # Of each step that takes the fact, where it starts and ends; a path ends in y.
+    start = torch.where(is_backward, y[:, None], x[:, None])
+    end = torch.where(is_backward, x[:, None], y[:, None])
+    start = torch.cat([start, y[:, None]], 1)
+
+    n_steps = labels.shape[1]
+    total = torch.zeros_like(x, dtype=torch.float32)
+    for n_taken in range(1, n_steps + 1):
+        for taken in combinations(range(n_steps), n_taken):
+            n_paths = takes[:, taken].all(1).float()
+            place, first = x, 0
+            for step in (*taken, n_steps):
+                free = labels[:, first:step]
+                n_paths = _count_free(
+                    edges, place, free, start[:, step], n_paths
+                )
+                place, first = end[:, min(step, n_steps - 1)], step + 1
+            total = total - (-1.0) ** n_taken * n_paths
+    return total
 
 
-def _count_along_1(edges: EdgeIndex, fact: Tensor, labels: Tensor) -> Tensor:
-    """Count the paths of one step that use the fact."""
-    return _takes_fact(edges, fact, labels[:, 0]).float()
+def _count_free(
+    edges: EdgeIndex,
+    source: Tensor,
+    labels: Tensor,
+    target: Tensor,
+    n_before: Tensor,
+) -> Tensor:
+    """Count the paths of at most two labels from each source to its target, times the paths before.
 
-
-def _count_along_2(edges: EdgeIndex, fact: Tensor, labels: Tensor) -> Tensor:
-    """Count the paths of two steps between the fact's arguments that use the fact."""
-    x = edges.first_argument[fact]
-    y = edges.second_argument[fact]
-    l1, l2 = labels.unbind(1)
-    takes_1 = _takes_fact(edges, fact, l1)
-    takes_2 = _takes_fact(edges, fact, l2)
-
-    by_step_1 = takes_1 & has_edge(edges, y, l2, y)
-    by_step_2 = takes_2 & has_edge(edges, x, l1, x)
-    is_both = (x == y) & takes_1 & takes_2
-    return by_step_1.float() + by_step_2.float() - is_both.float()
-
-
-def _count_along_3(edges: EdgeIndex, fact: Tensor, labels: Tensor) -> Tensor:
-    """Count the paths of three steps between the fact's arguments that use the fact."""
-    x = edges.first_argument[fact]
-    y = edges.second_argument[fact]
-    l1, l2, l3 = labels.unbind(1)
-    head = 2 * edges.predicate[fact]
-    is_loop = x == y
-    takes_1 = _takes_fact(edges, fact, l1)
-    takes_3 = _takes_fact(edges, fact, l3)
-    is_forward = (l2 == head) & ~is_loop
-    is_backward = (l2 == head + 1) | (is_loop & (l2 == head))
-
-    by_step_1 = _count_round_trips(edges, y, l2, l3, takes_1)
-    by_step_3 = _count_round_trips(edges, x, l1, l2, takes_3)
-    by_step_2 = (
-        is_forward & has_edge(edges, x, l1, x) & has_edge(edges, y, l3, y)
-    )
-
-    # The path with z = y and w = x counts once if any step takes the fact.
-    is_path = (
-        has_edge(edges, x, l1, y)
-        & has_edge(edges, y, l2, x)
-        & has_edge(edges, x, l3, y)
-    )
-    is_along = takes_1 | takes_3 | is_backward
-    n_counted = takes_1.float() + takes_3.float()
-    correction = is_path.float() * (is_along.float() - n_counted)
-    return by_step_1 + by_step_3 + by_step_2.float() + correction
+    Two labels come before or after a step that takes the fact, where the target is the source.
+    """
+    n_labels = labels.shape[1]
+    if n_labels == 0:
+        return n_before * (source == target)
+    if n_labels == 1:
+        return n_before * has_edge(edges, source, labels[:, 0], target)
+    is_asked = (source == target) & (n_before > 0)
+    return _count_round_trips(edges, source, *labels.unbind(1), is_asked)
 
 
 def _count_round_trips(
@@ -793,49 +786,33 @@ def _count_round_trips(
 # -- bodies found from facts
 
 
-class ClosedRules(NamedTuple):
-    """Path rules with bodies of one length, and the facts that they derive from other facts."""
+def make_rules(
+    edges: EdgeIndex,
+    labels: I64[Tensor, "R 6"],
+    counts: Sequence[F64[Tensor, "R"]],
+    cost: F64[Tensor, "R"],
+    end_constants: I64[Tensor, "R 2"] | None = None,
+) -> MinedRules:
+    """Build rules from counts.
 
-    predicate: I64[Tensor, "R"]  # of the head, from 0
-    body_code: I64[Tensor, "R"]
-    n_derived: F64[Tensor, "R"]  # support without circular support
-    # counted from some sources so far, circular support included
-    support: F64[Tensor, "R"]
-    body_pairs: F64[Tensor, "R"]
-    pca_pairs: F64[Tensor, "R"]
-    fact: I64[Tensor, "n"]  # pairs of a fact and a rule that derives it
-    rule: I64[Tensor, "n"]
-
-
-def no_closed_rules(device: torch.device) -> ClosedRules:
-    """Return a table without rules."""
-    none = torch.zeros(0, dtype=torch.int64, device=device)
-    count = none.double()
-    return ClosedRules(none, none, count, count, count, count, none, none)
-
-
-def concatenate_closed(parts: Sequence[ClosedRules]) -> ClosedRules:
-    """Return the rules of all tables in one table."""
-    rules: list[Tensor] = []
-    n_rules = 0
-    for part in parts:
-        rules.append(part.rule + n_rules)
-        n_rules += len(part.n_derived)
-    whole = ClosedRules(*(torch.cat(columns) for columns in zip(*parts)))
-    return whole._replace(rule=torch.cat(rules))
-
-
-def select_closed(
-    closed: ClosedRules, is_kept: Bool[Tensor, "R"]
-) -> ClosedRules:
-    """Return the rules where the mask is true, and the facts that they derive."""
-    row = is_kept[closed.rule].nonzero().squeeze(1)
-    new_number = torch.cumsum(is_kept, 0) - 1
-    kept = ClosedRules(
-        *(c[is_kept] if len(c) == len(is_kept) else c for c in closed)
-    )
-    return kept._replace(
-        fact=closed.fact[row], rule=new_number[closed.rule[row]]
+    Args:
+      counts: support, circular support, body pairs and PCA pairs, NaN where these were not counted.
+      cost: rows that counting again takes.
+      end_constants: None for path rules.
+    """
+    if end_constants is None:
+        end_constants = torch.zeros_like(labels[:, :2])
+    n_facts = torch.bincount(edges.predicate, minlength=edges.n_predicates)
+    support, circular_support, body_pairs, pca_pairs = counts
+    return MinedRules(
+        labels=labels,
+        end_constants=end_constants,
+        support=support,
+        circular_support=circular_support,
+        body_pairs=body_pairs,
+        pca_pairs=pca_pairs,
+        head_facts=n_facts[labels[:, 0] // 2].double(),
+        cost=cost,
     )
 
 
@@ -917,8 +894,10 @@ def iter_closed_rules(
     min_support: int,
     budget: Budget,
     share: float,
-) -> Iterator[ClosedRules | None]:
+) -> Iterator[FoundRules | None]:
     """Yield the rules of each head of a plan; None for a head with too many, or once the budget is spent.
+
+    Their body pairs are not counted yet: of support they have none, and of circular support minus what they derive.
 
     Args:
       length: number of labels of the bodies.
@@ -933,20 +912,16 @@ def iter_closed_rules(
             continue
         fact, code = pairs
 
-        body_code, rule = row_index.unique_inverse(code)
+        code, rule = row_index.unique_inverse(code)
         n_facts = torch.bincount(rule).double()
         zeros = torch.zeros_like(n_facts)
-        closed = ClosedRules(
-            predicate=torch.full_like(body_code, predicate),
-            body_code=body_code,
-            n_derived=n_facts,
-            support=zeros,
-            body_pairs=zeros,
-            pca_pairs=zeros,
-            fact=fact,
-            rule=rule,
+        labels = path_labels(
+            torch.full_like(code, predicate), code, length, edges.n_labels
         )
-        yield select_closed(closed, n_facts >= min_support)
+        counts = zeros, -n_facts, zeros, zeros
+        rules = make_rules(edges, labels, counts, zeros)
+        found = FoundRules(rules, fact, rule)
+        yield keep(found, n_facts >= min_support)
 
 
 def _closing_pairs(

@@ -18,8 +18,7 @@ Meilicke et al. 2024, "Anytime bottom-up rule learning for large-scale knowledge
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
@@ -42,12 +41,13 @@ from funcppo.kg.mining.counts import (
     above_thresholds,
     concatenate,
     held_out_score,
+    held_out_smoothed_confidence,
+    keep,
     path_labels,
     select_rows,
 )
 from funcppo.kg.mining.paths import (
     CHUNK_ROWS,
-    ClosedRules,
     EdgeIndex,
     FactHits,
     JoinedPairs,
@@ -95,36 +95,6 @@ class RuleTable(NamedTuple):
     predicate: I64[Tensor, "R"]  # of the head, from 0
     support: F64[Tensor, "R"]  # circular support included
     n_pairs: F64[Tensor, "R"]
-
-
-def make_rules(
-    edges: EdgeIndex,
-    labels: I64[Tensor, "R 6"],
-    counts: Sequence[F64[Tensor, "R"]],
-    cost: F64[Tensor, "R"],
-    end_constants: I64[Tensor, "R 2"] | None = None,
-) -> MinedRules:
-    """Build rules from counts.
-
-    Args:
-      counts: support, circular support, body pairs and PCA pairs, NaN where these were not counted.
-      cost: rows that counting again takes.
-      end_constants: None for path rules.
-    """
-    if end_constants is None:
-        end_constants = torch.zeros_like(labels[:, :2])
-    n_facts = torch.bincount(edges.predicate, minlength=edges.n_predicates)
-    support, circular_support, body_pairs, pca_pairs = counts
-    return MinedRules(
-        labels=labels,
-        end_constants=end_constants,
-        support=support,
-        circular_support=circular_support,
-        body_pairs=body_pairs,
-        pca_pairs=pca_pairs,
-        head_facts=n_facts[labels[:, 0] // 2].double(),
-        cost=cost,
-    )
 
 
 # -- path rules among bodies
@@ -353,7 +323,7 @@ def _found_rules(
     pca_pairs = torch.full_like(table.support, torch.nan)
     if sample.fraction == 1:
         pca_pairs = _count_pca_pairs(edges, pairs, table)
-    found = make_rules(
+    found = paths.make_rules(
         edges,
         labels,
         (table.support, n_circular, table.n_pairs, pca_pairs),
@@ -477,51 +447,50 @@ def _extend_by_label(
 # -- counts of path rules
 
 
-# sums over sources, per rule: support, circular support, body pairs and PCA pairs
-RuleSums = tuple[Tensor, Tensor, Tensor, Tensor]
+# sums over sources, per rule: support, body pairs and PCA pairs
+RuleSums = tuple[Tensor, Tensor, Tensor]
 
 
-def count_rules(
+def iter_counts(
     edges: EdgeIndex,
     labels: I64[Tensor, "R 6"],
     length: int,
     sources: SourceRange,
-) -> tuple[RuleSums, I64[Tensor, "n"], I64[Tensor, "n"]]:
-    """Count support and pairs of path rules of one length over a range of sources.
+    budget: Budget,
+) -> Iterator[tuple[RuleSums, paths.RuleFacts]]:
+    """Yield counts of path rules over parts of a range of sources, with the facts that the rules derive there.
 
     Args:
       labels: as in `MinedRules`.
-      length: number of body atoms, at most three.
+      length: number of body atoms.
+      budget: pays for the walks.
 
-    Returns:
-      The sums, and pairs of a fact and a rule that derives it from others.
+    Yields:
+      The sums, and pairs of a rule and a fact that it derives, circular ones too, with the number of paths.
     """
-    body_labels = labels[:, 1 : 1 + length]
-    body_code, body = row_index.unique_inverse(
-        _body_code(body_labels, edges.n_labels)
-    )
+    body_code = labels[:, 1]
+    for label in labels[:, 2 : 1 + length].unbind(1):
+        body_code = body_code * edges.n_labels + label
+    codes, body = row_index.unique_inverse(body_code)
     key, order = row_index.sort_keys(
         body * edges.n_predicates + labels[:, 0] // 2
     )
-    block = paths.walk(edges, body_code, length, sources)
-    (support, pairs, pca_pairs), facts = count_block(edges, block, key)
-    rule, fact, entry = facts
-    circular = paths.is_circular(
-        edges, fact, body_labels[order[rule]], block.n_paths[entry]
-    )
-    n_circular = torch.bincount(rule, circular.double(), minlength=len(key))
     number = inverse(order)
-    derives = (~circular).nonzero().squeeze(1)
-    return (
-        (support[number], n_circular[number], pairs[number], pca_pairs[number]),
-        fact[derives],
-        order[rule[derives]],
-    )
+    for block in paths.walk_in_parts(
+        edges, codes, length, sources, budget.spend
+    ):
+        # Number the bodies of the block as those of all rules are.
+        code = torch.searchsorted(codes, block.body_code)
+        block = block._replace(body_code=codes, row_body=code[block.row_body])
+        sums, (rule, fact, entry) = count_block(edges, block, key)
+        support, body_pairs, pca_pairs = (column[number] for column in sums)
+        facts = order[rule], fact, block.n_paths[entry]
+        yield (support, body_pairs, pca_pairs), facts
 
 
 def count_block(
     edges: EdgeIndex, block: PathBlock, rule_key: I64[Tensor, "R"]
-) -> tuple[tuple[Tensor, Tensor, Tensor], paths.RuleFacts]:
+) -> tuple[RuleSums, paths.RuleFacts]:
     """Count support, body pairs and PCA pairs of rules over the sources of a block; also return what they derive.
 
     Args:
@@ -550,14 +519,6 @@ def count_block(
     return counts, facts
 
 
-def _body_code(body_labels: Tensor, n_labels: int) -> Tensor:
-    """Return the labels of each body as digits of one number."""
-    code = body_labels[:, 0]
-    for label in body_labels[:, 1:].unbind(1):
-        code = code * n_labels + label
-    return code
-
-
 def count_path_rules(
     edges: EdgeIndex,
     rules: MinedRules,
@@ -567,32 +528,36 @@ def count_path_rules(
 ) -> Iterator[FoundRules]:
     """Yield path rules of at most three body atoms with exact counts, part by part, until the budget's share is spent.
 
-    A rule that costs more than a chunk is counted from one range of the sources after the other.
-
     Args:
       rules: their counts are not read.
       priority: a random number in [0, 1) for each entity.
       budget: pays for the work.
     """
     for first, last in paths.pack(rules.cost, CHUNK_ROWS):
-        largest = float(rules.cost[first:last].max())
-        n_ranges = max(1, math.ceil(largest / CHUNK_ROWS))
-        ends = [i / n_ranges for i in range(n_ranges + 1)]
         lengths = rules.body_length[first:last]
         for length in torch.unique(lengths).tolist():
             rows = first + (lengths == length).nonzero().squeeze(1)
             some = select_rows(rules, rows)
-            parts: list[tuple[RuleSums, Tensor, Tensor]] = []
-            for low, high in pairwise(ends):
+            body = some.labels[:, 1 : 1 + length]
+            zeros = torch.zeros_like(some.cost)
+            parts = [(zeros, zeros, zeros, zeros, rows[:0], rows[:0])]
+            for sums, (rule, fact, n_paths) in iter_counts(
+                edges, some.labels, length, SourceRange(priority), budget
+            ):
                 if budget.is_exhausted(share):
                     return
-                sources = SourceRange(priority, low, high)
-                parts.append(count_rules(edges, some.labels, length, sources))
-                budget.spend(float(some.cost.sum()) / n_ranges)
-
-            sums, facts, numbers = zip(*parts)
-            counts = [torch.stack(column).sum(0) for column in zip(*sums)]
-            counted = make_rules(edges, some.labels, counts, some.cost)
+                circular = paths.is_circular(edges, fact, body[rule], n_paths)
+                n_circular = torch.bincount(
+                    rule, circular.double(), minlength=len(rows)
+                )
+                facts = fact[~circular], rule[~circular]
+                parts.append((*sums, n_circular, *facts))
+            *sums, facts, numbers = zip(*parts)
+            support, body_pairs, pca_pairs, n_circular = (
+                torch.stack(column).sum(0) for column in sums
+            )
+            counts = support, n_circular, body_pairs, pca_pairs
+            counted = paths.make_rules(edges, some.labels, counts, some.cost)
             yield FoundRules(counted, torch.cat(facts), torch.cat(numbers))
 
 
@@ -785,7 +750,7 @@ def _rules_of_block(
     head_end = edges.target[head].masked_fill(has_twice[example], SAME_ENTITY)
     constants = torch.stack([head_end, body_code % edges.n_entity_ids], 1)
     body_pairs = bodies.n_entities[bodies.number[feature[example]]].double()
-    rules = make_rules(
+    rules = paths.make_rules(
         edges,
         pad(labels, (0, MAX_RULE_ATOMS - 2), value=-1),
         (
@@ -859,74 +824,63 @@ class LongPathSearch:
     share: float  # of the budget, at which the search ends
 
     def select_promising(
-        self, closed: ClosedRules, score_to_beat: F64[Tensor, "N"]
-    ) -> ClosedRules:
+        self, closed: FoundRules, score_to_beat: F64[Tensor, "N"]
+    ) -> FoundRules:
         """Return the rules that may still be above the thresholds and among the best of some fact.
 
         Args:
           score_to_beat: of each fact, what the score of a rule must exceed to be among its best.
         """
-        min_support, min_confidence = self.thresholds
-        n_pairs = closed.n_derived + closed.body_pairs - closed.support
-        least = torch.full_like(closed.n_derived, torch.inf)
+        above = above_thresholds(closed, *self.thresholds)
+        score = held_out_smoothed_confidence(above.rules)
+        least = torch.full_like(score, torch.inf)
         least = least.scatter_reduce(
-            0, closed.rule, score_to_beat[closed.fact], "amin"
+            0, above.rule, score_to_beat[above.fact], "amin"
         )
-        is_kept = (
-            (closed.n_derived >= min_support)
-            & (closed.n_derived >= min_confidence * n_pairs)
-            & (self._score(closed) > least)
-        )
-        return paths.select_closed(closed, is_kept)
+        return keep(above, score > least)
 
     def count_range(
-        self, closed: ClosedRules, low: float, high: float
-    ) -> ClosedRules | None:
+        self, closed: FoundRules, low: float, high: float
+    ) -> FoundRules | None:
         """Return the rules with counts from one more range of sources added; None if the budget's share is spent."""
-        edges = self.edges
-        body_code, body = row_index.unique_inverse(closed.body_code)
-        key, order = row_index.sort_keys(
-            body * edges.n_predicates + closed.predicate
-        )
-        counts = [torch.zeros_like(closed.n_derived)] * 3
-        for block in paths.walk_in_parts(
-            edges,
-            body_code,
+        rules = closed.rules
+        total = torch.zeros_like(rules.cost).expand(3, -1)
+        for sums, _ in iter_counts(
+            self.edges,
+            rules.labels,
             self.length,
             SourceRange(self.priority, low, high),
-            self.budget.spend,
+            self.budget,
         ):
             if self.budget.is_exhausted(self.share):
                 return None
-            # Number the bodies of the block as those of all rules are.
-            code = torch.searchsorted(body_code, block.body_code)
-            block = block._replace(
-                body_code=body_code, row_body=code[block.row_body]
-            )
-            part, _ = count_block(edges, block, key)
-            counts = [a + b for a, b in zip(counts, part)]
-
-        support, body_pairs, pca_pairs = (c[inverse(order)] for c in counts)
-        return closed._replace(
-            support=closed.support + support,
-            body_pairs=closed.body_pairs + body_pairs,
-            pca_pairs=closed.pca_pairs + pca_pairs,
+            total = total + torch.stack(sums)
+        support, body_pairs, pca_pairs = total
+        # What they derive from other facts stays.
+        counted = rules._replace(
+            support=rules.support + support,
+            circular_support=rules.circular_support + support,
+            body_pairs=rules.body_pairs + body_pairs,
+            pca_pairs=rules.pca_pairs + pca_pairs,
         )
+        return closed._replace(rules=counted)
 
-    def iter_batches(self, closed: ClosedRules) -> Iterator[ClosedRules]:
+    def iter_batches(self, closed: FoundRules) -> Iterator[FoundRules]:
         """Yield batches of rules that were counted from the first range, the most promising first."""
-        expected = self._score(closed, RANGE_ENDS[0])
+        rules = closed.rules
+        n_wrong = (rules.body_pairs - rules.support) / RANGE_ENDS[0]
+        expected = held_out_score(
+            rules.n_derived, 0.0, rules.n_derived + n_wrong, self.length
+        )
         order = torch.sort(expected, descending=True, stable=True).indices
         cost = expected_rows(closed)[order]
         # Bodies of a large batch share more of their prefixes.
         for first, last in paths.pack(cost, 64 * CHUNK_ROWS):
             in_batch = torch.zeros_like(cost, dtype=torch.bool)
-            yield paths.select_closed(
-                closed, in_batch.index_fill(0, order[first:last], True)
-            )
+            yield keep(closed, in_batch.index_fill(0, order[first:last], True))
 
     def find_rules(
-        self, batch: ClosedRules, score_to_beat: F64[Tensor, "N"]
+        self, batch: FoundRules, score_to_beat: F64[Tensor, "N"]
     ) -> FoundRules | None:
         """Return the rules of a batch that are above the thresholds and may be among the best of some fact.
 
@@ -947,30 +901,9 @@ class LongPathSearch:
                 return None
             closed = counted
 
-        labels = path_labels(
-            closed.predicate,
-            closed.body_code,
-            self.length,
-            self.edges.n_labels,
-        )
-        circular = closed.support - closed.n_derived
-        rules = make_rules(
-            self.edges,
-            labels,
-            (closed.support, circular, closed.body_pairs, closed.pca_pairs),
-            cost=torch.zeros_like(circular),
-        )
-        found = FoundRules(rules, closed.fact, closed.rule)
-        return above_thresholds(found, *self.thresholds)
-
-    def _score(self, closed: ClosedRules, fraction: float = 1.0) -> Tensor:
-        """Compute the score of each rule, if the counted sources are a fraction of all; an upper bound if 1."""
-        n_wrong = (closed.body_pairs - closed.support) / fraction
-        return held_out_score(
-            closed.n_derived, 0.0, closed.n_derived + n_wrong, self.length
-        )
+        return above_thresholds(closed, *self.thresholds)
 
 
-def expected_rows(closed: ClosedRules) -> F64[Tensor, "R"]:
+def expected_rows(closed: FoundRules) -> F64[Tensor, "R"]:
     """Estimate the body pairs of each rule from the first range of sources."""
-    return (closed.body_pairs + 1) / RANGE_ENDS[0]
+    return (closed.rules.body_pairs + 1) / RANGE_ENDS[0]

@@ -7,6 +7,7 @@ import torch
 from hypothesis import strategies as st
 
 from funcppo.kg.mining import MiningConfig, counts, miner, paths
+from funcppo.kg.mining.counts import FoundRules, no_rules
 from tests import oracles
 from tests.oracles import Program
 
@@ -161,3 +162,9 @@ def _joined(facts, lengths):
         if length in lengths:
             found |= bodies
     return found
+
+
+def no_found(edges):
+    """No rules, which derive nothing."""
+    none = edges.fact[:0]
+    return FoundRules(no_rules(none.device), none, none)
