@@ -12,7 +12,14 @@ import re
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import (
+    Callable,
+    Collection,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
@@ -368,20 +375,28 @@ def describe_task(task: ProverTask, score: str) -> str:
     return f"{sizes}, height {task.max_height}, score {score}"
 
 
-def make_table(title: str, columns: Sequence[str]) -> Table:
+def make_table(
+    title: str, columns: Sequence[str], texts: Collection[str] = ()
+) -> Table:
     """Build a table with columns and no rows.
 
     Args:
-      title: the line above the table.
-      columns: their names; the first one holds texts, the others numbers.
+      title: the line above the table; empty for none.
+      columns: their names.
+      texts: the columns that hold texts beside the first one, the others hold numbers.
     """
     table = Table(
-        title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False
+        title=title or None,
+        title_justify="left",
+        box=SIMPLE_HEAD,
+        pad_edge=False,
     )
-    # Where a terminal is too narrow, texts are broken, so that no digit is lost.
-    table.add_column(columns[0], overflow="fold")
-    for name in columns[1:]:
-        width = max(len(name), len("0.1234"))
+    for name in columns:
+        # Where a terminal is too narrow, texts are broken, so that no digit is lost.
+        if name in (columns[0], *texts):
+            table.add_column(name, overflow="fold", min_width=8)
+            continue
+        width = max(len(line) for line in (*name.split("\n"), "0.1234"))
         table.add_column(name, justify="right", no_wrap=True, min_width=width)
     return table
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import time
-from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from funcppo.cli.common import (
     data_files,
     fixpoint_progress,
     make_console,
+    make_table,
     open_dataset,
     print_notes,
     print_table,
@@ -51,6 +51,10 @@ if TYPE_CHECKING:
     from funcppo.kg.logic.fixpoint import LeastModel
     from funcppo.kg.logic.kb import KnowledgeBase
 
+_SPLIT_COLUMNS = (
+    *("split", "triples", "entities", "relations", "known"),
+    *("linked\npairs", "new\nentities", "new\nrelations"),
+)
 _RELATION_COLUMNS = {
     "facts": "n_facts",
     "valid": "n_valid",
@@ -71,13 +75,11 @@ class Data:
     and the other relation that has most of its facts with exchanged arguments. A pair is linked if a fact has both
     entities, either way round; of train, if another fact has.
 
-    With rules, the triples of valid and test that they derive from the facts are counted by relation. Their share, the
-    ceiling, is about the most that a ranking by proofs can reach.
-
     With --provable SPLIT the triples of a split are counted that the rules derive within height 1, 2, ... up to the
-    fixpoint, beyond which nothing is derived. A triple that is itself a known fact counts if other facts prove it, as
-    in `funcppo evaluate`. Of train, where all are facts, that is counted at height 1. A program (.pl) has no split:
-    only its atoms are counted.
+    fixpoint, beyond which nothing is derived. Their share, the ceiling, is about the most that a ranking by proofs can
+    reach; `funcppo evaluate --json` has it by relation. A triple that is itself a known fact counts if other facts
+    prove it, as in `funcppo evaluate`. Of train, where all are facts, that is counted at height 1. A program (.pl) has
+    no split: only its atoms are counted.
 
     Exit status: 0 described, counted or written, 2 bad input.
     """
@@ -131,7 +133,8 @@ class Data:
         if self.provable is not None:
             result, show = self._count_provable(), _print_counts
         elif self.out is not None:
-            result, show = self._write_triples(self.out), _print_files
+            result = self._write_triples(self.out)
+            show = lambda result: print_text("\n".join(result["files"]))
         else:
             result, show = self._describe(), _print_description
         write_json(self.json, result)
@@ -196,37 +199,16 @@ class Data:
         return Derived(knowledge_base, model, max_height, deadline)
 
     def _describe(self) -> JsonObject:
-        """Describe the data set, and count by relation the triples of valid and test that its rules derive."""
+        """Describe the data set."""
         with WorkDisplay("reading data"):
             dataset = loaders.load(self.dataset, self.rules, cfg=self.data)
-            result: JsonObject = {
+            return {
                 "dataset": dataset.name,
                 "n_entities": dataset.n_constants,
                 "n_relations": dataset.n_predicates,
                 "n_facts": len(dataset.facts),
                 **describe(dataset),
-                "derivable": None,
             }
-        if not len(dataset.rules):
-            return result
-
-        try:
-            check_horn(dataset)
-        except ValueError as error:
-            result["notes"] = [
-                *result.get("notes", ()),
-                f"not derived: {error}",
-            ]
-            return result
-        derived = self._derive(dataset, 1)
-        result["derivable"] = {**derived.to_json()}
-        for split in SPLITS[1:]:
-            table = getattr(dataset, split)
-            height, *_ = _derivation_heights(derived, table)
-            relations = table[(height >= 0).numpy(), 0].tolist()
-            names = (dataset.predicates[i - 1] for i in relations)
-            result["derivable"][split] = dict(Counter(names))
-        return result
 
     def _count_provable(self) -> JsonObject:
         """Count by height the triples of a split that the rules derive."""
@@ -250,21 +232,22 @@ class Data:
         model = derived.model
         n_known, n_undecided, n_derivable = 0, 0, {}
         if is_train or not is_program:
-            height, last, n_undecided = _derivation_heights(
+            height, last, n_known, n_undecided = _derivation_heights(
                 derived, split, is_train=is_train
             )
             for limit in range(1, last + 1):
                 is_within = (height >= 0) & (height <= limit)
                 n_derivable[str(limit)] = int(is_within.sum())
-        if not is_train:
-            n_known = _count_facts(model, split)
         return {
             "dataset": dataset.name,
             "split": None if is_program and not is_train else self.provable,
             "n_queries": len(split),
-            "n_known_facts": n_known,
+            "n_known_facts": 0 if is_train else n_known,
             "n_facts": model.sizes.n_facts,
-            **derived.to_json(),
+            "n_rules": model.sizes.n_rules,
+            "height": derived.max_height or "fixpoint",
+            "stop_reason": model.stop_reason,
+            "stop_code": model.stop_code,
             "n_undecided_facts": n_undecided,
             "n_derivable_by_height": n_derivable,
             "n_atoms_after_step": list(model.n_atoms_after_step),
@@ -288,32 +271,12 @@ class Derived(NamedTuple):
     max_height: int | None  # asked for; None for the fixpoint
     deadline: Deadline  # of all that is derived
 
-    def to_json(self) -> JsonObject:
-        """Return what was derived by, and what ended it."""
-        height = "fixpoint" if self.max_height is None else self.max_height
-        return {
-            "height": height,
-            "n_rules": self.model.sizes.n_rules,
-            "stop_reason": self.model.stop_reason,
-            "stop_code": self.model.stop_code,
-        }
-
-
-def _count_facts(model: LeastModel, split: np.ndarray) -> int:
-    """Count the atoms of a split that are known facts."""
-    import torch
-
-    from funcppo.kg.logic import fixpoint
-
-    atoms = torch.from_numpy(split).long()
-    return int((fixpoint.atom_height(model, atoms) == 0).sum())
-
 
 def _derivation_heights(
     derived: Derived, split: np.ndarray, *, is_train: bool = False
-) -> tuple[Tensor, int, int]:
+) -> tuple[Tensor, int, int, int]:
     """Compute the height at which each atom of a split is derived, a fact from other facts.
-    Return the heights [Q], the last height, and the number of undecided facts.
+    Return the heights [Q], the last height, the number of facts, and that of undecided ones.
 
     The last height is that of the model, which ends at the fixpoint, or of the step that would have exceeded the atoms
     to hold: that step is evaluated for the split only. The proof of a fact from other facts may need more.
@@ -351,36 +314,25 @@ def _derivation_heights(
     )
     height = height.masked_scatter(is_fact, found.height)
     last_height = max([last_height, *found.height.tolist()])
-    return height, 1 if is_train else last_height, found.n_undecided
+    last_height = 1 if is_train else last_height
+    return height, last_height, int(is_fact.sum()), found.n_undecided
 
 
 # -- printing
 
 
-def _print_table(
-    console: Console, headings: Sequence[str], rows: Sequence[Sequence[str]]
-) -> None:
-    """Print a table whose first column and inverse relations are text, aligned left."""
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for i, heading in enumerate(headings):
-        is_text = not i or heading == "inverse"
-        table.add_column(
-            heading,
-            justify="left" if is_text else "right",
-            overflow="fold",
-            no_wrap=not is_text,
-            min_width=8 if is_text else None,
-        )
+def _print_rows(console: Console, rows: Sequence[JsonObject]) -> None:
+    """Print rows as a table with their keys as headings, of which `inverse` holds texts."""
+    table = make_table("", [*rows[0]], texts=("inverse",))
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*map(_cell, row.values()))
     print_table(console, table)
 
 
-def _cell(value: float | None) -> str:
-    """Format a number; empty if it is None, which means undefined."""
+def _cell(value: str | float | None) -> str:
+    """Format a value; empty if it is None, which means undefined."""
+    if isinstance(value, str):
+        return escape_unprintable(value)
     if value is None:
         return ""
     return f"{value:,}" if isinstance(value, int) else f"{value:.2f}"
@@ -393,58 +345,31 @@ def _print_description(result: JsonObject) -> None:
         f"{escape_unprintable(result['dataset'])}: {result['n_entities']:,} entities, "
         f"{result['n_relations']:,} relations, {result['n_facts']:,} facts"
     )
-    splits, derivable = result["splits"], result["derivable"]
-    headings = ["split", "triples", "entities", "relations", "known"]
-    headings += ["linked\npairs", "new\nentities", "new\nrelations"]
     rows = [
-        [name, *map(_cell, split.values())] for name, split in splits.items()
+        dict(zip(_SPLIT_COLUMNS, (name, *split.values())))
+        for name, split in result["splits"].items()
     ]
-    _print_table(console, headings, rows)
-    _print_relations(console, result["relations"], derivable)
+    _print_rows(console, rows)
+    _print_relations(console, result["relations"])
     quantiles = ", ".join(
         f"{share}: {value:g}"
         for share, value in result["degree_quantiles"].items()
     )
     console.print(f"facts of an entity, quantiles: {quantiles}")
 
-    if derivable is not None:
-        parts = [
-            f"{sum(derivable[split].values()):,} of {splits[split]['n_triples']:,} {split} triples"
-            for split in SPLITS[1:]
-        ]
-        reason = derivable["stop_reason"]
-        limit = f" ({reason})" if reason else ""
-        console.print(
-            f"{derivable['n_rules']:,} rules derive {' and '.join(parts)} within height {derivable['height']}{limit}"
-        )
 
-
-def _print_relations(
-    console: Console,
-    relations: Sequence[JsonObject],
-    derivable: JsonObject | None,
-) -> None:
+def _print_relations(console: Console, relations: Sequence[JsonObject]) -> None:
     """Print the forty largest relations."""
-    rows: list[list[str]] = []
+    rows: list[JsonObject] = []
     for relation in relations[:40]:
-        name = relation["name"]
-        cells = [escape_unprintable(name)]
-        cells += [_cell(relation[key]) for key in _RELATION_COLUMNS.values()]
-        if derivable is not None:
-            # the share of its held-out triples that the rules derive
-            n_held_out = relation["n_valid"] + relation["n_test"]
-            n = sum(derivable[split].get(name, 0) for split in SPLITS[1:])
-            cells.append(_cell(n / n_held_out) if n_held_out else "")
-        inverse = ""
-        if relation["inverse"] is not None:
-            share = _cell(relation["inverse_share"])
-            inverse = f"{escape_unprintable(relation['inverse'])} {share}"
-        rows.append([*cells, inverse])
-
-    # Without rules there is no ceiling: an empty column would read as if the next one were it.
-    ceiling = [] if derivable is None else ["ceiling"]
-    headings = ["relation", *_RELATION_COLUMNS, *ceiling, "inverse"]
-    _print_table(console, headings, rows)
+        inverse = relation["inverse"]
+        row = {"relation": relation["name"]}
+        row |= {x: relation[key] for x, key in _RELATION_COLUMNS.items()}
+        share = _cell(relation["inverse_share"])
+        row["inverse"] = inverse and f"{inverse} {share}"
+        rows.append(row)
+    if rows:
+        _print_rows(console, rows)
     n_more = len(relations) - len(rows)
     if n_more > 0:
         console.print(f"... and {n_more:,} smaller relations (--json FILE)")
@@ -462,42 +387,28 @@ def _print_counts(result: JsonObject) -> None:
     console.print(
         f"{result['dataset']}: {result['n_facts']:,} facts, {result['n_rules']:,} rules"
     )
+    n_atoms = result["n_atoms_after_step"]
+    n_derivable = {"0": 0, **result["n_derivable_by_height"]}
     n_queries = result["n_queries"]
-    headings = ["height", "atoms"]
-    if result["split"]:
-        headings += [f"{result['split']} derivable", f"of {n_queries:,}"]
-    n_atoms = [f"{n:,}" for n in result["n_atoms_after_step"]]
-    n_more = len(result["n_derivable_by_height"]) + 1 - len(n_atoms)
-    # A last step was evaluated for the split only; past the fixpoint there are proofs of known facts from others.
-    n_atoms += n_more * ["too many" if result["stop_reason"] else n_atoms[-1]]
-    rows: list[list[str]] = []
-    for step, atoms in enumerate(n_atoms):
-        n_derivable = result["n_derivable_by_height"].get(str(step), 0)
-        share = f"{n_derivable / n_queries:.4f}" if n_queries else ""
-        row = [str(step), atoms, f"{n_derivable:,}", share]
-        rows.append(row[: len(headings)])
-    _print_table(console, headings, rows)
-    console.print("; ".join(_extent(result)))
+    rows: list[JsonObject] = []
+    # The split may be counted beyond the last step.
+    beyond = "not held" if result["stop_reason"] else n_atoms[-1]
+    for step in range(max(len(n_atoms), len(n_derivable))):
+        atoms = n_atoms[step] if step < len(n_atoms) else beyond
+        row = {"height": str(step), "atoms": atoms}
+        if result["split"]:
+            n = n_derivable.get(str(step), 0)
+            row[f"{result['split']} derivable"] = n
+            share = f"{n / n_queries:.4f}" if n_queries else ""
+            row[f"of {n_queries:,}"] = share
+        rows.append(row)
+    _print_rows(console, rows)
 
-
-def _extent(result: JsonObject) -> list[str]:
-    """Format how far the counts reach, and what counts as a proof."""
-    parts = [result["stop_reason"] or "complete to this height"]
+    extent = result["stop_reason"] or "complete to this height"
     if result["fixpoint"]:
-        height = len(result["n_atoms_after_step"]) - 1
-        parts = [f"the fixpoint is reached at height {height}"]
-    if result["object_identity"]:
-        parts.append(
-            "object identity: the variables of a rule bind different constants, none of which it names"
-        )
-    if result["leave_one_out"]:
-        parts.append("a triple counts if a rule derives it from other facts")
-    elif result["n_known_facts"]:
-        parts.append(
-            f"{result['n_known_facts']:,} triples are known facts: they count if other facts prove them"
-        )
+        extent = f"the fixpoint is reached at height {len(n_atoms) - 1}"
+    if result["n_known_facts"] or result["leave_one_out"]:
+        extent += "; a triple that is a known fact counts if a rule derives it from other facts"
     if result["n_undecided_facts"]:
-        parts.append(
-            f"of {result['n_undecided_facts']:,} this was not decided: they do not count"
-        )
-    return [*parts, f"{result['fixpoint_seconds']:.2f} s"]
+        extent += f": of {result['n_undecided_facts']:,} this was not decided, and they do not count"
+    console.print(f"{extent}; {result['fixpoint_seconds']:.2f} s")

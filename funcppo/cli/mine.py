@@ -127,7 +127,6 @@ class Mine:
     def _run(self) -> int:
         """Mine into a file that no other process writes; return the exit status."""
         from funcppo.kg.graph.loaders import load
-        from funcppo.kg.graph.rules import format_rule_table
         from funcppo.kg.run import rule_files
         from funcppo.runtime import memory
 
@@ -144,25 +143,34 @@ class Mine:
             mined = rule_files.mine_dataset(
                 dataset, cfg, self.device, display.report
             )
-        rules, counts, result = mined
-        if str(self.out) == "-":
-            write_output(format_rule_table(rules, counts, self.format))
-        else:
-            rule_files.write_rule_file(self.out, rules, counts, self.format)
-        seconds = time.perf_counter() - start
-        summary = _summarise(self, mined, seconds) | {
+        self._write(mined)
+        summary = _summarise(mined) | {
             "settings": asdict(cfg),
+            "file_format": self.format,
+            "out": str(self.out),
+            "total_seconds": round(time.perf_counter() - start, 3),
             "memory_limit_bytes": limit,
             "peak_bytes": memory.peak_bytes(self.device),
         }
         write_json(self.json, summary)
-        notes = (*dataset.notes, *result.notes)
+        notes = (*dataset.notes, *mined.result.notes)
         print_notes(notes, console, None if self.verbose else 3)
-        _print_summary(console, self, mined, summary)
-        interrupt = result.interrupt
+        _print_summary(console, mined, summary)
+        interrupt = mined.result.interrupt
         if isinstance(interrupt, Terminated):
             return EXIT_TERMINATED
         return 0 if interrupt is None else EXIT_INTERRUPTED
+
+    def _write(self, mined: MinedDataset) -> None:
+        """Write the rules to the file or to standard output."""
+        from funcppo.kg.graph.rules import format_rule_table
+        from funcppo.kg.run import rule_files
+
+        rules, counts, _ = mined
+        if str(self.out) == "-":
+            write_output(format_rule_table(rules, counts, self.format))
+        else:
+            rule_files.write_rule_file(self.out, rules, counts, self.format)
 
     def _config(self, dataset: Dataset) -> MiningConfig:
         """Build the miner's settings from the options; options not given take the data set's defaults."""
@@ -188,73 +196,54 @@ class Mine:
         check_outputs(outputs, triple_files)
 
 
-def _summarise(
-    options: Mine, mined: MinedDataset, seconds: float
-) -> JsonObject:
-    """Build the JSON of --json, without the memory."""
+def _summarise(mined: MinedDataset) -> JsonObject:
+    """Build the JSON of --json, without settings, time, memory and files."""
     from funcppo.kg.mining.counts import SAME_ENTITY
 
     rules, _, result = mined
-    head_end = result.rules.end_constants[:, 0]
-    lengths = result.rules.body_length[head_end == 0]
-    n_by_length = Counter(sorted(lengths.tolist()))
+    kinds = {SAME_ENTITY: "with a head h(X, X)", 0: "of length {}"}
+    columns = result.rules.body_length, result.rules.end_constants[:, 0]
+    n_by_kind = Counter(
+        kinds.get(head_end, "with constants").format(length)
+        for length, head_end in zip(*(x.tolist() for x in columns))
+    )
     return {
         "dataset": rules.name,
         "n_facts": len(rules.facts),
         "n_rules": len(rules.rules),
-        "n_path_rules_by_length": {str(x): n for x, n in n_by_length.items()},
-        "n_constant_rules": int((head_end > 0).sum()),
-        "n_loop_rules": int((head_end == SAME_ENTITY).sum()),
+        "n_rules_by_kind": dict(sorted(n_by_kind.items())),
         "n_candidate_rules": result.n_candidates,
         "stages": [asdict(stage) for stage in result.stages],
         "rows": result.rows,
         "max_rows": result.max_rows,
-        "seconds_limit": options.seconds,
         "interrupted": result.interrupt is not None,
         "mining_seconds": round(result.seconds, 3),
-        "total_seconds": round(seconds, 3),
-        "file_format": options.format,
-        "out": str(options.out),
         "notes": result.notes,
     }
 
 
 def _print_summary(
-    console: Console, options: Mine, mined: MinedDataset, summary: JsonObject
+    console: Console, mined: MinedDataset, summary: JsonObject
 ) -> None:
     """Print the number of rules of each kind, and the first rules with support, body pairs and confidence."""
     from funcppo.kg.graph.rules import format_rule
-    from funcppo.kg.ranking import evaluate
 
-    rules, counts, result = mined
-    if not len(rules.rules):
-        reason = f"{len(rules.facts)} facts give no rule"
-        if not all(stage.is_finished for stage in result.stages):
-            reason = "the limits of --seconds and max_rows left no rule"
-        console.print(
-            f"{rules.name}: {reason} with support {summary['settings']['min_support']} and confidence "
-            f"{options.min_confidence:g}; {options.out} holds none"
-        )
-        return
-    kinds = [
-        f"{n} of length {length}"
-        for length, n in summary["n_path_rules_by_length"].items()
-    ]
-    if summary["n_constant_rules"]:
-        kinds.append(f"{summary['n_constant_rules']} with constants")
-    if summary["n_loop_rules"]:
-        kinds.append(f"{summary['n_loop_rules']} with a head h(X, X)")
+    rules, counts, _ = mined
+    kinds = [f"{n} {kind}" for kind, n in summary["n_rules_by_kind"].items()]
     console.print(
-        f"{summary['dataset']}: {summary['n_rules']} rules ({', '.join(kinds)}) of {summary['n_candidate_rules']} "
+        f"{rules.name}: {summary['n_rules']} rules ({', '.join(kinds) or 'none'}) of {summary['n_candidate_rules']} "
         f"candidates in {summary['mining_seconds']:.1f} s: {summary['out']}"
     )
-
-    for i in range(min(5, len(rules.rules))):
-        support = counts.support[i]
-        body_pairs = counts.body_pairs[i]
-        confidence = support / max(body_pairs, 1)
-        low, high = evaluate.wilson(support, body_pairs)
-        rule = format_rule(rules, rules.rules[i])
+    if not kinds:
+        reason = f"{summary['n_facts']} facts give no rule"
+        if not all(stage["is_finished"] for stage in summary["stages"]):
+            reason = "the limits of --seconds and max_rows left no rule"
+        cfg = summary["settings"]
         console.print(
-            f"{support:8.0f} of {body_pairs:8.0f}  {confidence:.3f} ({low:.2f} to {high:.2f})  {rule}"
+            f"{reason} with support {cfg['min_support']} and confidence {cfg['min_confidence']:g}"
+        )
+    for i, rule in enumerate(rules.rules[:5]):
+        support, body_pairs = counts.support[i], counts.body_pairs[i]
+        console.print(
+            f"{support:8.0f} of {body_pairs:8.0f}  {support / body_pairs:.3f}  {format_rule(rules, rule)}"
         )
