@@ -331,7 +331,10 @@ def test_bad_input_is_one_line_and_exit_2(
     ("field", "value", "expected"),
     [
         ("score", ["success"], "one of success, best-proof"),
-        ("rule_metric", 1.5, "a number from 0 to 1 or null"),
+        ("rule_metric", 1.5, "0 to 1"),
+        ("step_names", ["fit", 3], "a text"),
+        ("pending_row", {"seconds": 1}, "the metrics of an update"),
+        ("n_ranks", -1, "0 or more"),
     ],
 )
 def test_files_that_say_something_else_of_their_run_are_one_line(

@@ -23,7 +23,6 @@ from funcppo.kg.config import (
     BellmanFordConfig,
     EmbeddingConfig,
     Note,
-    QuestionConfig,
     RunConfig,
 )
 from funcppo.kg.logic.derive import GPU_CHUNK_FACTOR
@@ -161,12 +160,6 @@ def with_device(run_config: RunConfig) -> RunConfig:
 # -- settings by time and memory
 
 
-def time_factor(seconds: float | None) -> float:
-    """Return the run's time in units of the default, at least 1; 1 without a limit."""
-    base = 300.0  # the default time of a run, which the bounds are for
-    return max(1.0, (seconds or base) / base)
-
-
 def plan_settings(
     run_config: RunConfig, n_triples: int, limit: int | None
 ) -> tuple[RunConfig, list[Note]]:
@@ -194,20 +187,18 @@ def plan_settings(
 
     prover, questions = run_config.prover, run_config.questions
     listwise = run_config.listwise
-
-    def part(size: int) -> int:
-        return max(1, int(share * size))
-
-    prover = replace(
-        prover,
-        memory_share=share * prover.memory_share,
-        max_atoms=part(prover.max_atoms),
+    max_atoms, max_firings, max_batch_firings = (
+        max(1, int(share * (size or MAX_FIRINGS)))
+        for size in (
+            prover.max_atoms,
+            questions.max_firings,
+            listwise.max_batch_firings,
+        )
     )
-    max_firings = part(questions.max_firings or MAX_FIRINGS)
+    share_left = share * prover.memory_share
+    prover = replace(prover, memory_share=share_left, max_atoms=max_atoms)
     questions = replace(questions, max_firings=max_firings)
-    listwise = replace(
-        listwise, max_batch_firings=part(listwise.max_batch_firings)
-    )
+    listwise = replace(listwise, max_batch_firings=max_batch_firings)
     note = (
         f"memory: {limit / 1e9:.2f} GB hold parts of {share:.0%} of their largest size: T_P of {prover.max_atoms:,} "
         f"atoms, training questions of {max_firings:,} firings, batches of {listwise.max_batch_firings:,} firings"
@@ -224,32 +215,21 @@ def _with_time_bounds(run_config: RunConfig, spare_bytes: float) -> RunConfig:
     Args:
       spare_bytes: memory that more firings than the usual ones may take.
     """
-    factor = time_factor(run_config.seconds)
+    of_device = work_factor(run_config.device)
+    # The bounds are for 300 seconds, the default time of a run.
+    of_time = max(1.0, (run_config.seconds or 300.0) / 300.0, of_device)
     # In whole units: what is free differs a little from run to run.
-    spare = spare_bytes / (MAX_FIRINGS * BYTES_PER_FIRING)
-    if math.isfinite(spare):
-        spare = math.floor(max(spare, 0.0))
-    factor = max(factor, work_factor(run_config.device))
-    of_firings = min(factor, 1 + spare)
-    of_valid = max(work_factor(run_config.device), of_firings)
-    return replace(
-        run_config,
-        questions=_fill(
-            run_config.questions,
-            max_firings=int(MAX_FIRINGS * of_firings),
-            max_valid_firings=int(MAX_VALID_FIRINGS * of_valid),
-        ),
+    spare = max(spare_bytes, 0.0) / (MAX_FIRINGS * BYTES_PER_FIRING)
+    of_firings = min(of_time, 1 + spare // 1)
+    of_valid = max(of_device, of_firings)
+    questions = run_config.questions
+    questions = replace(
+        questions,
+        max_firings=questions.max_firings or int(MAX_FIRINGS * of_firings),
+        max_valid_firings=questions.max_valid_firings
+        or int(MAX_VALID_FIRINGS * of_valid),
     )
-
-
-def _fill(cfg: QuestionConfig, **values: object) -> QuestionConfig:
-    """Return the settings with values in place of fields that are None."""
-    open_ = {
-        name: value
-        for name, value in values.items()
-        if getattr(cfg, name) is None
-    }
-    return replace(cfg, **open_)
+    return replace(run_config, questions=questions)
 
 
 def memory_share(limit: int, n_triples: int, device: str) -> float:

@@ -248,7 +248,7 @@ def choose_in_time(
 ) -> Candidate[T]:
     """Run stages in the order of the gain that they promise a second; return the best way then.
 
-    Each has the part of the time left that `divide_time` gives it among those that wait. What a stage promises is its
+    Each has a part of the time left as large as what it promises is among those that wait. What a stage promises is its
     usual share of 1 - MRR, averaged with what stages of its family gained in this run. One whose least work does not
     fit is not begun, and its row says so.
     """
@@ -302,48 +302,15 @@ def _next_stage(
     """Return the stage that gains most a second, of those whose part of the time suffices, with its part."""
     rest = sorted(planned, key=lambda one: one.rate, reverse=True)
     while True:
-        parts = divide_time(
-            left, [one.gain for one in rest], [one.whole for one in rest]
-        )
-        short = [
-            one
-            for one, part in zip(rest, parts, strict=True)
-            if part < one.least
-        ]
+        time_left = min(left, sum(one.whole for one in rest))
+        a_second = time_left / max(sum(one.gain for one in rest), 1e-9)
+        short = [one for one in rest if a_second * one.gain < one.least]
         if not short or len(rest) == 1:
-            others = sum(one.whole for one in planned if one is not rest[0])
-            return rest[0], max(rest[0].least, parts[0], left - others)
+            first = rest[0]
+            part = min(first.whole, a_second * first.gain)
+            others = sum(one.whole for one in planned if one is not first)
+            return first, max(first.least, part, left - others)
         rest.remove(short[-1])
-
-
-def divide_time(
-    seconds: float, gains: Sequence[float], whole: Sequence[float]
-) -> list[float]:
-    """Return the seconds of each stage with which all gain most.
-
-    With t of its w seconds a stage is taken to gain the share 1 - exp(-3 t / w) of what it promises. All that have time
-    gain alike in their last second.
-
-    Args:
-      gains: that the stages promise.
-      whole: seconds with which they gain nearly all of it.
-    """
-    rates = [gain / most for gain, most in zip(gains, whole, strict=True)]
-
-    def parts(log_price: float) -> list[float]:
-        return [
-            most / 3.0 * min(3.0, max(0.0, math.log(rate) - log_price))
-            if rate > 0.0
-            else 0.0
-            for rate, most in zip(rates, whole, strict=True)
-        ]
-
-    low, high = -60.0, 60.0
-    for _ in range(60):
-        middle = (low + high) / 2.0
-        fits = sum(parts(middle)) <= seconds
-        low, high = (low, middle) if fits else (middle, high)
-    return parts(high)
 
 
 def _promised(
@@ -366,17 +333,16 @@ def describe_choice(choice: Choice) -> str:
     """Format a row of the table of choices as one line."""
     if choice.reason:
         return f"{choice.stage}: not begun: {choice.reason}"
-    others = {
-        label: metric
-        for label, metric in choice.tried.items()
-        if label != choice.chosen
-    }
     line = f"{choice.stage}: {choice.chosen} chosen"
     if choice.valid_after is not None:
         line += f": valid {choice.valid_after:.4f}"
-    if others:
-        best = max(others, key=others.__getitem__)
-        line += f"; {best} {others[best]:.4f}"
+    others = sorted(
+        (-metric, label)
+        for label, metric in choice.tried.items()
+        if label != choice.chosen
+    )
+    for metric, label in others[:1]:
+        line += f"; {label} {-metric:.4f}"
     if len(others) > 1:
         line += f" and {len(others) - 1} more"
     return line + f"; {choice.work}" * bool(choice.work)
@@ -417,8 +383,7 @@ class Trial(NamedTuple):
 class Settings(NamedTuple):
     """Settings of a data set that rank its valid split best by rule confidences."""
 
-    best: Trial
-    # those that were kept at a height below it, and the best, ascending
+    # those that were kept at each height, ascending; the last one ranks best
     by_height: tuple[Trial, ...]
     # the first of a greater height at which rules derive more answers, though they rank no better; None without one
     deeper: Trial | None = None
@@ -426,6 +391,31 @@ class Settings(NamedTuple):
     rule_counts: np.ndarray | None = None
     # what the rules fire from, on the host; None where height 1 was not tried
     plan: RulePlan | None = None
+
+    @property
+    def best(self) -> Trial:
+        """Return the settings that rank best."""
+        return self.by_height[-1]
+
+    def build_highest(
+        self,
+        build: Callable[[Trial], T],
+        on_cut: Callable[[str], object],
+    ) -> T:
+        """Return what is built with the best settings, or with those of a lower height where T_P takes too much.
+
+        Args:
+          build: raises ValueError where it takes too much.
+          on_cut: receives a line for each height that is not taken.
+        """
+        for trial in reversed(self.by_height):
+            try:
+                return build(trial)
+            except ValueError as error:
+                if trial is self.by_height[0]:
+                    raise
+                on_cut(f"height {trial.height} not taken: {error}")
+        raise AssertionError("a choice has settings for a height")
 
 
 class _HeldCandidates(Candidates):
@@ -496,7 +486,6 @@ def choose_settings(
         run_time.note(f"nothing to choose by: {first.label}")
     kept = kept or [start]
     return Settings(
-        kept[-1].value,
         tuple(one.value for one in kept),
         grid.deeper if grid else None,
         grid.rule_counts if grid else dataset.rule_counts,
@@ -637,26 +626,17 @@ class _Grid:
     ) -> tuple[list[Trial], str]:
         """Return the trials of a height, and why what takes longer is not tried either; empty if all was tried."""
         found: list[Trial] = []
-        for object_identity in identities:
-            tried = (
-                f"height {height}" + " with object identity" * object_identity
-            )
+        for identity in identities:
+            name = f"height {height}" + " with object identity" * identity
+            is_later = is_later or bool(found)
             try:
-                found += self._try(
-                    height,
-                    object_identity,
-                    kinds,
-                    tried,
-                    is_later=is_later or bool(found),
-                )
+                found += self._try(height, identity, kinds, name, is_later)
             except RowBudgetExceeded as error:
-                note = f"{tried} not tried: {error}"
+                note = f"{name} not tried: {error}"
                 # Object identity projects less away, and a greater height joins more facts.
-                if not object_identity:
-                    return (
-                        found,
-                        f"{note}; what takes longer is not tried either",
-                    )
+                if not identity:
+                    text = "what takes longer is not tried either"
+                    return found, f"{note}; {text}"
                 self.run_time.note_cut(note)
         return found, ""
 
@@ -666,7 +646,6 @@ class _Grid:
         object_identity: bool,
         kinds: Sequence[tuple[float | None, str]],
         tried: str,
-        *,
         is_later: bool,
     ) -> list[Trial]:
         """Return the trials of a height; the first trials rank fewer queries if all queries take too long.
@@ -945,31 +924,30 @@ def _build_chosen(
     if settings.rule_counts is not None:
         dataset = replace(dataset, rule_counts=settings.rule_counts)
 
-    lowest, *_ = settings.by_height
-    for trial in reversed(settings.by_height):
+    def build(trial: Trial) -> Run:
         learner = run_config.learner
         if learner == "auto":
             learner = "questions" if trial.height == 1 else "proofs"
-        config = replace(
-            run_config,
-            prover=trial.apply(run_config.prover),
-            learner=learner,
-            rule_score=trial.score,
-        )
-        deadline = run_time.part(DERIVING_SHARE)
+        config = _with_trial(run_config, trial, learner)
         plan = settings.plan if trial.height == 1 else None
-        try:
-            run = build_run(config, dataset, run_time.on_phase, deadline, plan)
-        except ValueError as error:
-            if trial is lowest:
-                raise
-            run_time.note_cut(f"height {trial.height} not taken: {error}")
-            continue
-        run_time.end_phase("what the rules derive")
-        if run_config.learner == "auto" and settings.deeper is not None:
-            return _try_proofs(run, run_config, settings.deeper, run_time)
-        return run
-    raise AssertionError("a choice has settings for a height")
+        deadline = run_time.part(DERIVING_SHARE)
+        return build_run(config, dataset, run_time.on_phase, deadline, plan)
+
+    run = settings.build_highest(build, run_time.note_cut)
+    run_time.end_phase("what the rules derive")
+    if run_config.learner == "auto" and settings.deeper is not None:
+        return _try_proofs(run, run_config, settings.deeper, run_time)
+    return run
+
+
+def _with_trial(run_config: RunConfig, trial: Trial, learner: Any) -> RunConfig:
+    """Return the settings of a run with those of a trial."""
+    return replace(
+        run_config,
+        prover=trial.apply(run_config.prover),
+        learner=learner,
+        rule_score=trial.score,
+    )
 
 
 def _try_proofs(
@@ -995,38 +973,19 @@ def _try_proofs(
         )
         return run
     deadline = run_time.part(DERIVING_SHARE)
-    deeper_config = replace(
-        run_config,
-        prover=trial.apply(run_config.prover),
-        learner="proofs",
-        rule_score=trial.score,
-    )
-
-    def rank(*_: object) -> Iterator[Candidate[Run]]:
-        report = held_out.stopping_at(deadline, run_time.on_phase)
-        show = partial(
-            report, f"ranking valid by proofs of height {trial.height}"
-        )
-        try:
-            found = held_out.rank_valid(deeper, deeper.state.start_params, show)
-        except held_out.TimeOver:
-            run_time.note_cut(
-                f"proofs at height {trial.height} not tried: there was no time for it"
-            )
-            return
-        yield Candidate(
-            f"proofs at height {trial.height}",
-            deeper,
-            fit.reciprocal_ranks(found),
-        )
-
+    name = f"proofs at height {trial.height}"
+    config = _with_trial(run_config, trial, "proofs")
     try:
         deeper = build_run(
-            deeper_config, run.task.dataset, run_time.on_phase, deadline
+            config, run.task.dataset, run_time.on_phase, deadline
         )
+        tried = [_rank_untrained(deeper, name, deadline, run_time)]
     except ValueError as error:
         run_time.note_cut(f"height {trial.height} not taken: {error}")
         return run
+    except held_out.TimeOver:
+        run_time.note_cut(f"{name} not tried: there was no time for it")
+        tried = []
     by_rules = ranking.rank_split(
         run.task,
         validation_queries(deeper),
@@ -1038,7 +997,21 @@ def _try_proofs(
         run,
         fit.reciprocal_ranks(by_rules),
     )
-    return choose(Stage("proofs", rank), start, run_time).value
+    return choose(Stage("proofs", lambda *_: tried), start, run_time).value
+
+
+def _rank_untrained(
+    run: Run, label: str, deadline: Deadline, run_time: RunTime
+) -> Candidate[Run]:
+    """Return a run with the ranks of valid by its policy before training.
+
+    Raises:
+      TimeOver: the deadline is over.
+    """
+    report = held_out.stopping_at(deadline, run_time.on_phase)
+    show = partial(report, f"ranking valid by {label}, untrained")
+    ranked = held_out.rank_valid(run, run.state.start_params, show)
+    return Candidate(label, run, fit.reciprocal_ranks(ranked))
 
 
 def _rank_valid_by_rules(
@@ -1074,11 +1047,7 @@ def _choose_proof_score(run: Run, run_time: RunTime) -> Run:
 
     def rank(name: ScoreName) -> Candidate[Run]:
         scored = replace(run, score=name)
-        report = held_out.stopping_at(deadline, run_time.on_phase)
-        show = partial(report, f"ranking valid by {name}, untrained")
-        params = run.state.start_params
-        ranked = held_out.rank_valid(scored, params, show)
-        return Candidate(name, scored, fit.reciprocal_ranks(ranked))
+        return _rank_untrained(scored, name, deadline, run_time)
 
     tried = [Candidate(names[0], replace(run, score=names[0]), None)]
     try:

@@ -17,7 +17,7 @@ from torch import Tensor
 from funcppo.core.files import Json
 from funcppo.core.host import NO_DEADLINE, Deadline
 from funcppo.core.settings import is_cuda
-from funcppo.core.types import F64
+from funcppo.core.types import F64, I32, I64
 from funcppo.kg.config import MAX_VALID_FIRINGS
 from funcppo.kg.logic import kb as kbase
 from funcppo.kg.logic.prove import Clauses
@@ -71,10 +71,12 @@ class TimeOver(Exception):
     """Raised where a ranking or a count has not ended in time."""
 
 
-class _RankedPart(NamedTuple):
+class RankedPart(NamedTuple):
     """Part of a split, ranked by one score."""
 
+    queries: I32[Tensor, "q W"]
     rows: RankedRows
+    answer_score: I64[Tensor, "Q"]  # of each row, quantised
     reciprocal_rank: F64[Tensor, "q"]  # of each query, the mean of its sides
     auc_pr: float | None  # of Countries
 
@@ -255,7 +257,7 @@ def metric_of(run: Run, ranked: Ranking) -> float:
     return metrics[selection_metric(run.task)]
 
 
-# -- any split
+# -- test
 
 
 def _count_to_hold(run: Run, collected: SplitEvidence) -> int:
@@ -309,7 +311,7 @@ class _Round:
     queries: np.ndarray
     evidence: SplitEvidence | None
     """None where a run searches proofs."""
-    parts: dict[str, _RankedPart] = field(default_factory=dict)
+    parts: dict[str, RankedPart] = field(default_factory=dict)
     """By the name of the score."""
 
 
@@ -466,36 +468,46 @@ class TestRanking:
             one.parts[name] = _rank_part(run, ranked)
         self.seconds += time.monotonic() - began
 
+    @property
+    def parts(self) -> dict[str, list[RankedPart]]:
+        """Return the parts that are ranked, by the name of the score."""
+        names = self._rounds[0].parts if self._rounds else ()
+        return {
+            name: [one.parts[name] for one in self._rounds] for name in names
+        }
+
     def metrics(self, run: Run) -> dict[str, Json]:
         """Return the metrics by the name of the score, those of a sample with intervals."""
-        names = self._rounds[0].parts if self._rounds else ()
         n_all = len(run.task.dataset.test)
         return {
-            name: _summarise_sample(
-                run, [one.parts[name] for one in self._rounds], n_all
-            )
-            for name in names
+            name: _summarise_sample(run, parts, n_all)
+            for name, parts in self.parts.items()
         }
 
 
-def _rank_part(run: Run, ranked: Ranking) -> _RankedPart:
+def _rank_part(run: Run, ranked: Ranking) -> RankedPart:
     """Return what is kept of the ranking of a part of a split by a score."""
     of_rows = rank_metrics.expected_reciprocal_ranks(ranked.counts)
     total = of_rows.new_zeros(len(ranked.queries))
     total = total.index_add(0, ranked.query_row, of_rows)
-    return _RankedPart(
+    return RankedPart(
+        ranked.queries,
         ranking.ranked_rows(ranked),
+        ranked.answer_score,
         total / len(ranked_sides(run.task)),
         ranking.auc_pr(ranked) if run.task.is_countries else None,
     )
 
 
 def _summarise_sample(
-    run: Run, parts: Sequence[_RankedPart], n_all: int
+    run: Run, parts: Sequence[RankedPart], n_all: int
 ) -> Json:
     """Summarise a ranking; a sample of the `n_all` queries also gets the 95 % interval of its MRR."""
-    auc = parts[0].auc_pr if len(parts) == 1 else None
-    metrics = summarise_parts(run, [part.rows for part in parts], auc)
+    predicates = list(run.task.dataset.predicates)
+    rows = [part.rows for part in parts]
+    metrics = ranking.summarise_rows(rows, predicates)
+    if parts[0].auc_pr is not None and len(parts) == 1:
+        metrics["auc_pr"] = parts[0].auc_pr
     rank = torch.cat([part.reciprocal_rank for part in parts])
     n = len(rank)
     if 1 < n < n_all:
@@ -503,12 +515,3 @@ def _summarise_sample(
         half, mean = evaluate.NORMAL_95 * error, float(rank.mean())
         metrics["mrr_interval"] = [mean - half, mean + half]
     return metrics
-
-
-def summarise_parts(
-    run: Run, parts: Sequence[RankedRows], auc: float | None
-) -> Json:
-    """Summarise the parts of a ranking, with the area under the precision-recall curve where it is not None."""
-    predicates = list(run.task.dataset.predicates)
-    metrics = ranking.summarise_rows(parts, predicates)
-    return metrics if auc is None else metrics | {"auc_pr": auc}

@@ -22,6 +22,12 @@ from funcppo.config import Config, PPOConfig
 from funcppo.core import files, random, tree
 from funcppo.core.files import shorten
 from funcppo.core.host import NO_DEADLINE, Deadline
+from funcppo.core.settings import (
+    FieldError,
+    NonNegativeInt,
+    UnitInterval,
+    check_value,
+)
 from funcppo.core.types import F32, F64, I64, Bool
 from funcppo.kg.config import (
     CHECKPOINT_FILE,
@@ -273,7 +279,12 @@ def build_run(
     else:
         learner = proof_learner(run_config, task)
         world = prover_task.training_world(task) if for_training else None
-        state = _initial_state(init_train_state(run_config, learner, world))
+        trained = init_train_state(run_config, learner, world)
+        state = _state_of(
+            trained.update.device,
+            train_state=trained,
+            start_params=trained.params,
+        )
         n_wanted = min(n_queries or 1000, len(dataset.valid))
         n_wanted *= for_training
         n_queries = _count_validation_queries(task, learner, n_wanted)
@@ -325,13 +336,6 @@ def init_train_state(
     params, none = cfg.agent.init(cfg.agent.cfg, key), cast(Any, ())
     update = torch.zeros((), dtype=torch.int64, device=key.device)
     return TrainState(params, none, none, none, key, update, none)
-
-
-def _initial_state(train_state: TrainState) -> RunState:
-    """Return the state of a run that learns from proofs before its first validation."""
-    device = train_state.update.device
-    params = train_state.params
-    return _state_of(device, train_state=train_state, start_params=params)
 
 
 def _state_of(
@@ -811,18 +815,10 @@ def open_run(
     """
     run_config = replace(read_config(folder), device=device)
     on_phase("reading data")
-    dataset, counts, trained, where = present_graph(folder, graph, change)
-    if where is None:
-        return _restore(run_config, folder, dataset, on_phase)
-    counts = None if recount else counts
-    run = build_run(
-        run_config, dataset, on_phase, counts=counts, for_training=False
-    )
-    path, damage_notes = find_checkpoint(folder)
-    arrays, meta = checkpoint.read(path)
-    run = replace(run, state=_like_stored(run, meta))
-    state = _move_state(run, arrays, trained, where)
-    return _with_state(run, path, state, meta, damage_notes)
+    present = present_graph(folder, graph, change)
+    if recount or present.where is None:
+        present = present._replace(counts=None)
+    return _restore(run_config, folder, present, on_phase)
 
 
 def resume_run(
@@ -835,35 +831,40 @@ def resume_run(
     """
     on_phase("reading data")
     dataset, _ = read_graph(folder, run_config)
-    return _restore(run_config, folder, dataset, on_phase)
+    present = PresentGraph(dataset, None, dataset)
+    return _restore(run_config, folder, present, on_phase)
 
 
 def _restore(
     run_config: RunConfig,
     folder: Path,
-    dataset: Dataset,
+    present: PresentGraph,
     on_phase: PhaseCallback,
 ) -> Run:
-    """Build the run of the given settings on its own facts and restore it from its last checkpoint."""
+    """Build the run of the given settings on a graph, and restore it from its last checkpoint."""
     path, damage_notes = find_checkpoint(folder)
-    _check_unchanged(path, run_config, dataset)
-    run = build_run(run_config, dataset, on_phase)
-    like = _like_stored(run, checkpoint.read(path)[1])
-    state, meta = checkpoint.restore(path, like, dataset.fingerprint)
-    return _with_state(run, path, state, meta, damage_notes)
-
-
-def _with_state(
-    run: Run,
-    path: Path,
-    state: RunState,
-    meta: checkpoint.Meta,
-    damage_notes: Sequence[str],
-) -> Run:
-    """Return the run with the state and metadata of a checkpoint."""
-    _check_meta(
-        path, meta, (EVIDENCE_SCORE,) if run.questions else PROOF_SCORES
+    arrays, meta = checkpoint.read(path)
+    _check_meta(path, meta, run_config.learner == "questions")
+    dataset, counts, trained, where = present
+    if where is None:
+        _check_unchanged(path, meta, run_config, dataset)
+    run = build_run(
+        run_config,
+        dataset,
+        on_phase,
+        counts=counts,
+        for_training=where is None,
     )
+    # The state in the shapes of the stored one.
+    ranks = torch.zeros(meta["n_ranks"], dtype=torch.float64)
+    steps = (run.state.start_params,) * len(meta["step_names"])
+    state = run.state._replace(best_ranks=ranks, steps=steps)
+    run = replace(run, state=state)
+    if where is None:
+        state, _ = checkpoint.restore(path, state)
+    else:
+        state = _move_state(run, arrays, trained, where)
+
     setup = run.questions
     if setup is not None and link_embedding.n_models(state.embedding):
         setup = fit.with_embedding(setup, state.embedding, "fact")
@@ -885,16 +886,6 @@ def _with_state(
         rule_metric=meta["rule_metric"],
         is_learnt_better=meta["is_learnt_better"],
     )
-
-
-def _like_stored(run: Run, meta: checkpoint.Meta) -> RunState:
-    """Return a state in the shapes of the one that is stored with some meta data."""
-    n_ranks, names = meta.get("n_ranks"), meta.get("step_names")
-    n_ranks = n_ranks if isinstance(n_ranks, int) else 0
-    names = names if isinstance(names, list) else []
-    ranks = torch.zeros(n_ranks, dtype=torch.float64)
-    steps = (run.state.start_params,) * len(names)
-    return run.state._replace(best_ranks=ranks, steps=steps)
 
 
 # What the axes of stored parameters count: labels, or as many parts of each (B), shapes of rules (S), rules (R),
@@ -994,10 +985,10 @@ def _rows_of_axes(
 
 
 def _check_unchanged(
-    path: Path, run_config: RunConfig, dataset: Dataset
+    path: Path, meta: checkpoint.Meta, run_config: RunConfig, dataset: Dataset
 ) -> None:
     """Raise ValueError unless the data set is the one that the checkpoint's run was trained on."""
-    expected = checkpoint.read(path)[1].get("fingerprint")
+    expected = meta.get("fingerprint")
     if expected != dataset.fingerprint:
         raise ValueError(
             f"{path.parent}: the run was trained on other data than {run_config.dataset}; expected fingerprint "
@@ -1006,42 +997,28 @@ def _check_unchanged(
         )
 
 
-def _check_meta(
-    path: Path, meta: checkpoint.Meta, scores: tuple[RunScore, ...]
-) -> None:
-    """Raise ValueError unless the checkpoint's metadata has the expected fields and types."""
-    checks: dict[str, tuple[str, Callable[[Any], bool]]] = {
-        "score": (f"one of {', '.join(scores)}", lambda x: x in scores),
-        "pending_row": (
-            "the metrics of an update",
-            lambda x: x is None or logs.is_row(x),
-        ),
-        "rule_metric": (
-            "a number from 0 to 1 or null",
-            lambda x: x is None or (isinstance(x, float) and 0 <= x <= 1),
-        ),
-        "is_learnt_better": ("true or false", lambda x: isinstance(x, bool)),
-        "step_names": (
-            "names of stages",
-            lambda x: (
-                isinstance(x, list) and all(isinstance(n, str) for n in x)
-            ),
-        ),
-        "notes": (
-            "pairs of a kind and a text",
-            lambda x: (
-                isinstance(x, list)
-                and all(isinstance(note, list) and len(note) == 2 for note in x)
-            ),
-        ),
-    }
+def _check_meta(path: Path, meta: checkpoint.Meta, asks: bool) -> None:
+    """Raise ValueError unless the checkpoint's metadata has the expected fields and types.
 
-    for name, (expected, is_valid) in checks.items():
-        found = meta.get(name)
-        if not is_valid(found):
-            raise ValueError(
-                f"{path}: {name}: expected {expected}, got {found!r}"
-            )
+    Args:
+      asks: the run learns from questions.
+    """
+    annotations = {
+        "score": Literal["evidence"] if asks else ScoreName,
+        "rule_metric": UnitInterval | None,
+        "is_learnt_better": bool,
+        "step_names": tuple[str, ...],
+        "n_ranks": NonNegativeInt,
+        "notes": tuple[tuple[str, ...], ...],
+    }
+    try:
+        for name, annotation in annotations.items():
+            check_value(name, annotation, meta.get(name))
+        row = meta.get("pending_row")
+        if row is not None and not logs.is_row(row):
+            raise FieldError("pending_row", "the metrics of an update", row)
+    except FieldError as error:
+        raise ValueError(f"{path}: {error}") from None
 
 
 def save_checkpoint(run: Run, folder: Path) -> None:

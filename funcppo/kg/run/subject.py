@@ -14,7 +14,12 @@ from funcppo.kg.graph.rules import check_horn
 from funcppo.kg.ranking.ranking import selection_metric
 from funcppo.kg.run import held_out
 from funcppo.kg.run.budget import RunTime
-from funcppo.kg.run.choices import Settings, choose_settings, describe_choice
+from funcppo.kg.run.choices import (
+    Settings,
+    Trial,
+    choose_settings,
+    describe_choice,
+)
 from funcppo.kg.run.run import EVIDENCE_SCORE, Run
 from funcppo.kg.scores.learned import LearnedScore
 from funcppo.kg.scores.score import Score, parse
@@ -226,11 +231,9 @@ def _build_chosen_task(
       The task, the score at its height, and a note for each height that took too much.
     """
     notes: list[str] = []
-    lowest, *_ = settings.by_height
-    for trial in reversed(settings.by_height):
-        if trial.height > settings.best.height:
-            continue
-        is_lowest = trial is lowest
+
+    def build(trial: Trial) -> tuple[ProverTask, str, list[str]]:
+        is_lowest = trial is settings.by_height[0]
         task, problem = None, ""
         try:
             task = build_task(
@@ -242,16 +245,14 @@ def _build_chosen_task(
                 deadline=NO_DEADLINE if is_lowest else deadline,
             )
         except ValueError as error:
-            if is_lowest:
-                raise
             problem = str(error)
         if processes is not None and not is_lowest:
-            problems = processes.exchange(
-                f"T_P to height {trial.height}", problem
-            )
-            problem = next(filter(None, problems), "")
-        if task is not None and not problem:
-            return task, trial.score, notes
-        note = f"height {trial.height} not taken: {problem}"
-        notes.append(Note("cut", note))
-    raise AssertionError("a choice has settings for a height")
+            name = f"T_P to height {trial.height}"
+            problem = next(filter(None, processes.exchange(name, problem)), "")
+        if problem or task is None:
+            raise ValueError(problem)
+        return task, trial.score, notes
+
+    return settings.build_highest(
+        build, lambda line: notes.append(Note("cut", line))
+    )

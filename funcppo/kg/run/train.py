@@ -68,7 +68,6 @@ from funcppo.kg.run.run import (
     RunState,
     init_train_state,
     last_logged_update,
-    proof_learner,
     repair_checkpoint,
     resume_run,
     save_checkpoint,
@@ -306,7 +305,7 @@ def prepare_train_step(
     world = prover_task.training_world(run.task)
 
     # The capacity depends on the first state of the run, so that a resumed run has the same.
-    cfg, state = proof_learner(run_config, run.task), run.state.train_state
+    cfg, state = run.cfg, run.state.train_state
     assert state is not None, "the run learns from proofs"
     first = init_train_state(run_config, cfg, world)
     cfg = with_capacity(cfg, world, first)

@@ -30,7 +30,6 @@ from funcppo.kg.run.choices import (
     choose_in_time,
     choose_settings,
     describe_choice,
-    divide_time,
     is_better,
 )
 from funcppo.kg.run.run import (
@@ -135,22 +134,6 @@ def test_the_first_candidate_of_a_stage_is_the_simpler_way(gains, kept):
     usual = usual._replace(candidates=lambda *_: ways[::-1])
     best = choose(usual, start, RunTime())
     assert best.label == ("start" if kept == "start" else "more")
-
-
-def test_time_is_divided_so_that_all_gain_alike_in_their_last_second():
-    gains, whole = [0.1, 0.05, 0.05, 0.0005], [100.0, 100.0, 10.0, 100.0]
-    parts = divide_time(60.0, gains, whole)
-    assert sum(parts) == pytest.approx(60.0)
-    one, other, short, none = parts
-    assert none == 0.0 and short < 10.0 and one > other > 0.0
-    last_gains = [
-        3 * gain / most * math.exp(-3 * part / most)
-        for gain, most, part in zip(gains[:3], whole, parts)
-    ]
-    assert last_gains == pytest.approx(last_gains[:1] * 3)
-    assert divide_time(1e3, gains, whole) == pytest.approx(whole)
-    assert divide_time(math.inf, gains, whole) == pytest.approx(whole)
-    assert divide_time(0.0, gains, whole) == pytest.approx([0.0] * 4)
 
 
 def test_stages_run_by_gain_a_second_each_in_its_part_of_the_time():

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from funcppo.core.host import Deadline
+from funcppo.core.host import NO_DEADLINE, Deadline
 from funcppo.kg.ranking import ranking
 from funcppo.kg.ranking.ranking import RankingProtocol
 from funcppo.kg.run import fit, held_out
@@ -16,18 +16,6 @@ from funcppo.kg.run import run as run_module
 from funcppo.kg.run.run import build_run, validation_queries
 from funcppo.kg.scores.score import parse
 from tests.kg.run.runs import CONFIG, new_run, on_graph, seating
-
-
-def rankings_of(run, split, names=()):
-    """The ranking of a split by each score, whole."""
-    collected = None
-    if run.questions is not None:
-        collected = fit.collect_evidence(run.task, run.questions.facts, split)
-    scores = {**dict.fromkeys(names), **held_out.policies(run)}
-    return {
-        name: held_out._rank(run, split, collected, name, params)
-        for name, params in scores.items()
-    }
 
 
 @pytest.mark.parametrize("height", [1, 2])
@@ -88,10 +76,14 @@ def test_where_there_is_time_test_is_ranked_whole(run, asking):
         found, n_by_rules, _ = test_ranking_of(one)
         assert n_by_rules == found.n_queries == len(test)
         metrics = found.metrics(one)
-        names = ("max-confidence",)
-        rankings = rankings_of(one, test, names)
-        assert list(rankings) == list(metrics)
-        for name, ranked in rankings.items():
+        assert list(metrics) == ["max-confidence", *held_out.policies(one)]
+        protocol = RankingProtocol(sides=ranking.ranked_sides(one.task))
+        best = one.state.best_params
+        for name, score in (
+            ("max-confidence", parse("max-confidence")),
+            (list(metrics)[-1], held_out.policy_score(one, best, one.score)),
+        ):
+            ranked = ranking.rank_split(one.task, test, score, protocol)
             mrr = float(fit.reciprocal_ranks(ranked).mean())
             assert metrics[name]["mrr"] == pytest.approx(mrr, abs=1e-12)
             assert "mrr_interval" not in metrics[name]
@@ -126,7 +118,7 @@ def test_the_interval_of_a_mean_over_a_part_worked_by_hand(run):
     """Reciprocal ranks 1 and 0.5 of two of four queries: 0.75 and 1.959964 * sqrt(0.125 / 2 * (1 - 2 / 4))."""
     split = run.task.dataset.test[:2]
     ranked = held_out._rank(run, split, None, "max-confidence", None)
-    part = held_out._rank_part(run, "max-confidence", ranked, None)
+    part = held_out._rank_part(run, ranked)
     part = part._replace(reciprocal_rank=torch.tensor([1.0, 0.5]))
     found = held_out._summarise_sample(run, [part], 4)
     error = 1.959964 * (0.125 / 2 * 0.5) ** 0.5
@@ -158,13 +150,17 @@ def test_the_rule_score_ranks_the_queries_of_a_validation(run):
 
 def ranks_of(run, split, names=()):
     """The reciprocal ranks of a split by each score, in the order of the queries."""
+    task = replace(run.task, dataset=replace(run.task.dataset, test=split))
+    test = held_out.TestRanking(names)
+    test.rank_by_all(replace(run, task=task), NO_DEADLINE)
     found = {}
-    for name, ranked in rankings_of(run, split, names).items():
-        queries = ranked.queries[ranked.query_row].tolist()
-        ranks = fit.reciprocal_ranks(ranked).tolist()
-        rows = zip(ranked.side.tolist(), queries, ranks)
-        found[name] = sorted(rows)
-    return found
+    for name, parts in test.parts.items():
+        for part in parts:
+            queries = part.queries.tolist() * len(ranking.ranked_sides(task))
+            sides = part.rows.side.tolist()
+            ranks = fit.reciprocal_ranks(part.rows).tolist()
+            found.setdefault(name, []).extend(zip(sides, queries, ranks))
+    return {name: sorted(rows) for name, rows in found.items()}
 
 
 @pytest.mark.parametrize("has_facts", [False, True])
