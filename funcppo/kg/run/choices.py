@@ -389,6 +389,8 @@ class Settings(NamedTuple):
     deeper: Trial | None = None
     # of the rules without object identity, as `Dataset.rule_counts` holds them; None if none were counted
     rule_counts: np.ndarray | None = None
+    # counts under object identity; None if it was not tried
+    identity_counts: RuleCounts | None = None
     # what the rules fire from, on the host; None where height 1 was not tried
     plan: RulePlan | None = None
 
@@ -489,6 +491,7 @@ def choose_settings(
         tuple(one.value for one in kept),
         grid.deeper if grid else None,
         grid.rule_counts if grid else dataset.rule_counts,
+        grid.counts_of.get(True) if grid else None,
         grid.plan if grid else None,
     )
 
@@ -929,9 +932,14 @@ def _build_chosen(
         if learner == "auto":
             learner = "questions" if trial.height == 1 else "proofs"
         config = _with_trial(run_config, trial, learner)
-        plan = settings.plan if trial.height == 1 else None
-        deadline = run_time.part(DERIVING_SHARE)
-        return build_run(config, dataset, run_time.on_phase, deadline, plan)
+        return build_run(
+            config,
+            dataset,
+            run_time.on_phase,
+            run_time.part(DERIVING_SHARE),
+            settings.plan if trial.height == 1 else None,
+            settings.identity_counts if trial.object_identity else None,
+        )
 
     run = settings.build_highest(build, run_time.note_cut)
     run_time.end_phase("what the rules derive")

@@ -181,7 +181,9 @@ def dataset_subject(
     elif processes.is_main:
         # It alone knows which settings there was time for; every process has counted the rules.
         settings, notes = choose()
-        chosen = settings._replace(rule_counts=None), notes
+        # Every process counts the rules.
+        settings = settings._replace(rule_counts=None, identity_counts=None)
+        chosen = settings, notes
         processes.share_bytes("choice of settings", pickle.dumps(chosen))
     else:
         settings, notes = pickle.loads(

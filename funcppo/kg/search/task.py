@@ -40,7 +40,6 @@ from funcppo.kg.logic.derive import DerivabilityIndex, RulePlan, plan_rules
 from funcppo.kg.logic.fixpoint import (
     LeastModel,
     RuleCounts,
-    check_sampled_rows,
     count_rules,
     with_confidence,
 )
@@ -55,10 +54,6 @@ from funcppo.kg.search.env import World
 COUNTRIES_REGIONS = ("africa", "americas", "asia", "europe", "oceania")
 # the derivability index holds at most this many derivations times `max_atoms`
 MAX_DERIVATIONS_PER_ATOM = 20
-# Where nothing reads derivations, T_P is not computed if the rules derive more heads, times `max_atoms`, than this.
-MAX_HEADS_PER_ATOM = 4
-# Nor is it computed further than by so many rows of joins.
-MAX_STEP_ROWS = 50_000_000
 # rows of joins to count rules exactly, about ten minutes; those that make more are counted from samples
 MAX_EXACT_ROWS = 3_000_000_000
 # heads of one rule that are held for it, about two gigabytes; the same holds for a rule that derives more
@@ -180,7 +175,8 @@ def build_task(
       device: where searches, training and ranking read the task's tensors.
       on_phase: receives what is being computed.
       deadline: when T_P up to a height above 1 ends; it is an error then.
-      with_derivations: index the rules that derive each atom, which searches and training by proofs read.
+      with_derivations: index the rules that derive each atom, which searches and training by proofs read. At height 1
+        each query derives its own answers without.
       by_query_if_large: where T_P to height 1 is too large to hold, each query derives its own answers.
       as_guide: for a policy that orders searches and ranks nothing, see `ProverTask.is_guide`.
       plan: what the rules of the data set fire from, on the host; None to make it where it is needed.
@@ -455,35 +451,18 @@ def _derived_atoms(
       ValueError: T_P is too large to hold, and a search or training reads it.
     """
     by_query = partial(_without_atoms, kb, sizes, settings)
+    if not with_derivations and settings.max_height == 1:
+        return by_query()
     by_query_if_large = by_query_if_large and settings.max_height == 1
-    n_heads = int(counts.body_pairs.sum())
-    is_many = n_heads > MAX_HEADS_PER_ATOM * cfg.max_atoms
-    is_too_many = _n_heads_at_least(kb, counts) > cfg.max_atoms
-    if (by_query_if_large and is_too_many) or (
-        not with_derivations and is_many
-    ):
+    if by_query_if_large and _n_heads_at_least(kb, counts) > cfg.max_atoms:
+        n_heads = int(counts.body_pairs.sum())
         return by_query(
             f"T_P to height 1: the rules derive {n_heads:,} heads, each query its own when it is asked"
         )
 
-    if not with_derivations and settings.max_height == 1:
-        try:
-            check_sampled_rows(
-                kb,
-                sizes,
-                MAX_STEP_ROWS,
-                object_identity=settings.object_identity,
-            )
-        except RowBudgetExceeded as error:
-            return by_query(
-                f"T_P to height 1 takes {error}: each query derives its own answers when it is asked"
-            )
-
     # What a resumed run computes again must not depend on the time.
-    budget = RowBudget(
-        sys.maxsize if with_derivations else MAX_STEP_ROWS,
-        deadline=deadline if settings.max_height > 1 else NO_DEADLINE,
-    )
+    deadline = deadline if settings.max_height > 1 else NO_DEADLINE
+    budget = RowBudget(sys.maxsize, deadline=deadline)
     model = _least_model(
         dataset, settings, cfg.max_atoms, kb, sizes, budget, on_phase
     )
@@ -503,7 +482,7 @@ def _derived_atoms(
             on_phase,
         )
         return model, index, index_notes
-    if by_query_if_large or not with_derivations:
+    if by_query_if_large:
         return by_query(
             f"T_P to height 1 {model.stop_reason}: each query derives its own answers when it is asked"
         )

@@ -122,13 +122,12 @@ def test_the_proof_by_search_has_the_probability_of_the_best_path():
 
 
 @pytest.mark.parametrize("object_identity", [False, True])
-def test_smallest_proofs_are_those_of_a_model(object_identity, monkeypatch):
+def test_smallest_proofs_are_those_of_a_model(object_identity):
     """Facts, derived atoms and others."""
     dataset = loaders.load("family_tree:30:0")
     options = {"smoothing": 5.0, "object_identity": object_identity}
     settings = ProverTaskConfig(max_height=1, **options)
     held = build_task(dataset, settings)
-    monkeypatch.setattr(prover_task, "MAX_HEADS_PER_ATOM", 0)
     by_query = build_task(dataset, settings, with_derivations=False)
     assert by_query.answers_plan is not None and held.answers_plan is None
 
