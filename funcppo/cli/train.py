@@ -162,12 +162,13 @@ class Train:
         Returns:
           The exit status.
         """
+        began = time.monotonic()
         if not self.settings.dataset:
             raise ValueError(
                 "DATASET: expected a data set, got none (see --help)"
             )
         set_caches(self.cache_dir)
-        return self._with_device().run_on_device()
+        return self._with_device().run_on_device(began)
 
     def _with_device(self) -> Train:
         """Return the program with a device in place of auto."""
@@ -175,8 +176,12 @@ class Train:
 
         return dataclasses.replace(self, settings=with_device(self.settings))
 
-    def run_on_device(self) -> int:
-        """Train on a device that is chosen; return the exit status."""
+    def run_on_device(self, began: float) -> int:
+        """Train on a device that is chosen; return the exit status.
+
+        Args:
+          began: when the program began, by the clock of the run.
+        """
         settings = self.settings
         processes = distributed.current_processes()
         if processes is not None and not processes.is_main:
@@ -203,7 +208,7 @@ class Train:
             ) as exporter,
         ):
             check_available(settings.strategy, settings.device)
-            status = self._run(exporter)
+            status = self._run(exporter, began)
             if exporter and status == 0:
                 exporter.telemetry.finish()
             return status
@@ -213,15 +218,18 @@ class Train:
         """Return the bytes that the run may use."""
         return memory_limit(self.memory, self.settings.device)
 
-    def _run(self, exporter: Exporter | None) -> int:
+    def _run(self, exporter: Exporter | None, began: float) -> int:
         """Train in a folder that no other process writes to; return the exit status."""
         from funcppo.kg.run.budget import RunTime
 
-        start = time.perf_counter()
-        run_time = RunTime(self.settings.seconds, device=self.settings.device)
+        settings = self.settings
+        run_time = RunTime(
+            settings.seconds, device=settings.device, began=began
+        )
+        run_time.end_phase("starting")
         console = make_console(self.json == "-")
         screen = Screen(console, self.verbose)
-        set_threads(self.settings.threads)
+        set_threads(settings.threads)
         run = self._open_run(screen, run_time)
         _show_run(screen, run)
         learnt = {}
@@ -233,13 +241,11 @@ class Train:
             if interrupted_by is not None:
                 self._print_interrupted(console)
                 return interrupted_by
-        run, results = self._rank(
-            run, time.perf_counter() - start, console, run_time
-        )
+        run, results = self._rank(run, console, run_time)
         results |= {
             **learnt,
             "graphs": self.cuda_graphs,
-            "total_seconds": time.perf_counter() - start,
+            "total_seconds": run_time.seconds,
         }
         write_json(str(self.out / RESULTS_FILE), results)
         write_json(self.json, results)
@@ -253,15 +259,15 @@ class Train:
         return 3
 
     def _rank(
-        self, run: Run, seconds: float, console: Console, run_time: RunTime
+        self, run: Run, console: Console, run_time: RunTime
     ) -> tuple[Run, JsonObject]:
-        """Rank valid and test after training of some seconds; return the run as it answers, and its results."""
+        """Rank valid and test after training; return the run as it answers, and its results."""
         from funcppo.kg.run import train
 
         try:
             with WorkDisplay("ranking valid", console) as status:
                 run_time.on_phase = status.update
-                return train.rank_results(run, seconds, run_time)
+                return train.rank_results(run, run_time)
         except KeyboardInterrupt:
             self._print_interrupted(console)
             raise

@@ -82,12 +82,14 @@ class RunTime:
         clock: Clock = time.monotonic,
         device: str = "cpu",
         on_phase: PhaseCallback = ignore_phase,
+        began: float | None = None,
     ) -> None:
         """Start the clock of the run.
 
         Args:
           seconds: in all; None for no bound.
           device: whose memory is measured.
+          began: when the run began, by the clock; None for now.
         """
         self.on_phase = on_phase
         self.phases: dict[str, float] = {}
@@ -100,14 +102,20 @@ class RunTime:
             self.reserved["printing and writing"] = 0.02 * seconds
         self._work = ""
         self._clock, self._device = clock, device
-        self._phase_start = clock()
-        self.end = Deadline(at=self._phase_start + seconds, clock=clock)
+        self._began = clock() if began is None else began
+        self._phase_start = self._began
+        self.end = Deadline(at=self._began + seconds, clock=clock)
 
     def part(self, share: float = 1.0) -> Deadline:
         """Return the deadline of a share of the time that is left for learning."""
         reserved = sum(self.reserved.values())
         learning = replace(self.end, at=self.end.at - reserved)
         return learning.share(share)
+
+    @property
+    def seconds(self) -> float:
+        """Return the seconds since the run began."""
+        return self._clock() - self._began
 
     @property
     def seconds_in_phase(self) -> float:
@@ -117,11 +125,15 @@ class RunTime:
     def reserve(
         self, name: str, seconds: float, share: float = END_SHARE
     ) -> None:
-        """Leave seconds to a part of the ranking of test, at most a share of the time left, or as many as before."""
+        """Leave seconds to a part of the ranking of test, at most a share of the time left, or as many as before.
+
+        A second is left in any case, unless it is more than half of the time left.
+        """
         before = self.reserved.pop(name, 0.0)
         left = self.part().seconds_left
         if math.isfinite(left):
-            self.reserved[name] = min(seconds, max(share * left, before))
+            most = max(share * left, min(1.0, left / 2), before)
+            self.reserved[name] = min(seconds, most)
 
     def say_work(self, text: str) -> None:
         """Set how far what the present stage trains came."""

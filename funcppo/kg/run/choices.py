@@ -1042,8 +1042,7 @@ def _rank_test_by_rules(run: Run, run_time: RunTime) -> Run:
         limit = run_time.part(TEST_SHARE)
         found.rank_by_rules(run, limit, run_time.on_phase)
         run_time.end_phase("ranking of test by rules")
-        seconds = 1.5 * found.seconds * n_all / found.n_queries
-        run_time.reserve("test", seconds)
+        run_time.reserve("test", 1.5 * found.rates["rules"] * n_all)
     return replace(run, ranked_test=found)
 
 

@@ -64,7 +64,8 @@ from funcppo.kg.search.task import (
 # queries that are ranked together first; the time that they take tells how many more there is time for
 FIRST_ROUND = 16
 GUIDE_STEPS = 200  # resolution steps for a goal of valid
-N_ROUNDS = 16  # that are ranked at least, where there are as many queries
+# that are ranked at least, where there are as many queries and each takes as long
+N_ROUNDS, ROUND_SECONDS = 16, 0.25
 
 
 class TimeOver(Exception):
@@ -319,7 +320,7 @@ class TestRanking:
     """Ranking of test in rounds of random queries: by rules before anything is learnt, then by what is learnt too.
 
     Attributes:
-      seconds: that the rounds took by rules.
+      rates: seconds of a query, by rules and by what is learnt, in the round that took the least for each.
     """
 
     __test__ = False  # no class of tests
@@ -331,7 +332,7 @@ class TestRanking:
           rule_scores: names of scores that need no training.
         """
         self.rule_scores = tuple(dict.fromkeys(rule_scores))
-        self.seconds = 0.0
+        self.rates = {"rules": math.inf, "learnt": math.inf}
         self._rounds: list[_Round] = []
 
     @property
@@ -393,14 +394,14 @@ class TestRanking:
                 one = self._by_rules(run, queries, stopping_at(limit, on_phase))
             except TimeOver:
                 return
-            self.seconds += time.monotonic() - began
+            self._measure("rules", began, one)
             yield one
             start += len(queries)
             size = self._count_next(run, len(order) - start, deadline)
 
     def _count_next(self, run: Run, n_left: int, deadline: Deadline) -> int:
         """Return how many queries to rank next, by the seconds of each so far and by what is held."""
-        each = self.seconds / self.n_queries
+        each = sum(x for x in self.rates.values() if math.isfinite(x))
         # Without a deadline the seconds left are infinite.
         n_fitting = int(min(deadline.seconds_left / max(each, 1e-9), n_left))
         last = self._rounds[-1]
@@ -408,9 +409,10 @@ class TestRanking:
         size = n_fitting
         if not is_last:
             size = min(n_fitting // 2, 8 * len(last.queries))
-        # The time may end a round, whose work is lost.
+        # The time may end a round, whose work is lost; each small round takes as long as some of its queries.
         n_all = n_left + self.n_queries
-        size = min(size, max(FIRST_ROUND, n_all // N_ROUNDS))
+        n_quick = int(ROUND_SECONDS / max(each, 1e-9))
+        size = min(size, max(FIRST_ROUND, n_all // N_ROUNDS, n_quick))
         if last.evidence is not None:
             size = min(size, max(1, _count_to_hold(run, last.evidence)))
         return size
@@ -466,7 +468,12 @@ class TestRanking:
                 run, one.queries, evidence, name, params, on_progress
             )
             one.parts[name] = _rank_part(run, ranked)
-        self.seconds += time.monotonic() - began
+        self._measure("learnt", began, one)
+
+    def _measure(self, name: str, began: float, one: _Round) -> None:
+        """Record the seconds of a query in a round; those of a small round are more."""
+        each = (time.monotonic() - began) / len(one.queries)
+        self.rates[name] = min(self.rates[name], each)
 
     @property
     def parts(self) -> dict[str, list[RankedPart]]:

@@ -6,7 +6,7 @@ run = begin(run_config, folder, run_time)     # or resume(run_config, folder) fo
 step, record = prepare_train_step(run)        # where the run learns from proofs
 for run, metrics in train(run, folder, step, should_stop, monitor):
     ...
-run, results = rank_results(run, training_seconds, run_time)
+run, results = rank_results(run, run_time)
 """
 
 from __future__ import annotations
@@ -910,14 +910,9 @@ def train_run(
 # -- the end of a run
 
 
-def rank_results(
-    run: Run, training_seconds: float, run_time: RunTime
-) -> tuple[Run, Json]:
-    """Rank test; return the run with its choice of score, and the contents of results.json without the total time.
-
-    Args:
-      training_seconds: time until training ended, validation included.
-    """
+def rank_results(run: Run, run_time: RunTime) -> tuple[Run, Json]:
+    """Rank test; return the run with its choice of score, and the contents of results.json without the total time."""
+    training_seconds = run_time.seconds
     # What was chosen at the start is in the run.
     run_time.choices, run_time.notes = [], []
     run = _compare_with_rules(run, run_time)

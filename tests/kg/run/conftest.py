@@ -46,4 +46,4 @@ def asking(tmp_path_factory):
     graph = replace(graph, test=graph.valid)
     config = on_graph(QUESTIONS, graph, folder / "graph")
     run = train_run(config, folder / "run")
-    return rank_results(run, 0.0, RunTime())
+    return rank_results(run, RunTime())

@@ -47,6 +47,11 @@ def test_learning_has_the_time_that_is_not_reserved():
     assert run_time.reserved["priors"] == 4.0
     now[0] = 200.0
     assert run_time.part().is_over
+    # A second is left in a short run too, and a run may have begun before.
+    short = RunTime(5.0, clock=lambda: 13.0, began=10.0)
+    short.reserve("test", 1.0)
+    assert short.reserved["test"] == pytest.approx(0.95)
+    assert (short.seconds, short.end.seconds_left) == (3.0, 2.0)
     assert RunTime(None).part(0.1).seconds_left == math.inf
 
 

@@ -45,14 +45,14 @@ def test_a_validation_ranks_fewer_queries_where_it_is_long(height, monkeypatch):
         assert noted == (n_queries < 24)
 
 
-def test_ranking_of(run, seconds=math.inf):
-    """Test ranked by rules and then by all, where a query takes a second by any score; the sizes of the rounds."""
+def test_ranking_of(run, seconds=math.inf, cost=float):
+    """Test ranked by rules and then by all, where queries take their cost by any score; the sizes of the rounds."""
     now, sizes = [0.0], []
     rank = held_out._rank
 
     def take_seconds(run, queries, collected, name, params, *report):
         sizes.append(len(queries))
-        now[0] += len(queries)
+        now[0] += cost(len(queries))
         return rank(run, queries, collected, name, params, *report)
 
     def clock():
@@ -103,6 +103,16 @@ def test_where_time_ends_both_rank_the_same_random_sample(tmp_path):
         assert of_score["n_queries"] == 2 * 16
         low, high = of_score["mrr_interval"]
         assert low - 1e-9 <= of_score["mrr"] <= high + 1e-9
+
+
+def test_a_round_that_costs_as_much_as_many_queries_has_many(asking):
+    """Of 300 queries 16 take .058 s, and all together .2: rounds of 18 would rank 160 in half a second."""
+    run, _ = asking
+    test = np.resize(run.task.dataset.test, (300, 3))
+    task = replace(run.task, dataset=replace(run.task.dataset, test=test))
+    cost = lambda n: 0.05 + 0.0005 * n
+    _, n_by_rules, _ = test_ranking_of(replace(run, task=task), 0.5, cost)
+    assert n_by_rules == 300
 
 
 def test_rules_rank_test_where_there_is_no_time_for_a_search(run, asking):

@@ -283,7 +283,7 @@ def test_a_fit_ends_with_its_time_unless_its_steps_are_set(tmp_path):
 
 def test_without_time_test_is_ranked_by_rules_alone(run):
     over = RunTime(1e-9)
-    _, results = rank_results(run, 0.0, over)
+    _, results = rank_results(run, over)
     assert "max-confidence" in results["test"]
     assert f"{run.score}, trained" not in results["test"]
     assert results["n_test_queries"] >= 16
@@ -297,7 +297,7 @@ def test_the_checkpoint_of_a_fit_opens_and_its_results_are_the_same(asking):
     folder = Path(run.run_config.dataset).parent / "run"
     again = train.resume(run.run_config, folder)
     assert again.is_finished and again.step_names == run.step_names
-    _, found = rank_results(again, 0.0, RunTime())
+    _, found = rank_results(again, RunTime())
     for name in ("exists@1", "noisy-or", *held_out.policies(run)):
         assert found["test"][name] == results["test"][name], name
 
