@@ -243,7 +243,7 @@ def _build_chosen_task(
                 trial.apply(cfg),
                 device,
                 on_phase,
-                by_query_if_large=True,
+                with_derivations=trial.height > 1,
                 deadline=NO_DEADLINE if is_lowest else deadline,
             )
         except ValueError as error:

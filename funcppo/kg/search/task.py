@@ -158,7 +158,6 @@ def build_task(
     on_phase: PhaseCallback = ignore_phase,
     *,
     with_derivations: bool = True,
-    by_query_if_large: bool = False,
     as_guide: bool = False,
     deadline: Deadline = NO_DEADLINE,
     plan: RulePlan | None = None,
@@ -177,7 +176,6 @@ def build_task(
       deadline: when T_P up to a height above 1 ends; it is an error then.
       with_derivations: index the rules that derive each atom, which searches and training by proofs read. At height 1
         each query derives its own answers without.
-      by_query_if_large: where T_P to height 1 is too large to hold, each query derives its own answers.
       as_guide: for a policy that orders searches and ranks nothing, see `ProverTask.is_guide`.
       plan: what the rules of the data set fire from, on the host; None to make it where it is needed.
       counts: of the rules, which confidences are computed from; None to count them over the facts.
@@ -215,14 +213,11 @@ def build_task(
             counts,
             settings,
             with_derivations,
-            by_query_if_large,
             deadline,
             on_phase,
         )
     )
-    derives_by_query = not (as_guide or model.complete) and (
-        by_query_if_large or not with_derivations
-    )
+    derives_by_query = not (as_guide or model.complete)
     fact_selection = _choose_fact_selection(
         dataset, cfg, settings.max_height, index
     )
@@ -401,13 +396,13 @@ def _least_model(
     budget: RowBudget,
     on_phase: PhaseCallback,
 ) -> LeastModel:
-    """Compute T_P up to the height of the settings; at height 1 the model may be incomplete.
+    """Compute T_P up to the height of the settings.
 
     Args:
       budget: of the rows of joins to compute it by.
 
     Raises:
-      ValueError: T_P up to a greater height cannot be held.
+      ValueError: it cannot be held.
     """
 
     def show_step(step: int, n_atoms: int, n_done: int, n_rules: int) -> None:
@@ -424,9 +419,14 @@ def _least_model(
         budget=budget,
         progress=show_step,
     )
-    if not model.complete and settings.max_height > 1:
+    if not model.complete:
+        advice = (
+            ": expected fewer rules, a larger prover.max_atoms, or a run that learns from questions, which needs no "
+            "T_P (--learner questions)"
+        )
         raise ValueError(
             f"{dataset.name}: T_P to height {settings.max_height} {model.stop_reason}"
+            + advice * (settings.max_height == 1)
         )
     return model
 
@@ -439,7 +439,6 @@ def _derived_atoms(
     counts: RuleCounts,
     settings: ProofSettings,
     with_derivations: bool,
-    by_query_if_large: bool,
     deadline: Deadline,
     on_phase: PhaseCallback,
 ) -> _Derived:
@@ -450,15 +449,8 @@ def _derived_atoms(
     Raises:
       ValueError: T_P is too large to hold, and a search or training reads it.
     """
-    by_query = partial(_without_atoms, kb, sizes, settings)
     if not with_derivations and settings.max_height == 1:
-        return by_query()
-    by_query_if_large = by_query_if_large and settings.max_height == 1
-    if by_query_if_large and _n_heads_at_least(kb, counts) > cfg.max_atoms:
-        n_heads = int(counts.body_pairs.sum())
-        return by_query(
-            f"T_P to height 1: the rules derive {n_heads:,} heads, each query its own when it is asked"
-        )
+        return _without_atoms(kb, sizes, settings)
 
     # What a resumed run computes again must not depend on the time.
     deadline = deadline if settings.max_height > 1 else NO_DEADLINE
@@ -466,30 +458,21 @@ def _derived_atoms(
     model = _least_model(
         dataset, settings, cfg.max_atoms, kb, sizes, budget, on_phase
     )
-    if model.complete:
-        if not with_derivations:
-            return model, None, []
-        # At height 1 what is counted is what is derived; no join is made where that cannot be held.
-        is_known = settings.max_height == 1
-        n_others = int((counts.body_pairs - counts.circular_support).sum())
-        index, index_notes = _index_derivations(
-            kb,
-            sizes,
-            model,
-            settings.max_height,
-            n_others if is_known else 0,
-            MAX_DERIVATIONS_PER_ATOM * cfg.max_atoms,
-            on_phase,
-        )
-        return model, index, index_notes
-    if by_query_if_large:
-        return by_query(
-            f"T_P to height 1 {model.stop_reason}: each query derives its own answers when it is asked"
-        )
-    raise ValueError(
-        f"{dataset.name}: T_P to height 1 {model.stop_reason}: expected fewer rules, a larger prover.max_atoms, or a "
-        "run that learns from questions, which needs no T_P (--learner questions)"
+    if not with_derivations:
+        return model, None, []
+    # At height 1 what is counted is what is derived; no join is made where that cannot be held.
+    is_known = settings.max_height == 1
+    n_others = int((counts.body_pairs - counts.circular_support).sum())
+    index, index_notes = _index_derivations(
+        kb,
+        sizes,
+        model,
+        settings.max_height,
+        n_others if is_known else 0,
+        MAX_DERIVATIONS_PER_ATOM * cfg.max_atoms,
+        on_phase,
     )
+    return model, index, index_notes
 
 
 def _index_derivations(
@@ -529,28 +512,19 @@ def _index_derivations(
     return index, []
 
 
-def _n_heads_at_least(kb: KnowledgeBase, counts: RuleCounts) -> int:
-    """Return a lower bound of the atoms that one step derives: per predicate, the most that one rule derives."""
-    most = torch.zeros_like(kb.rule_offsets).scatter_reduce(
-        0, kb.rules[:, 0, 0].long(), counts.body_pairs.long(), "amax"
-    )
-    return int(most.sum())
-
-
 def _without_atoms(
     kb: KnowledgeBase,
     sizes: KBSizes,
     settings: ProofSettings,
-    *notes: str,
 ) -> _Derived:
-    """Return a model of facts without derived atoms, no index, and the notes."""
+    """Return a model of facts without derived atoms, and no index."""
     model = fixpoint.partial_model(
         kb,
         sizes,
         kb.facts[:0],
         object_identity=settings.object_identity,
     )
-    return model, None, list(notes)
+    return model, None, []
 
 
 def _unproved_facts(
