@@ -746,8 +746,9 @@ def resume(
     damage_notes = repair_checkpoint(out)
     run = with_valid_evidence(resume_run(config, out, on_phase))
     notes = [*damage_notes, *_remove_stale_parts(out)]
-    # The metrics log ends where the checkpoint does.
-    notes += logs.truncate(out / METRICS_FILE, last_logged_update(run))
+    if run.questions is None:
+        # The metrics log ends where the checkpoint does; what learns from questions has none.
+        notes += logs.truncate(out / METRICS_FILE, last_logged_update(run))
     is_extended = (config.steps or 0) > (stored.steps or 0)
     if is_extended:
         notes.append(

@@ -295,7 +295,9 @@ def test_the_checkpoint_of_a_fit_opens_and_its_results_are_the_same(asking):
     """Nothing is learnt again: the weights of each stage are in the checkpoint."""
     run, results = asking
     folder = Path(run.run_config.dataset).parent / "run"
+    before = {path.name for path in folder.iterdir()}
     again = train.resume(run.run_config, folder)
+    assert before == {path.name for path in folder.iterdir()}
     assert again.is_finished and again.step_names == run.step_names
     _, found = rank_results(again, RunTime())
     for name in ("exists@1", "noisy-or", *held_out.policies(run)):
