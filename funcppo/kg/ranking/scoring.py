@@ -7,6 +7,7 @@ questions has it collected for what it scores; `score_collected` reads evidence 
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -334,30 +335,35 @@ def count_queries_within(
     sides: Sequence[int],
     max_firings: float,
     max_rows: float,
-) -> tuple[int, float]:
-    """Estimate from the first queries how many, at least one, keep within bounds on firings and rows of joins.
+    max_seconds: float = math.inf,
+) -> int:
+    """Estimate from the first queries how many, at least one, keep within bounds on their evidence.
 
     Args:
       max_firings: the most firings.
       max_rows: the most rows that the joins make for them.
-
-    Returns:
-      Their number, and the seconds to collect their evidence, as the first of them did; many together take less.
+      max_seconds: the most seconds, as the first queries take; many together take less, so those are within.
     """
-    start = time.monotonic()
-    pilot = torch.from_numpy(np.ascontiguousarray(queries[:PILOT_QUERIES]))
-    work = GroundingWork()
-    n_firings = sum(
-        len(part.evidence.rule)
-        for side in sides
-        for part in query_evidence(task, facts, pilot, side, work)
-    )
-    share = max(n_firings / max_firings, work.n_rows / max_rows)
-    n_pilot = max(len(pilot), 1)
-    per_query = max(share / n_pilot, 1e-12)
-    n_queries = min(len(queries), max(1, int(1 / per_query)))
-    seconds = (time.monotonic() - start) * n_queries / n_pilot
-    return n_queries, seconds
+    share, n_pilot, took = 0.0, 1, 0.0
+    for size in (1, 8, PILOT_QUERIES):
+        if took > max_seconds or size > 8 * len(queries):
+            break
+        start = time.monotonic()
+        pilot = torch.from_numpy(np.ascontiguousarray(queries[:size]))
+        work = GroundingWork()
+        n_firings = sum(
+            len(part.evidence.rule)
+            for side in sides
+            for part in query_evidence(task, facts, pilot, side, work)
+        )
+        share = max(n_firings / max_firings, work.n_rows / max_rows)
+        n_pilot = max(len(pilot), 1)
+        took = time.monotonic() - start
+    n_within = max(1, int(n_pilot / max(share, 1e-12)))
+    if took * len(queries) > max_seconds * n_pilot:
+        in_time = int(max_seconds * n_pilot / took)
+        n_within = min(n_within, max(n_pilot, in_time))
+    return min(len(queries), n_within)
 
 
 # -- derivations of a task

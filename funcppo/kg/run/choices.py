@@ -1040,7 +1040,9 @@ def _rank_test_by_rules(run: Run, run_time: RunTime) -> Run:
     n_all = len(run.task.dataset.test)
     if n_all:
         limit = run_time.part(TEST_SHARE)
-        found.rank_by_rules(run, limit, run_time.on_phase)
+        seconds = run_time.phases.get("evidence of valid", 0.0)
+        each = seconds / max(run.n_validation_queries, 1)
+        found.rank_by_rules(run, limit, run_time.on_phase, each)
         run_time.end_phase("ranking of test by rules")
         run_time.reserve("test", 1.5 * found.rates["rules"] * n_all)
     return replace(run, ranked_test=found)

@@ -345,9 +345,14 @@ class TestRanking:
         run: Run,
         deadline: Deadline,
         on_phase: PhaseCallback = ignore_phase,
+        each: float = 0.0,
     ) -> None:
-        """Rank as many queries by rules as there is time for; the first ones are ranked whatever the time."""
-        for one in self._iter_rounds(run, deadline, on_phase):
+        """Rank as many queries by rules as there is time for; the first ones are ranked whatever the time.
+
+        Args:
+          each: seconds that a query is expected to take.
+        """
+        for one in self._iter_rounds(run, deadline, on_phase, each):
             self._rounds.append(one)
 
     def rank_by_all(
@@ -376,13 +381,19 @@ class TestRanking:
             self._rounds = ranked
 
     def _iter_rounds(
-        self, run: Run, deadline: Deadline, on_phase: PhaseCallback
+        self,
+        run: Run,
+        deadline: Deadline,
+        on_phase: PhaseCallback,
+        each: float = 0.0,
     ) -> Iterator[_Round]:
         """Yield more rounds, ranked by rules, each as large as the time of the others says that there is time for."""
         test = run.task.dataset.test
         order = random_rows(len(test), len(test))
         # The area under the curve of Countries is that of one ranking.
         size = len(test) if run.task.is_countries else FIRST_ROUND
+        if each * size > deadline.seconds_left:
+            size = max(1, int(deadline.seconds_left / each))
         start = self.n_queries
         if self._rounds:
             size = self._count_next(run, len(order) - start, deadline)

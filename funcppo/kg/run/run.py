@@ -441,29 +441,24 @@ def with_valid_evidence(run: Run, seconds: float = math.inf) -> Run:
     held = run.run_config.questions.max_valid_firings or MAX_VALID_FIRINGS
     max_rows = held * 25  # a minute or less on one core
     max_firings = int(held * run.task.cfg.memory_share)
-    n_queries, needed_seconds = scoring.count_queries_within(
+    n_queries = scoring.count_queries_within(
         run.task,
         setup.facts,
         queries,
         ranked_sides(run.task),
         max_firings,
         max_rows,
+        seconds,
     )
-    bound = f"have over {max_firings:,} firings or {max_rows:,} rows of joins"
-    config = run.run_config
-    if needed_seconds > seconds:
-        n_within = int(n_queries * seconds / needed_seconds)
-        # The first ones are collected already.
-        n_queries = min(n_queries, max(scoring.PILOT_QUERIES, n_within))
-        bound = f"take over {seconds:.0f} seconds (--seconds)"
+    config, notes = run.run_config, run.notes
+    if n_queries < len(queries):
         # A resumed run validates on the same ones.
         config = replace(config, n_validation_queries=n_queries)
-
-    notes = run.notes
-    if n_queries < len(queries):
-        note = f"a validation ranks {n_queries:,} of {len(valid):,} valid queries: more would {bound}"
+        note = (
+            f"a validation ranks {n_queries:,} of {len(valid):,} valid queries: more would have over {max_firings:,} "
+            f"firings or {max_rows:,} rows of joins, or take over {seconds:.0f} seconds (--seconds)"
+        )
         notes = tuple(dict.fromkeys((*notes, Note("cut", note))))
-    n_queries = min(n_queries, len(queries))
     run = replace(
         run, run_config=config, notes=notes, n_validation_queries=n_queries
     )
