@@ -226,7 +226,6 @@ class Train:
         run_time = RunTime(
             settings.seconds, device=settings.device, began=began
         )
-        run_time.end_phase("starting")
         console = make_console(self.json == "-")
         screen = Screen(console, self.verbose)
         set_threads(settings.threads)

@@ -102,8 +102,10 @@ class RunTime:
             self.reserved["printing and writing"] = 0.02 * seconds
         self._work = ""
         self._clock, self._device = clock, device
-        self._began = clock() if began is None else began
-        self._phase_start = self._began
+        self._phase_start = clock()
+        self._began = self._phase_start if began is None else began
+        if began is not None:
+            self.phases["starting"] = self.seconds
         self.end = Deadline(at=self._began + seconds, clock=clock)
 
     def part(self, share: float = 1.0) -> Deadline:

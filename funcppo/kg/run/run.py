@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, Literal, NamedTuple, cast, get_args
 
 import numpy as np
 import torch
@@ -68,7 +68,8 @@ NO_PROOF_ROW = "+ no proof"
 # environment steps of a run that sets none
 DEFAULT_STEPS = 120_000
 # How the policy of a run may score candidates: one that searches proofs, and one that answers questions.
-PROOF_SCORES: tuple[ScoreName, ...] = ("success", "best-proof")
+ProofScore = Literal["success", "best-proof"]
+PROOF_SCORES: tuple[ProofScore, ...] = get_args(ProofScore)
 EVIDENCE_SCORE: Literal["evidence"] = "evidence"
 RunScore = ScoreName | Literal["evidence"]
 DefaultScoreReason = Literal[
@@ -999,7 +1000,7 @@ def _check_meta(path: Path, meta: checkpoint.Meta, asks: bool) -> None:
       asks: the run learns from questions.
     """
     annotations = {
-        "score": Literal["evidence"] if asks else ScoreName,
+        "score": Literal["evidence"] if asks else ProofScore,
         "rule_metric": UnitInterval | None,
         "is_learnt_better": bool,
         "step_names": tuple[str, ...],

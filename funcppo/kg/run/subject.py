@@ -181,10 +181,10 @@ def dataset_subject(
     elif processes.is_main:
         # It alone knows which settings there was time for; every process has counted the rules.
         settings, notes = choose()
-        # Every process counts the rules.
-        settings = settings._replace(rule_counts=None, identity_counts=None)
-        chosen = settings, notes
-        processes.share_bytes("choice of settings", pickle.dumps(chosen))
+        chosen = settings._replace(rule_counts=None, identity_counts=None)
+        processes.share_bytes(
+            "choice of settings", pickle.dumps((chosen, notes))
+        )
     else:
         settings, notes = pickle.loads(
             processes.share_bytes("choice of settings")
