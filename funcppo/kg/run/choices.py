@@ -302,14 +302,20 @@ def _next_stage(
     """Return the stage that gains most a second, of those whose part of the time suffices, with its part."""
     rest = sorted(planned, key=lambda one: one.rate, reverse=True)
     while True:
-        time_left = min(left, sum(one.whole for one in rest))
-        a_second = time_left / max(sum(one.gain for one in rest), 1e-9)
-        short = [one for one in rest if a_second * one.gain < one.least]
+        # What one cannot use is divided among the others.
+        parts: dict[str, float] = {}
+        time_left, gains = left, sum(one.gain for one in rest)
+        for one in sorted(rest, key=lambda one: one.gain / one.whole)[::-1]:
+            share = one.gain / max(gains, 1e-9)
+            parts[one.stage.name] = min(one.whole, share * time_left)
+            time_left -= parts[one.stage.name]
+            gains -= one.gain
+        short = [one for one in rest if parts[one.stage.name] < one.least]
         if not short or len(rest) == 1:
             first = rest[0]
-            part = min(first.whole, a_second * first.gain)
             others = sum(one.whole for one in planned if one is not first)
-            return first, max(first.least, part, left - others)
+            part = max(parts[first.stage.name], left - others)
+            return first, max(first.least, part)
         rest.remove(short[-1])
 
 

@@ -163,6 +163,18 @@ def test_stages_run_by_gain_a_second_each_in_its_part_of_the_time():
     assert all(not row.is_kept for row in run_time.choices if row.reason)
 
 
+def test_with_time_for_all_what_is_set_comes_first_whatever_it_takes():
+    """A part as large as its gain is among all would be less than it needs."""
+    stage_seen.clear()
+    stages = [
+        stage("fit", 0.6, gain=0.15, most=1.0, family="fits"),
+        stage("set", 0.6, gain=0.01, least=90.0, most=100.0, family="priors"),
+    ]
+    stages[1] = stages[1]._replace(is_set=True)
+    choose_in_time(stages, way("start", 0.5), RunTime())
+    assert [name for name, *_ in stage_seen] == ["set", "fit"]
+
+
 class Learner:
     """A stage that takes the time that it is given, and gains by the share of its plan that this is."""
 
