@@ -844,7 +844,7 @@ def start_run(
     if run.questions is not None:
         run_time.on_phase("listing evidence of valid queries")
         seconds = run_time.part(VALID_SHARE).seconds_left
-        run = with_valid_evidence(run, seconds)
+        run = with_valid_evidence(run, max(seconds, held_out.FIRST_SECONDS))
         run_time.end_phase("evidence of valid")
     run, by_rules = _rank_valid_by_rules(run, run_time)
     run = _rank_test_by_rules(run, run_time)

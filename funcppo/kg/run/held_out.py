@@ -63,6 +63,7 @@ from funcppo.kg.search.task import (
 
 # queries that are ranked together first; the time that they take tells how many more there is time for
 FIRST_ROUND = 16
+FIRST_SECONDS = 1.0  # for the first queries of valid and of test, however little time is left
 GUIDE_STEPS = 200  # resolution steps for a goal of valid
 # that are ranked at least, where there are as many queries and each takes as long
 N_ROUNDS, ROUND_SECONDS = 16, 0.25
@@ -392,8 +393,9 @@ class TestRanking:
         order = random_rows(len(test), len(test))
         # The area under the curve of Countries is that of one ranking.
         size = len(test) if run.task.is_countries else FIRST_ROUND
-        if each * size > deadline.seconds_left:
-            size = max(1, int(deadline.seconds_left / each))
+        most = max(deadline.seconds_left, FIRST_SECONDS)
+        if each * size > most:
+            size = max(1, int(most / each))
         start = self.n_queries
         if self._rounds:
             size = self._count_next(run, len(order) - start, deadline)

@@ -115,6 +115,15 @@ def test_a_round_that_costs_as_much_as_many_queries_has_many(asking):
     assert n_by_rules == 300
 
 
+def test_first_queries_are_fewer_where_each_takes_long(asking):
+    run, _ = asking
+    over = Deadline(at=0.0, clock=lambda: 1.0)
+    for each, n_ranked in ((0.01, 16), (0.25, 4), (5.0, 1)):
+        found = held_out.TestRanking(["max-confidence"])
+        found.rank_by_rules(run, over, each=each)
+        assert found.n_queries == min(n_ranked, len(run.task.dataset.test))
+
+
 def test_rules_rank_test_where_there_is_no_time_for_a_search(run, asking):
     """What is learnt from questions reads evidence that is held, for which there is time."""
     over = Deadline(at=0.0, clock=lambda: 1.0)
