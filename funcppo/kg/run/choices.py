@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import product
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -954,7 +954,11 @@ def _build_chosen(
     return run
 
 
-def _with_trial(run_config: RunConfig, trial: Trial, learner: Any) -> RunConfig:
+def _with_trial(
+    run_config: RunConfig,
+    trial: Trial,
+    learner: Literal["auto", "questions", "proofs", "guide"],
+) -> RunConfig:
     """Return the settings of a run with those of a trial."""
     return replace(
         run_config,
