@@ -748,7 +748,8 @@ def _count_free(
     if n_labels == 1:
         return n_before * has_edge(edges, source, labels[:, 0], target)
     is_asked = (source == target) & (n_before > 0)
-    return _count_round_trips(edges, source, *labels.unbind(1), is_asked)
+    there, back = labels.unbind(1)
+    return _count_round_trips(edges, source, there, back, is_asked)
 
 
 def _count_round_trips(

@@ -1003,7 +1003,7 @@ def _try_proofs(
         return run
     except held_out.TimeOver:
         run_time.note_cut(f"{name} not tried: there was no time for it")
-        tried = []
+        return run
     by_rules = ranking.rank_split(
         run.task,
         validation_queries(deeper),

@@ -999,14 +999,15 @@ def _check_meta(path: Path, meta: checkpoint.Meta, asks: bool) -> None:
     Args:
       asks: the run learns from questions.
     """
-    annotations = {
+    annotations: dict[str, object] = {
         "score": Literal["evidence"] if asks else ProofScore,
-        "rule_metric": UnitInterval | None,
         "is_learnt_better": bool,
         "step_names": tuple[str, ...],
         "n_ranks": NonNegativeInt,
         "notes": tuple[tuple[str, ...], ...],
     }
+    if meta.get("rule_metric") is not None:
+        annotations["rule_metric"] = UnitInterval
     try:
         for name, annotation in annotations.items():
             check_value(name, annotation, meta.get(name))
