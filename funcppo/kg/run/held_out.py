@@ -17,7 +17,7 @@ from torch import Tensor
 from funcppo.core.files import Json
 from funcppo.core.host import NO_DEADLINE, Deadline
 from funcppo.core.settings import is_cuda
-from funcppo.core.types import F64, I32, I64
+from funcppo.core.types import F64, I32
 from funcppo.kg.config import MAX_VALID_FIRINGS
 from funcppo.kg.logic import kb as kbase
 from funcppo.kg.logic.prove import Clauses
@@ -78,7 +78,6 @@ class RankedPart(NamedTuple):
 
     queries: I32[Tensor, "q W"]
     rows: RankedRows
-    answer_score: I64[Tensor, "Q"]  # of each row, quantised
     reciprocal_rank: F64[Tensor, "q"]  # of each query, the mean of its sides
     auc_pr: float | None  # of Countries
 
@@ -513,7 +512,6 @@ def _rank_part(run: Run, ranked: Ranking) -> RankedPart:
     return RankedPart(
         ranked.queries,
         ranking.ranked_rows(ranked),
-        ranked.answer_score,
         total / len(ranked_sides(run.task)),
         ranking.auc_pr(ranked) if run.task.is_countries else None,
     )
