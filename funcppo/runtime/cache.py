@@ -641,9 +641,10 @@ def describe_value(value: Any) -> str:
         return repr(value)
     if not isinstance(value, type | types.FunctionType):
         return ""
-    # another function may have the name
+    # another function may have the name; the class of functions has a descriptor of code
     code = getattr(value, "__code__", None)
-    digest = zlib.crc32(code.co_code) if code else ""
+    is_code = isinstance(code, types.CodeType)
+    digest = zlib.crc32(code.co_code) if is_code else ""
     return f"{value.__module__}.{value.__qualname__} {digest}"
 
 

@@ -221,6 +221,11 @@ def test_gradients_and_transforms_pass_through_as_with_guards(folder):
     assert n_saved(folder) == 1
 
 
+def test_a_class_whose_instances_have_code_has_none():
+    """Of PyTorch 2.11's own globals, which a function of a script reads."""
+    assert cache.describe_value(FunctionType) == "builtins.function "
+
+
 def test_inside_another_graph_it_is_the_function_itself():
     inner = CompiledFunction(clip_by_global_norm)
     x = torch.rand(4)
