@@ -521,6 +521,13 @@ class Agent(Generic[World, Params, Obs, Output]):
     encode: Callable[[Settings, World, Params, Obs], Any] | None = None
     """Encodes the observations of all steps of a sequence at once: the part of a network with memory that needs none.
     `apply_recurrent` receives its result in place of the observations. None: there is no such part."""
+    remember: Callable[..., Memory] | None = None
+    """Returns the memory [T, B, ...] before each of T steps, as steps of `apply_recurrent` do, from settings,
+    parameters, encoded observations [T, B, ...], `done` [T, B] and the first memory; for compiled code on a GPU.
+    None: a loop over the steps does."""
+    remember_back: Callable[..., list[Tensor]] | None = None
+    """Returns the gradient of a loss in the memory after each step from the arguments of `remember`, with all memories
+    in place of the first one, and the gradient in each of their tensors, the others being given. None: a loop does."""
 
     def __post_init__(self) -> None:
         """Check that an agent has `apply`, or `initial_memory` and `apply_recurrent`, and a valid `action_key_steps`.

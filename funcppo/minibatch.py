@@ -19,13 +19,13 @@ from typing import Any, NamedTuple, TypeAlias, cast
 
 import torch
 from torch import Tensor
-from torch.func import grad_and_value
+from torch.func import grad, grad_and_value
 
 from funcppo import losses, optim
 from funcppo.config import Config
 from funcppo.core import tree
 from funcppo.core.settings import reads_scalars_apart
-from funcppo.core.tree import graph_scan, keeps_loops, scan
+from funcppo.core.tree import keeps_loops, scan
 from funcppo.core.types import F32, I64, Bool, Obs, Params, Scan, Tree
 from funcppo.losses import (
     Batch,
@@ -36,7 +36,7 @@ from funcppo.losses import (
     normalize_advantages,
 )
 from funcppo.optim import AdamState
-from funcppo.rollout import backpropagate, step_memories
+from funcppo.rollout import adjoints, next_memories, step_memories
 
 
 class UpdateState(NamedTuple):
@@ -193,16 +193,15 @@ def sequence_gradient(
     params: Params,
     batch: Batch[Obs],
     scalars: Scalars,
-    scan: Scan = graph_scan,
+    scan: Scan | None = None,
 ) -> tuple[Params, LossMetrics]:
     """Compute `loss_gradient` for a network with memory, over whole environments, by two loops over the steps.
 
-    The loss is differentiated in the memory before every step, as if each were given. `rollout.backpropagate` adds
-    what goes through the steps before. Automatic differentiation in place of the second loop would need the first one
-    unrolled.
+    The loss is differentiated in the memory before every step, as if each were given; `rollout.adjoints` carries that
+    through the steps before. Automatic differentiation in place of the second loop would need the first one unrolled.
 
     Args:
-      scan: the loop over steps.
+      scan: as that of `rollout.step_memories`.
     """
     agent = cfg.update_agent or cfg.agent
     assert isinstance(batch.sequence, losses.Sequence)
@@ -226,14 +225,26 @@ def sequence_gradient(
             cfg, world, params, batch._replace(sequence=sequence), scalars
         )
 
-    gradient = grad_and_value(loss, argnums=(0, 1), has_aux=True)
-    (grads, memory_grads), (_, metrics) = gradient(
-        params, memories.floating_leaves()
-    )
-    through_time = backpropagate(
-        agent, world, params, obs, done, memories, memory_grads, scan
-    )
-    return tree.map(torch.add, grads, through_time), cast(LossMetrics, metrics)
+    given = memories.floating_leaves()
+    of_next: list[Tensor] = []
+    if given:
+        memory_grads, _ = grad(partial(loss, params), has_aux=True)(given)
+        of_next = adjoints(
+            agent, world, params, obs, done, memories, memory_grads, scan
+        )
+
+    # As the loss reads them, so that what it computes is not computed again.
+    read = tree.map(losses.zero_if_bad, memories)
+
+    def loss_through_time(params: Params) -> tuple[Tensor, LossMetrics]:
+        value, metrics = loss(params, given)
+        after = next_memories(agent, world, params, obs, done, read)
+        for memory, of_memory in zip(after, of_next):
+            value = value + (memory * of_memory).sum()
+        return value, metrics
+
+    grads, metrics = grad(loss_through_time, has_aux=True)(params)
+    return cast(Params, grads), cast(LossMetrics, metrics)
 
 
 @reads_scalars_apart

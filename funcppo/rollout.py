@@ -5,7 +5,7 @@ sampled before it (`rollout_keys`, `sample_random_inputs`).
 
 Networks with memory and without are applied alike: one step (`apply_agent`), a sequence (`apply_sequence`). The memory
 of a network without one is the empty tuple. A compiler unrolls the loop of `apply_sequence`; its gradient by
-`backpropagate` needs two loops over the steps, which can be operators of their own (`tree.graph_scan`).
+`adjoints` needs two loops over the steps, which can be operators of their own (`tree.graph_scan`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch import Tensor
 from funcppo.config import Config
 from funcppo.core import random, tree
 from funcppo.core.settings import reads_scalars_apart
-from funcppo.core.tree import scan
+from funcppo.core.tree import graph_scan, scan
 from funcppo.core.types import (
     F32,
     I64,
@@ -148,7 +148,7 @@ def apply_sequence(
       memory: before the first step; or `StepMemories`, those before each.
     """
     if not isinstance(memory, StepMemories):
-        memory = step_memories(agent, world, params, obs, done, memory)
+        memory = step_memories(agent, world, params, obs, done, memory, scan)
     output, _ = apply_agent(agent, world, params, _rows(obs), memory.memory)
     return output
 
@@ -160,14 +160,17 @@ def step_memories(
     obs: Any,
     done: Bool[Tensor, "T B"],
     memory: Memory,
-    scan: Scan = scan,
+    scan: Scan | None = None,
 ) -> StepMemories:
     """Compute the memory of a network before each of T steps; the arguments are those of `apply_sequence`.
 
     Args:
-      scan: the loop over steps.
+      scan: the loop over steps. None: the network's own on a GPU, and `tree.graph_scan` where it has none.
     """
     encoded = _encode_steps(agent, world, params, obs, done)
+    if scan is None and agent.remember is not None and done.is_cuda:
+        before = agent.remember(agent.cfg, params, encoded, done, memory)
+        return StepMemories(_rows(before))
     params = tree.map(
         torch.clone, params
     )  # a loop reads no views of one vector
@@ -177,36 +180,74 @@ def step_memories(
     ) -> tuple[Memory, Memory]:
         return _advance(agent, world, params, *x, memory), memory
 
-    _, before = scan(step, memory, (encoded, done))
+    _, before = (scan or graph_scan)(step, memory, (encoded, done))
     return StepMemories(_rows(before))
 
 
-def backpropagate(
+def adjoints(
     agent: AnyAgent,
     world: object,
-    params: Params,
-    obs: Any,
+    params: object,
+    obs: object,
     done: Bool[Tensor, "T B"],
     memories: StepMemories,
     memory_grads: list[Tensor],
-    scan: Scan,
-) -> Params:
-    """Compute the part of a loss's parameter gradient that flows through the memory from step to step.
+    scan: Scan | None = None,
+) -> list[Tensor]:
+    """Compute what the loss gradient of each step's next memory is, [T * B, ...], through all steps after it:
 
-        d_t = g_t + (dm_{t+1} / dm_t)^T d_{t+1},    sum over t of (dm_{t+1} / dparams)^T d_{t+1}
+        d_t = g_t + (dm_{t+1} / dm_t)^T d_{t+1},    the result d_{t+1} for each t, 0 for the last
 
-    where m_t is the memory before step t, and g_t the gradient of the loss in it, all other memories being fixed.
+    where m_t is the memory before step t, and g_t the gradient of the loss in it, all other memories being fixed. The
+    loss gradient of the parameters is that at fixed memories plus the sum over t of (dm_{t+1} / dparams)^T d_{t+1}.
 
     Args:
       memories: m, of `step_memories`.
       memory_grads: g, of their `floating_leaves`.
-      scan: the loop over steps.
+      scan: as that of `step_memories`.
 
     Source: Werbos 1990, "Backpropagation through time: what it does and how to do it".
     """
-    if not memory_grads:
-        return tree.zeros_like(params)
     encoded = _encode_steps(agent, world, params, obs, done)
+    grads, before = _steps((memory_grads, memories), done.shape)
+    if scan is None and agent.remember_back is not None and done.is_cuda:
+        found = agent.remember_back(
+            agent.cfg, params, encoded, done, before.memory, grads
+        )
+    else:
+        xs = (grads, encoded, done, before)
+        found = _adjoints(agent, world, params, xs, scan or graph_scan)
+    return _rows(found)
+
+
+def next_memories(
+    agent: AnyAgent,
+    world: object,
+    params: object,
+    obs: object,
+    done: Bool[Tensor, "T B"],
+    memories: StepMemories,
+) -> list[Tensor]:
+    """Compute the `floating_leaves` of the memory after each step, [T * B, ...], all steps at once."""
+    encoded = encode(agent, world, params, _rows(obs))
+    after = _advance(
+        agent, world, params, encoded, done.flatten(), memories.memory
+    )
+    return StepMemories(after).floating_leaves()
+
+
+def _adjoints(
+    agent: AnyAgent,
+    world: object,
+    params: object,
+    xs: tuple[list[Tensor], object, Bool[Tensor, "T B"], StepMemories],
+    scan: Scan,
+) -> list[Tensor]:
+    """Compute d_{t+1} of each step, from the last one, after which nothing is remembered, to the first.
+
+    Args:
+      xs: g, the encoded observations, `done` and the memories.
+    """
     loop_params = tree.map(torch.clone, params)
 
     def step_back(
@@ -224,23 +265,9 @@ def backpropagate(
         (through_step,) = pull_back(adjoint)
         return tree.map(torch.add, grads, through_step), adjoint
 
-    # From the last step, after which nothing is remembered, to the first.
-    grads, before = _steps((memory_grads, memories), done.shape)
-    xs = (grads, encoded, done, before)
-    last = tree.zeros_like([x[0] for x in grads])
+    last = tree.zeros_like([x[0] for x in xs[0]])
     _, adjoints = scan(step_back, last, tree.map(_reverse, xs))
-
-    # All steps at once.
-    def advance_all(params: Params) -> list[Tensor]:
-        rows = encode(agent, world, params, _rows(obs))
-        after = _advance(
-            agent, world, params, rows, done.flatten(), memories.memory
-        )
-        return StepMemories(after).floating_leaves()
-
-    pull_back = torch.func.vjp(advance_all, params)[1]
-    (params_grads,) = pull_back(_rows(tree.map(_reverse, adjoints)))
-    return params_grads
+    return tree.map(_reverse, adjoints)
 
 
 def _encode_steps(

@@ -221,10 +221,17 @@ def test_a_graph_of_many_steps_is_as_small_as_one_of_few():
         given = (agent, WORLD, weight, obs, done)
         memories = rollout.step_memories(*given, memory, graph_scan)
         ones = [torch.ones_like(memories.memory)]
-        return rollout.backpropagate(*given, memories, ones, graph_scan)
+        (of_next,) = rollout.adjoints(*given, memories, ones, graph_scan)
+
+        def through_time(weight):
+            given = (agent, WORLD, weight, obs, done)
+            return (rollout.next_memories(*given, memories)[0] * of_next).sum()
+
+        return torch.func.grad(through_time)(weight)
 
     def loss(weight, *sequence):
-        memories = rollout.step_memories(agent, WORLD, weight, *sequence)
+        given = (agent, WORLD, weight, *sequence)
+        memories = rollout.step_memories(*given, scan)
         return memories.memory.sum()
 
     n_nodes = []

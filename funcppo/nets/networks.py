@@ -28,7 +28,7 @@ from torch.nn.functional import conv2d, pad
 from funcppo import rollout
 from funcppo.core import random
 from funcppo.core.settings import LogStd, Size, check_fields, check_value
-from funcppo.core.types import F32, I64
+from funcppo.core.types import F32, I64, Bool
 from funcppo.interfaces import (
     CATEGORICAL,
     DIAGONAL_GAUSSIAN,
@@ -45,6 +45,8 @@ from funcppo.interfaces import (
     features,
     with_features,
 )
+from funcppo.nets import cells
+from funcppo.nets.cells import Dense, GRUMemory, LSTMMemory, cell_step
 
 
 def numbers(obs: Tensor | MaskedObservation) -> Tensor:
@@ -67,13 +69,6 @@ class GaussianPolicyValue(NamedTuple):
     mean: F32[Tensor, "B U"]
     log_std: F32[Tensor, "B U"]
     value: F32[Tensor, "B"]
-
-
-class Dense(NamedTuple):
-    """Affine map, or a stack of them. Sizes differ from layer to layer, so their axes have no letters."""
-
-    weight: Tensor  # [..., In, Out]
-    bias: Tensor  # [Out]; [..., 1, Out] in a stack
 
 
 def init_dense(
@@ -444,6 +439,11 @@ def _around(
             "apply_recurrent": _apply_recurrent_reader,
             "encode": partial(_encode_for_reader, read),
         }
+    if reader.remember is not None:
+        functions |= {
+            "remember": partial(_remember_reader, "remember"),
+            "remember_back": partial(_remember_reader, "remember_back"),
+        }
     return Agent(
         cfg=cfg,
         init=init,
@@ -494,6 +494,16 @@ def _apply_recurrent_reader(
     return reader.apply_recurrent(
         reader.cfg, world, params.reader, encoded, memory
     )
+
+
+def _remember_reader(
+    name: str,
+    cfg: CNNConfig | ExtraConfig,
+    params: CNNParams | ExtraParams,
+    *given: object,
+) -> object:
+    """Call a loop of the reading network over the steps."""
+    return getattr(cfg.reader, name)(cfg.reader.cfg, params.reader, *given)
 
 
 MINATAR = ((16, 3, 1),)  # channels, kernel size, stride
@@ -689,19 +699,6 @@ class RecurrentParams(NamedTuple):
     actor: Any
 
 
-class GRUMemory(NamedTuple):
-    """Memory of a GRU."""
-
-    h: F32[Tensor, "B H"]
-
-
-class LSTMMemory(NamedTuple):
-    """Memory of an LSTM: its hidden state and its cell state."""
-
-    h: F32[Tensor, "B H"]
-    c: F32[Tensor, "B H"]
-
-
 def init_recurrent(
     cfg: RecurrentConfig, key: I64[Tensor, "2"]
 ) -> RecurrentParams:
@@ -770,33 +767,29 @@ def apply_recurrent(
     return actor.apply(actor.cfg, world, params.actor, remembered), memory
 
 
-def cell_step(
-    recurrent: Dense,
-    inputs: F32[Tensor, "B G"],
+def remember(
+    cfg: RecurrentConfig,
+    params: RecurrentParams,
+    encoded: Tensor | MaskedObservation,
+    done: Bool[Tensor, "T B"],
     memory: GRUMemory | LSTMMemory,
 ) -> GRUMemory | LSTMMemory:
-    """Compute the memory after one step: of a GRU,
+    """Compute the memory before each of T steps: see `cells.memories`."""
+    recurrent = params.cell.recurrent
+    return cells.memories(recurrent, features(encoded), done, memory)
 
-        r, z = sigmoid(x + V h),  n = tanh(x + r (V h)),  h' = (1 - z) n + z h
 
-    and of an LSTM
-
-        i, f, o = sigmoid(x + V h),  g = tanh(x + V h),  c' = f c + i g,  h' = o tanh(c')
-
-    Args:
-      inputs: x of each gate, side by side.
-    """
-    if isinstance(memory, LSTMMemory):
-        i, f, g, o = (inputs + dense(recurrent, memory.h)).chunk(4, -1)
-        c = torch.sigmoid(f) * memory.c + torch.sigmoid(i) * torch.tanh(g)
-        return LSTMMemory(torch.sigmoid(o) * torch.tanh(c), c)
-
-    h = memory.h
-    input_r, input_z, input_n = inputs.chunk(3, -1)
-    r, z, n = dense(recurrent, h).chunk(3, -1)
-    z = torch.sigmoid(input_z + z)
-    n = torch.tanh(input_n + torch.sigmoid(input_r + r) * n)
-    return GRUMemory((1.0 - z) * n + z * h)
+def remember_back(
+    cfg: RecurrentConfig,
+    params: RecurrentParams,
+    encoded: Tensor | MaskedObservation,
+    done: Bool[Tensor, "T B"],
+    before: GRUMemory | LSTMMemory,
+    grads: list[Tensor],
+) -> list[Tensor]:
+    """Compute the gradient in the memory after each of T steps: see `cells.adjoints`."""
+    recurrent = params.cell.recurrent
+    return cells.adjoints(recurrent, features(encoded), done, before, grads)
 
 
 def gru(
@@ -865,6 +858,8 @@ def _factory(
             initial_memory=initial_memory,
             apply_recurrent=apply_recurrent,
             encode=encode,
+            remember=remember,
+            remember_back=remember_back,
             distribution=actor.distribution,
             action_key_steps=actor.action_key_steps,
         )

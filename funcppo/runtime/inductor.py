@@ -114,7 +114,8 @@ class MatmulPass(CustomGraphPass):
         self.thresholds = {"cuda": gpu, "cpu": cpu}
 
     def __call__(self, graph: fx.Graph) -> None:
-        """Replace each node of a graph that has a faster form."""
+        """Compute equal nodes once, and replace each node of a graph that has a faster form."""
+        _merge_equal(graph)
         for node in list(graph.nodes):
             value = node.meta.get("val")
             if node.target not in REWRITES or not isinstance(value, Tensor):
@@ -143,6 +144,31 @@ class MatmulPass(CustomGraphPass):
     def uuid(self) -> bytes:
         """Return the pass's identifier in Inductor's cache: a hash of the source and the thresholds."""
         return get_hash_for_files((__file__,), repr(self.thresholds))
+
+
+def _merge_equal(graph: fx.Graph) -> None:
+    """Compute what several nodes compute alike once; results of the graph stay tensors of their own.
+
+    PyTorch does so in graphs that its autograd differentiates, not in those that `torch.func` did.
+    """
+    first: dict[tuple[object, str, str], fx.Node] = {}
+    results = set(graph.output_node().all_input_nodes)
+    for node in list(graph.nodes):
+        target = node.target
+        is_pure = (
+            isinstance(target, torch._ops.OpOverload)
+            and not target._schema.is_mutable
+            and torch.Tag.nondeterministic_seeded not in target.tags
+        )
+        if not is_pure or node in results:
+            continue
+        # A node's text is its name, which is unique.
+        same = first.setdefault(
+            (target, repr(node.args), repr(node.kwargs)), node
+        )
+        if same is not node:
+            node.replace_all_uses_with(same)
+            graph.erase_node(node)
 
 
 def _rewrite_product(

@@ -3,6 +3,8 @@
 
 `sum_products_kernel` serves the messages of path networks, which neither libraries nor Inductor do well.
 
+`memories_kernel` and `adjoints_kernel` serve `nets.cells`: a program has some rows, and takes them through all steps.
+
 The others serve `nets.fused_mlp`. A program has a learner, the actor or the critic of it, and some of its rows. It
 holds the weights of that stack of layers, and takes a tile of rows at a time through all of them. Sizes are padded with
 zeros to powers of two, which products on tensor cores need. Of observations with more than X numbers, a program takes X
@@ -13,6 +15,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 import triton  # pyright: ignore[reportMissingImports]
 import triton.language as tl  # pyright: ignore[reportMissingImports]
 from triton.language.extra import libdevice  # pyright: ignore[reportMissingImports]
@@ -376,3 +379,239 @@ def backward_kernel(
         out, of_second, of_bias2, n_first, n_second, k, False, F, S
     )
     _store_layer(out, of_head, of_bias3, n_second, n_outputs, k, False, S, Y)
+
+
+# ---- Recurrent cells, for `nets.cells`.
+
+
+def shared_memory(device: torch.device) -> int:
+    """Return the bytes that the threads of a program may share on a GPU."""
+    return torch.cuda.get_device_properties(
+        device
+    ).shared_memory_per_block_optin
+
+
+@triton.jit
+def _sigmoid(x):
+    return libdevice.fast_dividef(1.0, 1.0 + libdevice.fast_expf(-x))
+
+
+@triton.jit
+def _load_gates(place, is_there, stride, is_lstm: tl.constexpr):
+    """Load a tile of each gate; their tiles are `stride` apart, and only an LSTM has a fourth."""
+    first = tl.load(place, is_there, 0.0)
+    second = tl.load(place + stride, is_there, 0.0)
+    third = tl.load(place + 2 * stride, is_there, 0.0)
+    fourth = third
+    if is_lstm:
+        fourth = tl.load(place + 3 * stride, is_there, 0.0)
+    return first, second, third, fourth
+
+
+@triton.jit
+def _load_memory(place, is_there, size, is_lstm: tl.constexpr):
+    """Load h, and c of an LSTM, `size` apart."""
+    h = tl.load(place, is_there, 0.0)
+    c = h
+    if is_lstm:
+        c = tl.load(place + size, is_there, 0.0)
+    return h, c
+
+
+@triton.jit
+def _store_memory(place, h, c, is_there, size, is_lstm: tl.constexpr):
+    tl.store(place, h, is_there)
+    if is_lstm:
+        tl.store(place + size, c, is_there)
+
+
+@triton.jit
+def _step(x0, x1, x2, x3, p0, p1, p2, p3, h, c, is_lstm: tl.constexpr):
+    """Compute a cell's memory after a step; x and p are what the gates get from inputs and from the memory."""
+    if is_lstm:
+        c = _sigmoid(x1 + p1) * c
+        c += _sigmoid(x0 + p0) * _activate(x2 + p2, True)
+        h = _sigmoid(x3 + p3) * _activate(c, True)
+    else:
+        z = _sigmoid(x1 + p1)
+        n = _activate(x2 + _sigmoid(x0 + p0) * p2, True)
+        h = (1.0 - z) * n + z * h
+    return h, c
+
+
+@triton.jit
+def _gates_of(
+    h, w0, w1, w2, w3, precision: tl.constexpr, is_lstm: tl.constexpr
+):
+    """Multiply a tile by the weights of each gate."""
+    p0 = _product(h, w0, precision)
+    p1 = _product(h, w1, precision)
+    p2 = _product(h, w2, precision)
+    p3 = p2
+    if is_lstm:
+        p3 = _product(h, w3, precision)
+    return p0, p1, p2, p3
+
+
+@triton.jit
+def _step_back(
+    x0, x1, x2, x3, p0, p1, p2, p3, h, c, dh, dc, is_lstm: tl.constexpr
+):
+    """Compute the gradients of p, and that of the memory before a step which does not pass through p."""
+    if is_lstm:
+        i, f = _sigmoid(x0 + p0), _sigmoid(x1 + p1)
+        g, o = _activate(x2 + p2, True), _sigmoid(x3 + p3)
+        y = _activate(f * c + i * g, True)
+        dc += dh * o * (1.0 - y * y)
+        d0, d1 = dc * g * i * (1.0 - i), dc * c * f * (1.0 - f)
+        d2, d3 = dc * i * (1.0 - g * g), dh * y * o * (1.0 - o)
+        dc, dh = dc * f, dh * 0.0
+    else:
+        r, z = _sigmoid(x0 + p0), _sigmoid(x1 + p1)
+        n = _activate(x2 + r * p2, True)
+        d2 = dh * (1.0 - z) * (1.0 - n * n)
+        d0, d1 = d2 * p2 * r * (1.0 - r), dh * (h - n) * z * (1.0 - z)
+        d2 = d2 * r
+        d3, dh = d2, dh * z
+    return d0, d1, d2, d3, dh, dc
+
+
+@triton.jit
+def _places(
+    n_rows,
+    n_units: tl.constexpr,
+    n_gates: tl.constexpr,
+    U: tl.constexpr,
+    R: tl.constexpr,
+):
+    """Return the rows of a program, their places in a memory and in the gates of a step, and which are there."""
+    row = tl.program_id(0) * R + tl.arange(0, R)
+    unit = tl.arange(0, U)[None, :]
+    place = row[:, None] * n_units + unit
+    of_gates = row[:, None] * (n_gates * n_units) + unit
+    return row, place, of_gates, (row < n_rows)[:, None] & (unit < n_units)
+
+
+@triton.jit
+def _load_weights(
+    weight,
+    stride,
+    gate_stride,
+    n_units: tl.constexpr,
+    is_lstm: tl.constexpr,
+    U: tl.constexpr,
+):
+    """Load the weights of each gate [U, U]; their rows are `stride` apart, and the gates `gate_stride`."""
+    i, j = tl.arange(0, U)[:, None], tl.arange(0, U)[None, :]
+    is_there = (i < n_units) & (j < n_units)
+    return _load_gates(weight + i * stride + j, is_there, gate_stride, is_lstm)
+
+
+@triton.jit
+def _kept(x, done, row, n_rows):
+    """Return 0 in place of x in rows whose episode ends with the step that `done` is of."""
+    is_last = tl.load(done + row, row < n_rows, 0)
+    return tl.where(is_last[:, None] != 0, 0.0, x)
+
+
+@triton.jit
+def memories_kernel(
+    x,
+    done,
+    weight,
+    bias,
+    memory,
+    out,
+    n_steps,
+    n_rows,
+    n_units: tl.constexpr,
+    U: tl.constexpr,  # the same, padded
+    R: tl.constexpr,  # rows of a program
+    is_lstm: tl.constexpr,
+    precision: tl.constexpr,
+):
+    """Compute out[:, t], the memory of a cell before each step t: see `nets.cells.memories`.
+
+    What a step reads is loaded in the step before, while products are computed.
+    """
+    n_gates: tl.constexpr = 4 if is_lstm else 3
+    row, place, of_gates, is_there = _places(n_rows, n_units, n_gates, U, R)
+    size = n_rows * n_units
+    w0, w1, w2, w3 = _load_weights(
+        weight, n_gates * n_units, n_units, n_units, is_lstm, U
+    )
+    unit = tl.arange(0, U)[None, :]
+    b0, b1, b2, b3 = _load_gates(bias + unit, unit < n_units, n_units, is_lstm)
+
+    h, c = _load_memory(memory + place, is_there, size, is_lstm)
+    x0, x1, x2, x3 = _load_gates(x + of_gates, is_there, n_units, is_lstm)
+    for t in range(n_steps):
+        before = out + t * size + place
+        _store_memory(before, h, c, is_there, n_steps * size, is_lstm)
+        n0, n1, n2, n3 = _load_gates(
+            x + (t + 1) * (size * n_gates) + of_gates,
+            is_there & (t + 1 < n_steps),
+            n_units,
+            is_lstm,
+        )
+        p0, p1, p2, p3 = _gates_of(h, w0, w1, w2, w3, precision, is_lstm)
+        h, c = _step(
+            x0, x1, x2, x3, p0 + b0, p1 + b1, p2 + b2, p3 + b3, h, c, is_lstm
+        )
+        h = _kept(h, done + t * n_rows, row, n_rows)
+        c = _kept(c, done + t * n_rows, row, n_rows)
+        x0, x1, x2, x3 = n0, n1, n2, n3
+
+
+@triton.jit
+def adjoints_kernel(
+    x,
+    done,
+    weight,  # transposed
+    products,
+    before,
+    grads,
+    out,
+    n_steps,
+    n_rows,
+    n_units: tl.constexpr,
+    U: tl.constexpr,
+    R: tl.constexpr,
+    is_lstm: tl.constexpr,
+    precision: tl.constexpr,
+):
+    """Compute out[:, t], the gradient of a loss in the memory after each step t: see `nets.cells.adjoints`.
+
+    Args:
+      products: V h of each step.
+    """
+    n_gates: tl.constexpr = 4 if is_lstm else 3
+    row, place, of_gates, is_there = _places(n_rows, n_units, n_gates, U, R)
+    size = n_rows * n_units
+    total = n_steps * size
+    w0, w1, w2, w3 = _load_weights(
+        weight, n_units, n_units * n_units, n_units, is_lstm, U
+    )
+    dh = tl.zeros([R, U], tl.float32)
+    dc = dh
+    for step in range(n_steps):
+        t = n_steps - 1 - step
+        here = t * size + place
+        gates = t * (size * n_gates) + of_gates
+        x0, x1, x2, x3 = _load_gates(x + gates, is_there, n_units, is_lstm)
+        p0, p1, p2, p3 = _load_gates(
+            products + gates, is_there, n_units, is_lstm
+        )
+        h, c = _load_memory(before + here, is_there, total, is_lstm)
+        gh, gc = _load_memory(grads + here, is_there, total, is_lstm)
+        _store_memory(out + here, dh, dc, is_there, total, is_lstm)
+        dh = _kept(dh, done + t * n_rows, row, n_rows)
+        dc = _kept(dc, done + t * n_rows, row, n_rows)
+        d0, d1, d2, d3, dh, dc = _step_back(
+            x0, x1, x2, x3, p0, p1, p2, p3, h, c, dh, dc, is_lstm
+        )
+        dh = gh + dh + _product(d0, w0, precision)
+        dh += _product(d1, w1, precision) + _product(d2, w2, precision)
+        if is_lstm:
+            dh += _product(d3, w3, precision)
+        dc = gc + dc
