@@ -486,6 +486,23 @@ def performance_startup() -> str:
     return text + origin(*records)
 
 
+def performance_memory() -> str:
+    """Return an update of PPO of a network with memory, and the seconds to the first."""
+    names = {"funcppo": "funcppo", "jax": "the same in JAX"}
+    rows = [
+        [
+            names[row["row"].split(",")[0]],
+            digits(1e3 * row["update_seconds"]),
+            digits(row["start_seconds"]),
+        ]
+        for row in load_record("memory-h100")["rows"]
+        if row["row"].endswith("first start")
+    ]
+    head = ["four rooms, GRU of 64 units, 256 x 64", "ms an update"]
+    head += ["s to the first, empty caches"]
+    return table(head, rows) + origin("memory-h100")
+
+
 def performance_processes() -> str:
     """Return an update of PPO in one and several processes."""
     records = ("scaling-h100", "scaling-h100-family-large", "scaling-h200")
@@ -585,6 +602,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
         performance_time_of_update,
         performance_prover,
         performance_startup,
+        performance_memory,
         performance_processes,
         guided_proofs,
         compiler_faults,
