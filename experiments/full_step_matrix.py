@@ -34,6 +34,7 @@ from experiments.matrix import (  # noqa: F401
     approaches,
     fused_kernel,
     ingredients,
+    loops,
     measure,
     polyfills,
     pool,

@@ -27,6 +27,8 @@ LOSS_ONLY = (
     "11/as written",
     "I/the wrapped loss",
     "I/the compiled loss",
+    "I/scan in the compiled loss",
+    "I/two backward() of the compiled loss",
 )
 NETWORK_ONLY = "I/AOTInductor package of the network"
 

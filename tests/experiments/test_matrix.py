@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from experiments import full_step_matrix, paths
 from experiments.matrix import (
+    loops,
     measure,
     polyfills,
     pool,
@@ -32,6 +33,11 @@ TEXT = paths.INVESTIGATION.read_text()
 TABLES = paths.MATRIX_TABLES.read_text()
 RECORDS = tables.records(record.RESULTS)
 NAMES = [tables.label(r) for r in RECORDS]
+LOOPS = {
+    way.variant
+    for way in registry.WAYS
+    if way.build.__module__ == loops.__name__
+}
 EAGER = "0/eager, fused Adam/none/default"
 
 needs_autograd_flag = pytest.mark.skipif(
@@ -258,13 +264,45 @@ def test_a_graph_gains_more_than_compiling_and_both_gain_most(of):
         assert compiled[1] < graph[0] and graph[1] < both[0], way
 
 
+def ends_of(of, is_loop: bool) -> dict[str, str]:
+    """How each way of I ends, those of loops.py or all others."""
+    return {
+        variant: tables.by_backend(of, "I", variant)
+        for _, _, variant in tables.variants([of], ("I",))
+        if (variant in LOOPS) == is_loop
+    }
+
+
+@pytest.mark.parametrize(
+    "of", [of for of in RECORDS if ends_of(of, is_loop=True)]
+)
+def test_what_a_training_loop_asks_of_a_step(of):
+    """A gradient through a scan is right by hand alone before 2.13; a rate that is a number is compiled again."""
+    ends = ends_of(of, is_loop=True)
+    assert set(ends) == LOOPS
+    whole = ["unrolled by the compiler", "a tensor of the step count"]
+    whole += ["slice_scatter", "diagonal_scatter", "scatter_add"]
+    whole += ["two scans, the gradient by hand"]
+    assert {ends[name] for name in whole} == {"**one graph**"}
+    assert ends["scan under func.grad"] == "fails: AssertionError"
+    assert ends["a Python float"].startswith("3 graphs, 2 recompiles")
+    assert "fails" in ends["aot_compile of the pure step, saved and loaded"]
+    is_late = tables.version(of) >= (2, 13)
+    in_loss = ends["scan in the compiled loss, eager backward"]
+    assert ("**wrong result**" in in_loss) != is_late
+    aligned = ends["torch's generator, align_random_eager"]
+    assert (aligned == "**one graph**") == is_late
+    if of["device"] != "cpu":
+        by_hand = "I/two scans, the gradient by hand/inductor"
+        replayed = of["cells"][f"{by_hand}/reduce-overhead"]
+        assert replayed["status"] == "wrong"
+        assert of["cells"][f"{by_hand}/manual graph"]["status"] == "one graph"
+
+
 @each_record
 def test_what_else_a_step_may_hold(of):
     """Where the other end of a row is torch's own: random numbers of a generator, and a wrapper inside."""
-    ends = {
-        variant: tables.by_backend(of, "I", variant)
-        for _, _, variant in tables.variants([of], ("I",))
-    }
+    ends = ends_of(of, is_loop=False)
     n_whole = list(ends.values()).count("**one graph**")
     assert n_whole == (7 if of["device"] == "cpu" else 6), ends
     around = "the wrapped loss compiled, eager backward, fused Adam"
@@ -299,9 +337,13 @@ def test_its_tables_are_those_of_the_records():
 
 
 def test_every_record_has_every_cell():
+    """Records of 2.9, 2.10, 2.12 and 2.14 were made before the ways of loops.py, and have none of them."""
     for of in RECORDS:
         cells = registry.cells(of["device"] != "cpu", ("*",))
-        assert set(of["cells"]) == {cell.id for cell in cells}
+        wanted = {cell.id for cell in cells}
+        if tables.version(of)[:2] in ((2, 9), (2, 10), (2, 12), (2, 14)):
+            wanted = {c.id for c in cells if c.way.variant not in LOOPS}
+        assert set(of["cells"]) == wanted
 
 
 def test_every_section_ends_in_the_name_of_a_test_that_exists():
