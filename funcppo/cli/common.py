@@ -59,7 +59,7 @@ from funcppo.kg.config import (
     read_config,
 )
 from funcppo.kg.graph.dataset import Dataset
-from funcppo.kg.graph.loaders import id_files, load
+from funcppo.kg.graph.loaders import id_files, is_stored_graph, load
 from funcppo.kg.graph.triples import DEFAULT_CONFIG, DataConfig
 from funcppo.runtime import distributed
 
@@ -626,9 +626,10 @@ def data_files(target: str, rules: str | None = None) -> list[Path]:
         return found + data_files(run_config.dataset, run_config.rules)
     if not path.is_dir():
         return [*found, path] if path.is_file() else found
+    is_stored = is_stored_graph(path)
     found += id_files(path)
     for file in path.iterdir():
-        if _DATA_FILE.match(file.name):
+        if (is_stored and file.is_file()) or _DATA_FILE.match(file.name):
             found.append(file)
     return found
 

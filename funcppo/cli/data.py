@@ -1,7 +1,8 @@
-"""`funcppo data`: what a data set is like, and how much of it the rules derive."""
+"""`funcppo data`: what a data set is like, how much of it the rules derive, and its index."""
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 import time
 from collections.abc import Sequence
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, NamedTuple
 
 from funcppo.cli.common import (
     JsonObject,
+    OutputFolder,
     WorkDisplay,
     bounded,
     check_outputs,
@@ -28,6 +30,7 @@ from funcppo.cli.common import (
 )
 from funcppo.cli.options import (
     HIDDEN,
+    CacheFolder,
     DataOptions,
     JsonOutput,
     Opt,
@@ -50,6 +53,7 @@ if TYPE_CHECKING:
 
     from funcppo.kg.logic.fixpoint import LeastModel
     from funcppo.kg.logic.kb import KnowledgeBase
+    from funcppo.kg.search.task import PhaseCallback
 
 _SPLIT_COLUMNS = (
     *("split", "triples", "entities", "relations", "known"),
@@ -68,7 +72,7 @@ _RELATION_COLUMNS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Data:
-    """Describe a data set: splits and leaks, relations, degrees, what the rules derive.
+    """Describe a data set: splits and leaks, relations, degrees, what the rules derive; count and index it.
 
     Facts are those of train and facts.txt. Of a relation are shown the mean number of tails of a head and of heads of a
     tail, the share of its heads that have one tail (functional), the share of facts whose inverse it has (symmetric),
@@ -80,6 +84,10 @@ class Data:
     reach; `funcppo evaluate --json` has it by relation. A triple that is itself a known fact counts if other facts
     prove it, as in `funcppo evaluate`. Of train, where all are facts, that is counted at height 1. A program (.pl) has
     no split: only its atoms are counted.
+
+    With --index DIR the data set is written to a folder that every program takes as a DATASET and opens at once,
+    whatever its size: names, triples by split, the index of the facts, and the rules with their counts. Results are
+    those of the files that it was made of.
 
     Exit status: 0 described, counted or written, 2 bad input.
     """
@@ -98,6 +106,9 @@ class Data:
     """How files of triples are read and split."""
     provable: Literal["test", "valid", "train"] | None = None
     """Count the triples of this split that the rules derive, by height. Default: describe the data set."""
+    index: CacheFolder = None
+    """Write the data set to a folder that opens at once; one that exists is replaced if this program made it. Default:
+    describe the data set."""
     height: Annotated[Size | Literal["fixpoint"] | None, Opt("N|fixpoint")] = (
         None
     )
@@ -121,17 +132,19 @@ class Data:
     """Write the result as JSON to FILE; - writes it to standard output in place of the text. Default: no JSON."""
 
     def run(self) -> int:
-        """Describe or count the data set; return the exit status.
+        """Describe, count or index the data set; return the exit status.
 
         Returns:
           The exit status.
         """
-        self._check_outputs()
+        sources = self._check_outputs()
         if self.threads is not None:
             set_threads(self.threads)
 
         if self.provable is not None:
             result, show = self._count_provable(), _print_counts
+        elif self.index is not None:
+            result, show = self._write_index(sources, self.index), _print_index
         elif self.out is not None:
             result = self._write_triples(self.out)
             show = lambda result: print_text("\n".join(result["files"]))
@@ -147,18 +160,25 @@ class Data:
             print_notes([result["stop_reason"]])
         return 0
 
-    def _check_outputs(self) -> None:
-        """Check the outputs before any work."""
-        if self.provable is not None and self.out is not None:
-            raise ValueError("--provable, --set out: expected one of them")
+    def _check_outputs(self) -> list[Path]:
+        """Check the outputs before any work; return the files of the data set."""
+        asked = (self.provable, self.index, self.out)
+        if sum(x is not None for x in asked) > 1:
+            raise ValueError(
+                "--provable, --index, --set out: expected one of them"
+            )
         sources = data_files(self.dataset, self.rules)
+        folder = None
+        if self.index is not None:
+            folder = OutputFolder("--index", self.index, [loaders.STORED_FILE])
         names = (str(self.out).replace("{split}", x) for x in (*SPLITS, ""))
         written = [("--set out", x) for x in {*names} if self.out]
         outputs = [("--json", self.json), *written]
-        check_outputs(outputs, sources, can_be_parquet=True)
+        check_outputs(outputs, sources, folder, can_be_parquet=True)
         for _, path in written:
             if Path(path).is_file():
                 raise ValueError(f"--set out {path}: expected a new file")
+        return sources
 
     @property
     def _most_notes(self) -> int | None:
@@ -259,6 +279,45 @@ class Data:
             "total_seconds": round(time.perf_counter() - start, 3),
         }
 
+    def _write_index(self, sources: list[Path], out: Path) -> JsonObject:
+        """Read, index and write the data set; return its sizes and the seconds of each phase."""
+        from funcppo.kg.logic import kb
+
+        seconds: dict[str, float] = {}
+        start = time.perf_counter()
+
+        def end_phase(name: str) -> None:
+            past = sum(seconds.values())
+            seconds[name] = round(time.perf_counter() - start - past, 3)
+
+        with WorkDisplay("reading data") as status:
+            dataset = loaders.load(self.dataset, self.rules, cfg=self.data)
+            end_phase("read")
+            status.update(f"indexing {len(dataset.facts):,} facts")
+            tables = kb.index_facts(
+                dataset.facts,
+                n_constants=dataset.n_constants,
+                n_predicates=dataset.n_predicates,
+            )
+            end_phase("index")
+            dataset = _with_counts(dataset, tables, status.update)
+            end_phase("count rules")
+            status.update("writing")
+            n_bytes = loaders.write(dataset, tables, sources, out)
+            end_phase("write")
+        print_notes(dataset.notes, None, self._most_notes)
+        return {
+            "dataset": dataset.name,
+            "folder": str(out),
+            "fingerprint": dataset.fingerprint,
+            "n_facts": len(dataset.facts),
+            "n_entities": dataset.n_constants,
+            "n_relations": dataset.n_predicates,
+            "n_rules": len(dataset.rules),
+            "n_bytes": n_bytes,
+            "seconds": seconds,
+        }
+
 
 # -- what the rules derive
 
@@ -316,6 +375,48 @@ def _derivation_heights(
     last_height = max([last_height, *found.height.tolist()])
     last_height = 1 if is_train else last_height
     return height, last_height, int(is_fact.sum()), found.n_undecided
+
+
+def _with_counts(
+    dataset: Dataset, tables: dict[str, np.ndarray], on_phase: PhaseCallback
+) -> Dataset:
+    """Return the data set with the counts of its rules, so that no later program needs to count."""
+    # Rules with conditions are not counted.
+    if not len(dataset.rules) or dataset.rules[:, :, 0].min() < 0:
+        return dataset
+
+    import torch
+
+    from funcppo.kg.logic import kb
+    from funcppo.kg.logic.fixpoint import count_rules
+    from funcppo.kg.logic.joins import RowBudget
+    from funcppo.kg.search.task import (
+        MAX_EXACT_HEADS,
+        MAX_EXACT_ROWS,
+        as_counts,
+    )
+
+    on_phase("counting rules")
+    built, sizes = kb.build(
+        dataset.facts,
+        dataset.rules,
+        n_constants=dataset.n_constants,
+        n_predicates=dataset.n_predicates,
+        tables=tables,
+    )
+    sampled: set[int] = set()
+    counts = count_rules(
+        built,
+        sizes,
+        known=as_counts(dataset.rule_counts),
+        budget=RowBudget(MAX_EXACT_ROWS, max_held=MAX_EXACT_HEADS),
+        sampled_rules=sampled,
+        progress=lambda done, total: on_phase("counting rules", done, total),
+    )
+    # Estimates are not kept as counts.
+    exact = torch.stack(counts, dim=1)
+    exact[sorted(sampled)] = -1
+    return dataclasses.replace(dataset, rule_counts=exact.numpy())
 
 
 # -- printing
@@ -379,6 +480,15 @@ def _print_files(result: JsonObject) -> None:
     """Print the files that were written."""
     for file in result["files"]:
         print_text(file)
+
+
+def _print_index(result: JsonObject) -> None:
+    """Print the sizes of an index and its folder."""
+    print_text(
+        f"{result['folder']}: {result['n_facts']:,} facts, {result['n_entities']:,} entities, "
+        f"{result['n_relations']:,} relations, {result['n_rules']:,} rules; {result['n_bytes'] / 1e6:,.1f} MB in "
+        f"{sum(result['seconds'].values()):.1f} s"
+    )
 
 
 def _print_counts(result: JsonObject) -> None:

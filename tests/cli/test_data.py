@@ -1,4 +1,4 @@
-"""`data`: its numbers and tables, what the rules prove; one file of triples in the programs that read it."""
+"""`data`: its numbers and tables, an index, what the rules prove; one file of triples in the programs that read it."""
 
 import json
 from functools import partial
@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from funcppo.kg.config import read_config
+from funcppo.kg.graph import loaders
 from funcppo.kg.graph.loaders import load
 from funcppo.kg.graph.triples import DataConfig
 from tests import oracles
@@ -55,7 +56,7 @@ def test_bad_input_is_one_line(programs, tmp_path):
     assert error.startswith("unknown data set")
 
 
-# -- queries that derive their own answers
+# -- an index of a data set
 
 
 @pytest.fixture
@@ -80,7 +81,63 @@ def graph(tmp_path):
     return folder
 
 
-def test_what_is_not_held_is_derived(graph, programs):
+def test_programs_say_the_same_of_an_index_and_of_the_files(graph, programs):
+    """To the byte, times aside: ranks, answers, counts, and rules that are mined."""
+    indexed = graph.with_name("indexed")
+    assert programs("data", graph, "--index", indexed) == 0
+    counts = loaders.read(indexed).rule_counts
+    assert counts is not None and (counts[:, 1] > 0).all()
+    for words in (
+        "evaluate TARGET --details FILE",
+        "evaluate TARGET --details FILE --height 1 --set object_identity=True --set smoothing=5",
+        "predict TARGET --queries QUERY --height 1 --score noisy-or --known",
+        "data TARGET --provable test --height fixpoint",
+        "data TARGET",
+        "prove TARGET --all p(e10,X)",
+        "mine TARGET --out FILE",
+    ):
+        said = []
+        for target in (graph, indexed):
+            file = target.with_name("file")
+            query = target.with_name("query")
+            query.write_text("p(e10, X)")
+            names = {"TARGET": target, "FILE": file, "QUERY": query}
+            command = [names.get(word, word) for word in words.split()]
+            text = programs.printed(*command, "--json", "-")
+            if "FILE" in words:
+                said.append(file.read_bytes())
+                file.unlink()
+                file.with_name("file.settings.json").unlink(missing_ok=True)
+            else:
+                said.append(strip(json.loads(text)))
+        assert said[0] == said[1], words
+
+
+def strip(value):
+    """A result without times and the name of the data set."""
+    if isinstance(value, dict):
+        return {
+            key: strip(part)
+            for key, part in value.items()
+            if "seconds" not in key and key not in ("dataset", "target", "rate")
+        }
+    return [strip(part) for part in value] if isinstance(value, list) else value
+
+
+def test_bad_paths_of_an_index_are_one_line(graph, programs):
+    assert "expected another folder than that of" in programs.refused(
+        "data", graph, "--index", graph
+    )
+    missing = graph.with_name("no") / "folder"
+    assert programs("data", graph, "--index", missing) == 0
+
+
+@pytest.mark.parametrize("is_indexed", [False, True])
+def test_what_is_not_held_is_derived(graph, is_indexed, programs):
+    if is_indexed:
+        indexed = graph.with_name("indexed")
+        assert programs("data", graph, "--index", indexed) == 0
+        graph = indexed
     run = graph.with_name("run")
     program = ["train", graph, "-v", "--out", run]
     settings = ["--set", "prover.max_height=1", "--steps", "1024"]
@@ -220,7 +277,7 @@ def test_a_program_has_atoms_and_no_queries(tmp_path, capsys):
         (["--height", "0"], "height: expected 1 or more or fixpoint, got 0"),
         (["--set", "max_atoms=0"], "max_atoms: expected 1 or more, got 0"),
         (["--rules", "nowhere.txt"], "nowhere.txt"),
-        (["--set", "out=x.tsv"], "--provable, --set out: expected one of them"),
+        (["--index", "x"], "--provable, --index, --set out: expected one of"),
     ],
 )
 def test_a_bad_option_is_one_line(chain, options, expected):

@@ -94,6 +94,8 @@ class Dataset:
     candidates: np.ndarray | None = None
     # what people call entities and relations, by name; files hold names
     labels: Mapping[str, str] = field(default_factory=dict[str, str])
+    # what a folder of `funcppo data --index` holds beside the data set; None where it was read from elsewhere
+    stored: StoredParts | None = None
 
     @property
     def n_constants(self) -> int:
@@ -155,6 +157,25 @@ class Dataset:
             digest.update(json.dumps(table.shape).encode())
             digest.update(np.ascontiguousarray(table, dtype="<i4").data)
         return digest.hexdigest()[:16]
+
+    @property
+    def fact_tables(self) -> Mapping[str, np.ndarray] | None:
+        """Return the stored index of the facts, as `logic.kb.build` takes it; None if no index is stored for them."""
+        if self.stored is None:
+            return None
+        original = self.stored.dataset
+        is_same = self.facts is original.facts
+        is_same = is_same and self.entities is original.entities
+        is_same = is_same and self.predicates == original.predicates
+        return self.stored.fact_tables if is_same else None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class StoredParts:
+    """Index of the facts in a folder of `funcppo data --index`, and the data set that it is of."""
+
+    dataset: Dataset  # as it was stored
+    fact_tables: Mapping[str, np.ndarray]  # `logic.kb.index_facts` of the facts
 
 
 # -- names and ids

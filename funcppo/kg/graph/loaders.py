@@ -1,17 +1,20 @@
-"""Load data sets: from files, from memory, from DuckDB, from PyKEEN, or by name.
+"""Load data sets: from files, from memory, from DuckDB, from PyKEEN, by name, or from a stored graph.
 
 `load` reads a folder or a file of triples, standard input (-), a Prolog program, one of the data sets that come with
 the package, embedded (`countries_s1`) or generated (`clans:1500:0`), or one of PyKEEN (`pykeen:kinships`). `from_text`
 and `from_triples` take what is in memory: tuples, arrays, data frames, Arrow tables and triples factories of PyKEEN.
 
-DuckDB (extra `big`) reads Parquet.
+A stored graph is a folder with a file of PyTorch that every process of a host maps instead of reading. DuckDB (extra
+`big`) reads Parquet.
 """
 
 from __future__ import annotations
 
 import csv
+import dataclasses
 import importlib
 import io
+import json
 import re
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -25,11 +28,12 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 
 from funcppo.core import host
-from funcppo.core.files import shorten, write_atomically
+from funcppo.core.files import remove_stale_parts, shorten, write_atomically
 from funcppo.core.settings import FieldError
 from funcppo.kg.graph.dataset import (
     SPLITS,
     Dataset,
+    StoredParts,
     assign_ids,
     duplicate_note,
     from_clauses,
@@ -125,6 +129,8 @@ def _load_named(
     """Load the data set of a path or a name, with its own rules if `with_own_rules`; see `load`."""
     path = Path(name)
     embedded = EMBEDDED_DIR / name
+    if is_stored_graph(path):
+        return _open_stored(path, cfg, train_only)
     if path.is_dir():
         return _load_folder(path, cfg, train_only, with_own_rules)
     if name == "-" or is_triple_file(name) or cfg.format != "auto":
@@ -328,6 +334,7 @@ def with_test(
         entities=tuple(ids),
         facts=facts,
         test=table,
+        stored=None,
     )
 
 
@@ -375,6 +382,7 @@ def with_candidates(dataset: Dataset, path: Path) -> Dataset:
         _with_known_table(dataset, others),
         valid=dataset.valid[is_ranked],
         candidates=candidates,
+        stored=None,
     )
     return _with_notes(dataset, [note] * (len(others) > 0))
 
@@ -901,3 +909,139 @@ def _load_pykeen(name: str) -> Dataset:
             f"{shorten(name)}: PyKEEN could not load it: {problem}"
         ) from None
     return from_splits(name, splits)
+
+
+# -- stored graphs
+
+STORED_FILE = "graph.pt"
+_FORMAT = 3  # of the file
+
+
+def is_stored_graph(path: Path) -> bool:
+    """Check whether a path is a folder that `write` made."""
+    return (path / STORED_FILE).is_file()
+
+
+def write(
+    dataset: Dataset,
+    fact_tables: Mapping[str, np.ndarray],
+    sources: Sequence[Path],
+    folder: Path,
+) -> int:
+    """Write a data set and the index of its facts to a new folder, or in place of one that `write` made.
+
+    Args:
+      fact_tables: `logic.kb.index_facts` of the facts.
+      sources: files that the data set was read from.
+      folder: what to write.
+
+    Returns:
+      The size of the file, in bytes.
+
+    Raises:
+      ValueError: the data set is a program.
+      OSError: names what could not be written.
+    """
+    import torch
+
+    if dataset.is_program:
+        raise ValueError(f"{dataset.name}: expected triples, got a program")
+    fields = {
+        field.name: getattr(dataset, field.name)
+        for field in dataclasses.fields(dataset)
+        if field.name not in ("entities", "train", "stored")
+    }
+    groups: dict[str, Mapping[str, Any]] = {
+        "fields": fields,
+        "fact_tables": fact_tables,
+    }
+    names = json.dumps(dataset.entities).encode()
+    stored: dict[str, Any] = {
+        "format": _FORMAT,
+        "n_train": len(dataset.train),
+        # a tensor of bytes: millions of texts take a while one by one
+        "entities": torch.frombuffer(bytearray(names), dtype=torch.uint8),
+        "sources": {str(path.resolve()): _file_state(path) for path in sources},
+    }
+    for name, group in groups.items():
+        stored[name] = {
+            key: torch.from_numpy(np.ascontiguousarray(value))
+            if isinstance(value, np.ndarray)
+            else value
+            for key, value in group.items()
+        }
+    folder.mkdir(parents=True, exist_ok=True)
+    remove_stale_parts(folder, [STORED_FILE])
+    path = folder / STORED_FILE
+    write_atomically(path, lambda file: torch.save(stored, file))
+    return path.stat().st_size
+
+
+def _file_state(path: Path) -> list[int]:
+    """Return the size of a file in bytes, and the time of its last change in nanoseconds."""
+    status = path.stat()
+    return [status.st_size, status.st_mtime_ns]
+
+
+def read(folder: Path) -> Dataset:
+    """Read the data set of a stored graph; its arrays are mapped from the file and read where they are used.
+
+    Raises:
+      ValueError: the file is of another version, too short or damaged; names it.
+    """
+    import torch
+
+    path = folder / STORED_FILE
+    try:
+        stored = torch.load(path, mmap=True, weights_only=True)
+        found = stored.get("format")
+    # What is no such file fails in ways that have no type in common.
+    except Exception as error:
+        problem = str(error).partition("\n")[0]
+        raise ValueError(
+            f"{path}: expected the file that `funcppo data --index` wrote, got a damaged one: {problem}"
+        ) from None
+    if found != _FORMAT:
+        raise ValueError(
+            f"{path}: expected format {_FORMAT}, got {found}: index the data set again"
+        )
+
+    def group(name: str) -> dict[str, Any]:
+        """Return the values of a group, with tensors as arrays."""
+        return {
+            key: value.numpy() if isinstance(value, torch.Tensor) else value
+            for key, value in stored[name].items()
+        }
+
+    fields = group("fields")
+    for name, state in stored["sources"].items():
+        if Path(name).is_file() and _file_state(Path(name)) != state:
+            note = f"{name}: has changed since it was indexed"
+            fields["notes"] = (*fields["notes"], note)
+    dataset = Dataset(
+        **fields,
+        entities=tuple(json.loads(stored["entities"].numpy().tobytes())),
+        train=fields["facts"][: stored["n_train"]],
+    )
+    parts = StoredParts(dataset=dataset, fact_tables=group("fact_tables"))
+    return replace(dataset, stored=parts)
+
+
+def _open_stored(path: Path, cfg: DataConfig, train_only: bool) -> Dataset:
+    """Read the data set of a stored graph, without held-out triples and rules if `train_only`."""
+    if cfg != DEFAULT_CONFIG:
+        raise ValueError(
+            f"{path}: is a folder of `funcppo data --index`: expected options of reading and splitting there"
+        )
+    dataset = read(path)
+    if not train_only:
+        return dataset
+    return replace(
+        dataset,
+        facts=dataset.train,
+        valid=dataset.valid[:0],
+        test=dataset.test[:0],
+        rules=dataset.rules[:0],
+        rule_weights=dataset.rule_weights[:0],
+        rule_counts=None,
+    )

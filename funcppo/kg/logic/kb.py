@@ -17,7 +17,7 @@ read it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import TYPE_CHECKING, NamedTuple
@@ -49,6 +49,7 @@ SIDE_NAMES = {HEAD: "head", TAIL: "tail"}
 # Keys that a CPU looks up in one call, in half a second: a signal waits for its end.
 MAX_SEARCHED_AT_ONCE = 1 << 22
 _NO_LIMIT = 1 << row_index.ROW_COUNT_BITS  # more facts than there can be
+_KEY_PREFIX = "key_prefix_"  # names of prefix tables in `index_facts`
 # a predicate, and which of its arguments are bound
 BindingPattern = tuple[int, tuple[bool, ...]]
 
@@ -116,6 +117,7 @@ def build(
     n_constants: int,
     n_predicates: int,
     device: torch.device | str = "cpu",
+    tables: Mapping[str, np.ndarray] | None = None,
     number_rank: Sequence[int] | Tensor = (),
 ) -> tuple[KnowledgeBase, KBSizes]:
     """Build the knowledge base of a fact table and a rule table.
@@ -126,6 +128,7 @@ def build(
       facts: integers [N, W], ground, in any order; duplicates are merged.
       rules: integers [R, M, W], head first; an id above `n_constants` is a variable. A rule without a body atom for a
         variable of its head would derive infinitely many atoms: readers of rules refuse it.
+      tables: `index_facts` of these facts, whose memory the knowledge base shares; None to make them.
       number_rank: see `KnowledgeBase`; for rules that compare numbers.
 
     Returns:
@@ -136,7 +139,12 @@ def build(
     """
     facts = np.asarray(facts)
     rules = np.asarray(rules)
-    indexed = _sort_and_index_facts(facts, n_constants, n_predicates, device)
+    if tables is None:
+        indexed = _sort_and_index_facts(
+            facts, n_constants, n_predicates, device
+        )
+    else:
+        indexed = _from_arrays(tables, device)
 
     # Rules, grouped by head predicate.
     rule_table = from_numpy(np.ascontiguousarray(rules, dtype=np.int32))
@@ -177,6 +185,7 @@ def from_dataset(dataset: Dataset) -> tuple[KnowledgeBase, KBSizes]:
         dataset.rules,
         n_constants=dataset.n_constants,
         n_predicates=dataset.n_predicates,
+        tables=dataset.fact_tables,
         number_rank=_rank_numbers(dataset),
     )
 
@@ -192,6 +201,29 @@ def _rank_numbers(dataset: Dataset) -> list[int]:
         value: i for i, value in enumerate(numbers, 1)
     }
     return [0, *(rank.get(value, 0) for value in values)]
+
+
+def index_facts(
+    facts: np.ndarray, *, n_constants: int, n_predicates: int
+) -> dict[str, np.ndarray]:
+    """Return the sorted facts and their indices, which `build` makes of facts alone, as {name: array}.
+
+    Arguments and errors are those of `build`.
+    """
+    tables = _sort_and_index_facts(
+        np.asarray(facts), n_constants, n_predicates, "cpu"
+    )
+
+    tensors: dict[str, Tensor] = {}
+    for name, part in tables._asdict().items():
+        if isinstance(part, HashTable):
+            parts = part._asdict().items()
+            tensors |= {f"{name}.{field}": tensor for field, tensor in parts}
+        elif isinstance(part, Tensor):
+            tensors |= {name: part}
+    for i, prefix in enumerate(tables.key_prefixes):
+        tensors |= {f"{_KEY_PREFIX}{i}": prefix}
+    return {name: tensor.numpy() for name, tensor in tensors.items()}
 
 
 def contains(
@@ -406,6 +438,26 @@ def max_known_fanout(kb: KnowledgeBase) -> int:
 def n_bytes(kb: KnowledgeBase) -> int:
     """Return the memory that a knowledge base holds, in bytes."""
     return sum(leaf.numel() * leaf.element_size() for leaf in tree.leaves(kb))
+
+
+def _from_arrays(
+    arrays: Mapping[str, np.ndarray], device: torch.device | str
+) -> _FactTables:
+    """Return the tables that `index_facts` gave as arrays; on a CPU they share their memory."""
+    tensors = {name: from_numpy(a).to(device) for name, a in arrays.items()}
+    prefixes = sorted(name for name in tensors if name.startswith(_KEY_PREFIX))
+    fact_index, argument_index = (
+        HashTable(*(tensors[f"{name}.{part}"] for part in HashTable._fields))
+        for name in ("fact_index", "argument_index")
+    )
+    return _FactTables(
+        tensors["facts"],
+        tuple(tensors[name] for name in prefixes),
+        fact_index,
+        argument_index,
+        tensors["argument_postings"],
+        tensors["fact_offsets"],
+    )
 
 
 def _sort_and_index_facts(

@@ -660,6 +660,7 @@ def _align(trained: Dataset, graph: Dataset) -> tuple[Dataset, Alignment]:
         rule_weights=trained.rule_weights[kept],
         rule_counts=None,
         labels={**trained.labels, **graph.labels},
+        stored=None,
         **tables,
     )
     _check_relations(trained, moved)

@@ -203,7 +203,7 @@ def build_task(
 
     # What the rules derive, and who selects facts.
     model, index, model_notes = (
-        _without_atoms(kb, sizes, settings)
+        _without_atoms(kb, sizes, settings, True)
         if as_guide
         else _derived_atoms(
             dataset,
@@ -450,7 +450,8 @@ def _derived_atoms(
       ValueError: T_P is too large to hold, and a search or training reads it.
     """
     if not with_derivations and settings.max_height == 1:
-        return _without_atoms(kb, sizes, settings)
+        is_mapped = dataset.fact_tables is not None
+        return _without_atoms(kb, sizes, settings, not is_mapped)
 
     # What a resumed run computes again must not depend on the time.
     deadline = deadline if settings.max_height > 1 else NO_DEADLINE
@@ -516,13 +517,16 @@ def _without_atoms(
     kb: KnowledgeBase,
     sizes: KBSizes,
     settings: ProofSettings,
+    with_facts: bool,
 ) -> _Derived:
-    """Return a model of facts without derived atoms, and no index."""
+    """Return a model without derived atoms, and without facts too unless `with_facts`; and no index."""
+    none = kb.facts[:0]
     model = fixpoint.partial_model(
         kb,
         sizes,
-        kb.facts[:0],
+        none,
         object_identity=settings.object_identity,
+        facts=None if with_facts else none,
     )
     return model, None, []
 

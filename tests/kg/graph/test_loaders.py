@@ -1,13 +1,16 @@
-"""Loaders: folders, names, memory, Parquet, PyKEEN; published sizes; one line for bad input."""
+"""Loaders: folders, names, memory, DuckDB, PyKEEN, stored graphs; published sizes; one line for bad input."""
 
+import dataclasses
 import gzip
 import io
+import os
 import sys
 import urllib.parse
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 
 from funcppo.kg.graph import loaders
 from funcppo.kg.graph.loaders import (
@@ -26,6 +29,7 @@ from funcppo.kg.graph.rules import (
     with_counts_line,
 )
 from funcppo.kg.graph.triples import DataConfig
+from funcppo.kg.logic import kb
 from tests.kg.graph.python_datalog import triples
 from tests.learning import DATA
 
@@ -640,3 +644,121 @@ def test_without_duckdb_the_error_names_the_extra(folder, monkeypatch):
     monkeypatch.setitem(sys.modules, "duckdb", None)
     (folder / "valid.txt").rename(folder / "valid.parquet")
     assert "the extra `big`" in message(load, folder)
+
+
+# -- stored graphs
+
+
+@pytest.fixture
+def source(tmp_path):
+    """A folder with splits and rules, of which one defines a relation."""
+    folder = tmp_path / "text"
+    folder.mkdir()
+    return write(
+        folder,
+        train="Zoë\tknows\ta b\na b\tis\tQ1\nZoë\tknows\ta b\n",
+        test="late\tknows\tZoë\n",
+        facts="Q1\tis\tZoë\n",
+        rules="0.5\tnew(X,Y) :- knows(X,Y)\n0.5\tknows(X,Y) :- knows(Y,X)\n",
+    )
+
+
+def store(dataset, folder, sources=()):
+    sizes = {x: getattr(dataset, x) for x in ("n_constants", "n_predicates")}
+    tables = kb.index_facts(dataset.facts, **sizes)
+    return loaders.write(dataset, tables, sources, folder)
+
+
+@pytest.fixture
+def stored(source, tmp_path):
+    """The folder of the stored graph."""
+    store(load(source), tmp_path / "stored", [source / "train.txt"])
+    return tmp_path / "stored"
+
+
+def test_what_is_read_is_what_was_written(source, stored):
+    expected, read = load(source), load(stored)
+    for field in dataclasses.fields(expected):
+        a, b = getattr(read, field.name), getattr(expected, field.name)
+        if isinstance(b, np.ndarray):
+            assert a.dtype == b.dtype and np.array_equal(a, b), field.name
+        elif field.name not in ("name", "stored"):
+            assert a == b, field.name
+    assert read.fingerprint == expected.fingerprint
+    assert np.shares_memory(read.train, read.facts)
+
+
+def test_a_knowledge_base_shares_the_mapped_index(stored):
+    read = load(stored)
+    sizes = {"n_constants": read.n_constants, "n_predicates": read.n_predicates}
+    tables = read.fact_tables
+    mapped, mapped_sizes = kb.build(
+        read.facts, read.rules, **sizes, tables=tables
+    )
+    made, made_sizes = kb.build(read.facts, read.rules, **sizes)
+    assert mapped_sizes == made_sizes
+    for a, b in zip(kb.tree.leaves(mapped), kb.tree.leaves(made)):
+        assert a.equal(b)
+    assert np.shares_memory(mapped.facts.numpy(), tables["facts"])
+
+
+def test_other_rules_facts_or_names_are_not_the_stored(source, stored):
+    rules = source / "other.txt"
+    rules.write_text("0.5\tis(X,Y) :- knows(X,Y)\n")
+    # The relation that the stored rules define stays.
+    read = load(stored, rules)
+    bare = dataclasses.replace(read, entities=tuple(read.entities), stored=None)
+    assert read.fingerprint == bare.fingerprint
+    assert read.fingerprint != load(stored).fingerprint
+    assert read.fact_tables is not None
+    rules.write_text("0.5\tother(X,Y) :- knows(X,Y)\n")
+    assert load(stored, rules).fact_tables is None
+    shorter = dataclasses.replace(read, facts=read.facts[:1])
+    assert shorter.fact_tables is None
+    alone = load(stored, train_only=True)
+    assert not len(alone.test) and not len(alone.rules)
+    assert len(alone.facts) == len(alone.train)
+
+
+def test_a_changed_source_is_noted(source, stored):
+    assert not any("has changed since" in note for note in load(stored).notes)
+    write(source, train="a\tr\tb\n")
+    assert any("has changed since" in note for note in load(stored).notes)
+
+
+def test_a_damaged_or_foreign_file_is_named(stored):
+    path = stored / "graph.pt"
+    content = path.read_bytes()
+    torch.save({"format": 99}, path)
+    assert f"{path}: expected format 3, got 99" in message(load, stored)
+    for changed in (b"", b"{}", content[:-1], content[: len(content) // 2]):
+        path.write_bytes(changed)
+        assert f"{path}: expected the file that `fun" in message(load, stored)
+
+
+def test_a_folder_appears_whole(source, stored, tmp_path, monkeypatch):
+    before = load(stored)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", interrupt)
+        for folder in (stored, tmp_path / "new"):
+            with pytest.raises(KeyboardInterrupt):
+                store(load(source), folder)
+    assert load(stored).fingerprint == before.fingerprint
+    assert not list((tmp_path / "new").iterdir())
+
+    # What a killed process leaves goes with the next one.
+    (tmp_path / "new" / "graph.pt.999999999.part").touch()
+    store(load(source), tmp_path / "new")
+    (path,) = (tmp_path / "new").iterdir()
+    assert load(path.parent).fingerprint == before.fingerprint
+
+
+def interrupt(*args):
+    raise KeyboardInterrupt
+
+
+def test_programs_and_reading_options_are_refused(stored, tmp_path):
+    problem = message(store, from_text("p(a)."), tmp_path / "program")
+    assert "expected triples, got a program" in problem
+    problem = message(load, stored, cfg=DataConfig(columns="1,2,3"))
+    assert "options of reading and splitting" in problem
