@@ -11,6 +11,7 @@ from funcppo.core import random
 from funcppo.interfaces import NoWorld
 from funcppo.losses import Scalars
 from tests.learning import assert_trees_equal, cartpole_config, pendulum_config
+from tests.nets import test_fused_mlp  # noqa: F401  its operators on a CPU
 
 
 @pytest.mark.parametrize(

@@ -206,7 +206,7 @@ def first_and_next(name):
 
 
 @pytest.mark.parametrize(
-    "name", [*envs.ENVIRONMENTS, "prover", "success", "greedy"]
+    "name", [*envs.ENVIRONMENTS, "prover", "success", "best-proof"]
 )
 def test_a_first_state_is_laid_out_as_later_ones_without_sharing(name):
     """Else a compiled step would be compiled for the first one alone."""

@@ -1,5 +1,6 @@
 """`report`: a page of a run, of several, of an unfinished one; bad input is one line and writes nothing."""
 
+import json
 from xml.etree import ElementTree
 
 import pytest

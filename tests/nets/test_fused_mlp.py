@@ -1,6 +1,7 @@
 """The fused network equals the layers one by one, and the gradient of PPO's loss by automatic differentiation."""
 
 from functools import partial
+from typing import Any
 
 import pytest
 import torch

@@ -144,7 +144,7 @@ def read_rows(
 ) -> TripleFile:
     """Parse the triples in the rows of a file, at least one row; other arguments are those of `read_triples`."""
     first = next(rows)
-    if columns is None and first[0] == "story" and len(first) == 4:
+    if columns is None and first[:1] == ["story"] and len(first) == 4:
         return _read_stories(rows, path, numbers)
     # The names of columns stand on no line of their own.
     is_named = is_json_lines(path) or path.endswith(".parquet")

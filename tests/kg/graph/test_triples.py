@@ -185,6 +185,7 @@ DISTURBED = CONTENTS | st.tuples(
 )
 @example("\u00a0\t\u00a0\t\u00a0\n".encode(), "f.tsv", None)
 @example(b"a\tr\tb\t\xff\n", "f.tsv", "1,2,3")
+@example(b"\na", "f.csv", None)
 @example(b"a\tr\tb\n" * 3 + b"a\tr\n\xff", "f.tsv", None)
 def test_a_file_is_read_as_line_by_line(content, path, columns):
     expected = read_line_by_line(content, path, columns)
