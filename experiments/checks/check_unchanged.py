@@ -68,7 +68,9 @@ SCORES = (
     "max-confidence",
     "noisy-or",
     "noisy-or@3",
+    "noisy-or-top-3",
     "exists@1",
+    "noisy-or-other-facts",
 )
 # A program for any commit: modules have moved.
 CONTROL = """

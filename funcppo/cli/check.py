@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -22,7 +22,7 @@ from funcppo.cli.common import (
     write_json,
 )
 from funcppo.cli.evaluate import Evaluate, EvaluationSetup, prepare_evaluation
-from funcppo.cli.options import HIDDEN, Opt, TargetOptions
+from funcppo.cli.options import HIDDEN, Opt, OptionalFile, TargetOptions
 from funcppo.core.settings import PositiveFloat, Seed, Size
 
 # PyTorch takes seconds to import, and --help is not to wait for it
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from funcppo.cli.common import WorkDisplay
     from funcppo.kg.ranking.recount_check import (
         Comparison,
+        Details,
     )
 
 # parts of --seconds for supports, ranks, proofs and evidence
@@ -46,9 +47,10 @@ class Check(TargetOptions):
     backtracking over the facts, finds the candidates of queries with their scores and ranks, checks each step of the
     proofs of their answers, and counts the groundings of rules that a run weighs which learnt from questions. A data
     set is checked at the settings that `funcppo evaluate` chooses, a run at its own; the scores of a policy are taken
-    as they are. What --seconds does not suffice for is left out, and a line says so. Of a file of proofs, which --json
-    of a program wrote (PROOF.json), each step is checked with the facts and rules of --set graph=DATASET and --rules,
-    and all texts and names; probabilities are no claims.
+    as they are. What --seconds does not suffice for is left out, and a line says so. With --details FILE, the lines of
+    a file that `funcppo evaluate` wrote are compared with the recount, and lines that are not there. Of a file of
+    proofs, which --json of a program wrote (PROOF.json), each step is checked with the facts and rules of --set
+    graph=DATASET and --rules, and all texts and names; probabilities are no claims.
 
     Exit status: 0 all that was compared agrees, 1 something disagrees, 2 bad input, or nothing could be compared.
     """
@@ -62,11 +64,13 @@ class Check(TargetOptions):
     """Facts that a run is asked about, as --graph of `funcppo evaluate`, or that proofs are of. Default: those of its
     data set."""
     split: Annotated[str, Opt("test|valid|NAME")] = "test"
-    """Split whose queries are ranked."""
+    """Split whose queries are ranked; with --details that of the file."""
     score: str = "auto"
     """Score of a candidate, as --score of `funcppo evaluate`. Default: auto, the one that `evaluate` ranks by."""
+    details: OptionalFile = None
+    """Compare the lines of a --details FILE of `funcppo evaluate` too, at the settings beside it. Default: no file."""
     max_queries: Size = 50
-    """Number of queries, a random sample; each is ranked on both sides."""
+    """Number of queries, a random sample, of --details of those in FILE; each is ranked on both sides."""
     n_rules: Annotated[Size, HIDDEN] = 1000
     """Number of rules to count, a random sample."""
     seconds: PositiveFloat = 300.0
@@ -80,7 +84,8 @@ class Check(TargetOptions):
         Returns:
           The exit status.
         """
-        check_outputs([("--json", self.json)], self.inputs())
+        inputs = [Path(self.details)] if self.details else []
+        check_outputs([("--json", self.json)], [*self.inputs(), *inputs])
         set_target_threads(self.target, self.threads)
         is_file = self.target.endswith(".json")
         with bounded(self.seconds) as is_over:
@@ -93,16 +98,8 @@ class Check(TargetOptions):
         comparisons: list[Comparison] = []
         start = time.perf_counter()
         with WorkDisplay("reading") as status:
-            names = [
-                "target",
-                "split",
-                "score",
-                "rules",
-                "graph",
-                "recount",
-                "data",
-            ]
-            options = Evaluate(**{name: getattr(self, name) for name in names})
+            details = self._read_details()
+            options = self._evaluation_options(details)
             setup = prepare_evaluation(options, status.update, with_proofs=True)
             task = setup.evaluator.task
             seconds = time.perf_counter() - start
@@ -111,7 +108,7 @@ class Check(TargetOptions):
                 [*setup.notes, *task.notes, prepared], console, most_notes
             )
             parts = self._compare(
-                setup, options, status, self.seconds - seconds
+                setup, options, details, status, self.seconds - seconds
             )
             with cut_when(is_over):
                 for comparison in parts:
@@ -154,10 +151,40 @@ class Check(TargetOptions):
         write_json(self.json, fields)
         return int(bool(found.disagreements))
 
+    def _read_details(self) -> Details | None:
+        """Read the --details FILE; None without one.
+
+        Raises:
+          ValueError: it is bad, or was ranked by another score.
+        """
+        if self.details is None:
+            return None
+        from funcppo.kg.ranking.recount_check import read_details
+
+        details = read_details(Path(self.details))
+        score = details.settings.get("score")
+        if self.score not in ("auto", score):
+            raise ValueError(
+                f"--score {self.score}: {self.details} was ranked by {score}"
+            )
+        return details
+
+    def _evaluation_options(self, details: Details | None) -> Evaluate:
+        """Build the options of the evaluation that is checked."""
+        shared = ("target", "split", "score", "rules", "graph", "recount")
+        settings = {name: getattr(self, name) for name in (*shared, "data")}
+        if details is not None:
+            names = ["split", "score"]
+            if not self.is_run:  # a run has its own
+                names += ["height", "smoothing", "object_identity"]
+            settings |= {name: details.settings.get(name) for name in names}
+        return Evaluate(**settings)
+
     def _compare(
         self,
         setup: EvaluationSetup,
         options: Evaluate,
+        details: Details | None,
         status: WorkDisplay,
         seconds_left: float,
     ) -> Iterator[Comparison]:
@@ -167,13 +194,17 @@ class Check(TargetOptions):
         from funcppo.kg.run.fit import left_out_of
 
         check = recount_check.RecountCheck(setup.evaluator)
-        split, draw = options.split_of(setup), random.Random(self.seed)
-        rules, rows = (
-            draw.sample(range(n), min(n, most))
-            for n, most in (
-                (len(check.logic.rules), self.n_rules),
-                (len(split), self.max_queries),
+        split = options.split_of(setup)
+        if details is not None:
+            recount_check.check_details(
+                details,
+                setup.log_settings,
+                options.target,
+                len(split),
+                setup.evaluator.protocol.sides,
             )
+        rules, rows = self._draw_sample(
+            len(check.logic.rules), len(split), details
         )
         status.update(f"counting {len(rules):,} rules")
         yield check.compare_supports(rules, TIME_SHARES[0] * seconds_left)
@@ -186,6 +217,8 @@ class Check(TargetOptions):
         status.update(f"ranking {len(rows):,} queries")
         ranked = check.rank(split, rows)
         yield from check.compare_ranks(ranked, TIME_SHARES[1] * seconds_left)
+        if details is not None:
+            yield from check.compare_details(details, split, rows)
         status.update("checking proofs")
         yield check.compare_proofs(ranked, TIME_SHARES[2] * seconds_left)
         run = setup.policy_run
@@ -197,6 +230,18 @@ class Check(TargetOptions):
                 ranked,
                 TIME_SHARES[3] * seconds_left,
             )
+
+    def _draw_sample(
+        self, n_rules: int, n_queries: int, details: Details | None
+    ) -> tuple[list[int], list[int]]:
+        """Draw the rules and queries to compare, in random order."""
+        queries: Sequence[int] = range(n_queries)
+        if details is not None:
+            queries = sorted({row for row, _ in details.lines})
+        draw = random.Random(self.seed)
+        rules = draw.sample(range(n_rules), min(n_rules, self.n_rules))
+        n = min(len(queries), self.max_queries)
+        return rules, draw.sample(queries, n)
 
 
 def _print_comparison(console: Console, comparison: Comparison) -> None:

@@ -88,9 +88,10 @@ class Evaluate(ScoreOptions):
     answer first, last and in the middle of its equals; the numbers of better, of equal and of all candidates, which
     every rank follows from; the score of the answer (log_score, its natural logarithm, and quantised_score, its
     log-odds in steps of 1e-4, by which candidates are compared); its status: proved, no proof, or missed (provable,
-    but not found by the search); a proof; and near_boundary: whether some score is so near to the edge of a step that
-    another machine or batch size could rank it otherwise. The summary is computed from these lines. Ctrl-C or SIGTERM
-    ends the evaluation after the queries in progress, a second one at once; a later --resume continues it.
+    but not found by the search); a proof; by a score with other facts what these add (other_facts); and
+    near_boundary: whether some score is so near to the edge of a step that another machine or batch size could rank
+    it otherwise. The summary is computed from these lines. Ctrl-C or
+    SIGTERM ends the evaluation after the queries in progress, a second one at once; a later --resume continues it.
 
     Exit status: 0 ranked, 2 bad input, 130 interrupted by Ctrl-C, 143 by SIGTERM.
     """

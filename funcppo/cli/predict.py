@@ -117,7 +117,8 @@ class Predict(ScoreOptions):
     """List the entities that no rule derives too, marked "no proof", by all other evidence of a run that learnt from
     questions. Default: off."""
     explain: bool = False
-    """Show the proof of each answer and, of a run that learnt from questions, the evidence. Default: off."""
+    """Show the proof of each answer and, of a run that learnt from questions, the evidence; by a score with
+    other facts what these add. Default: off."""
     queries: OptionalFile = None
     """Answer the queries in FILE, one a line. Default: QUERY."""
     relation: str | None = None

@@ -169,6 +169,8 @@ class AnswerProof(NamedTuple):
     proof: Proof | None  # None if the search found none
     # what a run weighs that learnt from questions, as an answer to the query
     evidence: Explanation | None
+    # what other facts of the relation add to the score; empty by another score
+    other_facts: Json | None = None
 
     def __repr__(self) -> str:
         """Format the proof and the evidence as lines of text."""
@@ -179,12 +181,14 @@ class AnswerProof(NamedTuple):
         return proof_html(self.dataset, self.proof, repr(self))
 
     def to_lines(self) -> list[str]:
-        """Format the proof as an indented tree, followed by the evidence."""
+        """Format the proof as an indented tree, followed by the evidence and by the term of other facts."""
         lines = ["no proof was found"]
         if self.proof is not None:
             lines = explain.proof_text(self.dataset, self.proof).splitlines()
             if self.evidence is not None:
                 lines += explain.explanation_lines(self.dataset, self.evidence)
+        if self.other_facts:
+            lines.append(explain.other_facts_line(self.other_facts))
         return lines
 
     @property
@@ -196,13 +200,15 @@ class AnswerProof(NamedTuple):
         return format_rule(self.dataset, self.dataset.rules[rule])
 
     def to_json(self) -> Json:
-        """Return the proof, null without one, with the evidence as JSON values."""
+        """Return the proof, null without one, with the evidence and the term of other facts as JSON values."""
         found = self.proof and explain.proof_json(self.dataset, self.proof)
         fields: Json = {"proof": found}
         if self.evidence is not None:
             fields["evidence"] = explain.explanation_json(
                 self.dataset, self.evidence
             )
+        if self.other_facts:
+            fields["other_facts"] = self.other_facts
         return fields
 
 
@@ -481,6 +487,8 @@ class Answerer:
     def explain(self, atom: Tensor, side: int) -> AnswerProof:
         """Return the proof of a derivable atom with the evidence that the score weighs for it on one side.
 
+        By a score with other facts, also what these add.
+
         Args:
           atom: ground and of two arguments [W]; a known fact is proved from other facts.
         """
@@ -495,7 +503,12 @@ class Answerer:
             found = explain.prove_from_other_facts(
                 task, atom, explain.MAX_FACT_PROOF_ROWS
             ).proof
-        return AnswerProof(self.dataset, found, weighed)
+        terms: Json = {}
+        if self.subject.score.facts is None:
+            (terms,) = explain.other_facts(
+                task, self.subject.score, atom[None], side
+            )
+        return AnswerProof(self.dataset, found, weighed, terms)
 
     # -- names
 

@@ -52,7 +52,7 @@ def test_a_name_is_neither_markup_nor_an_emoji(name, capsys):
 def test_a_table_of_results_keeps_all_digits(width):
     names = ("mrr", "hits@1", "hits@3", "hits@10", "auc_pr", "ceiling")
     row = {name: 0.98765 for name in names} | {"n_queries": 123_456}
-    scores = ("linked-proof-product@1000", "evidence, listwise fit", "x" * 90)
+    scores = ("max-confidence-other-facts", "evidence, listwise fit", "x" * 90)
     file = io.StringIO()
     console = Console(file=file, width=width)
     table = metrics_table("test", dict.fromkeys(scores, row), scores[0])

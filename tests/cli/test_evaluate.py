@@ -76,6 +76,7 @@ def test_an_evaluation_prints_few_other_lines(trained, programs, tmp_path):
         "exists@1",
         "max-confidence",
         "noisy-or@3",
+        "noisy-or-other-facts",
         "success",
     ],
 )

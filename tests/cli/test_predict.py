@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import math
 import os
 import signal
 
@@ -86,6 +87,34 @@ def test_the_answers_are_printed_with_their_proofs(runs, programs):
             assert root["goal_text"] == f"p(e1, {answer['entity']})"
             assert ("evidence" in answer) == (run == "questions")
         assert "by rule" in programs.printed("predict", *args)
+
+
+def test_what_other_facts_add_is_explained(graph, programs, capsys, tmp_path):
+    """In `predict`, and in the lines of `evaluate`: the score without them and what they add make the score."""
+    options = ["--score", "noisy-or@2-other-facts", "--height", 1]
+    args = [graph, "p(e1, ?x)", "--explain", "--k", 5, *options]
+    answers = programs.json("predict", *args)["queries"][0]["answers"]
+    details = tmp_path / "details.jsonl"
+    args = ["evaluate", graph, "--details", details, *options]
+    assert programs(*args) == 0
+    records = read_records(details)
+    proved = [r for r in records if r["status"] == "proved"]
+    assert answers and proved
+    assert all(r["other_facts"] is None for r in records if r not in proved)
+    for explained in (*answers, *proved):
+        others = explained["other_facts"]
+        a, b = others["share_of_facts"], others["share_of_derived"]
+        if not others["n_facts"]:
+            a, b = 1 - a, 1 - b
+        assert others["log_odds"] == pytest.approx(math.log(a / b))
+
+    capsys.readouterr()
+    args = ["predict", graph, "p(e1, ?x)", "--explain", *options]
+    text = programs.printed(*args)
+    assert text.count(" log-odds by other facts: it is the tail of ") > 0
+    assert "from whether the answer has other facts of the relation" in text
+    args = ["check", graph, "--details", details]
+    assert "details: " in programs.printed(*args)
 
 
 def csv_rows(programs, *args):

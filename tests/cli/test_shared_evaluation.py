@@ -14,7 +14,7 @@ from tests.cli.runner import settings
 from tests.ports import hold_ports, port_of
 
 DATA = "family_tree:30:1"
-EVALUATE = ("evaluate", DATA, "--score", "noisy-or")
+EVALUATE = ("evaluate", DATA, "--score", "noisy-or-other-facts")
 EVALUATE += ("--height", "2")
 EVALUATE += (*settings("smoothing=None object_identity=False"),)
 

@@ -128,6 +128,9 @@ def rank_window(
         records[start : start + len(rows)]
         for start in range(0, len(records), len(rows))
     ]
+    if "other-facts" in evaluator.score.needs and evaluator.prove:
+        for side, of_side in zip(evaluator.protocol.sides, by_side):
+            _add_other_facts(evaluator, of_side, ranked.queries, side)
     by_query = [list(sides) for sides in zip(*by_side)]
     _add_proofs(evaluator, by_query, ranked.queries)
     return by_query
@@ -199,6 +202,20 @@ def _answer_status(answer_provable: bool, log_score: float | None) -> str:
     if log_score is not None and log_score > -math.inf:
         return "proved"
     return "missed"
+
+
+def _add_other_facts(
+    evaluator: Evaluator, records: Sequence[Record], answers: Tensor, side: int
+) -> None:
+    """Add to each record the log-odds that other facts add to the answer's score; None where it is not proved."""
+    is_proved = [record["status"] == "proved" for record in records]
+    found = iter(
+        explain.other_facts(
+            evaluator.task, evaluator.score, answers[is_proved], side
+        )
+    )
+    for record, proved in zip(records, is_proved):
+        record["other_facts"] = next(found) if proved else None
 
 
 def _add_proofs(

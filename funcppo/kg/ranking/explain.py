@@ -4,7 +4,7 @@
 `smallest_proofs` gives proofs of the smallest height without a policy. Both check proofs before they return.
 
 `explain_answer` gives the place of an answer among the candidates of its question with the terms of its score, counts
-over known facts which `funcppo check` recounts.
+over known facts which `funcppo check` recounts; `other_facts` gives that of scores by rules.
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ from funcppo.kg.logic.prove import (
     Limits,
     QueryResult,
 )
+from funcppo.kg.logic.row_index import unique_rows_with_inverse
 from funcppo.kg.ranking import scoring
 from funcppo.kg.scores import evidence
 from funcppo.kg.scores.evidence import EvidenceConfig
@@ -412,6 +413,44 @@ def _term_text(dataset: Dataset, e: Explanation, term: Term) -> str:
             return "prior by a Bellman-Ford network, which proves nothing"
     relation = format_name(dataset.predicates[predicate - 1])
     return f"it is the {SIDE_NAMES[place]} of {n_facts} of {relation}"
+
+
+def other_facts(
+    task: ProverTask, score: Score, atoms: I64[Tensor, "n W"], side: int
+) -> list[Json]:
+    """Return what other facts of the relation add to each atom as an answer on a side, as JSON values.
+
+    Empty by a score without other facts.
+
+    Args:
+      task: with the counts that the score reads.
+      atoms: ground and of two arguments, in any order.
+    """
+    distinct, place = unique_rows_with_inverse(atoms.long())
+    candidates = scoring.TaskCandidates(task, distinct.int(), side)
+    found: list[Json] = []
+    for predicate, row in zip(atoms[:, 0].tolist(), place.tolist()):
+        fields: Json = {}
+        for term in score.explain(candidates, row):
+            fields = {
+                "relation": task.dataset.predicates[predicate - 1],
+                "side": SIDE_NAMES[side],
+                **term.detail._asdict(),
+                "log_odds": term.log_odds,
+            }
+        found.append(fields)
+    return found
+
+
+def other_facts_line(fields: Json) -> str:
+    """Format what other facts of the relation add to an answer as a line of text."""
+    number = f"{fields['n_facts']:,}" if fields["n_facts"] else "no"
+    facts = "other fact" if fields["n_facts"] == 1 else "other facts"
+    return (
+        f"{fields['log_odds']:+.4f} log-odds by other facts: it is the {fields['side']} of {number} {facts} of "
+        f"{fields['relation']}; {fields['share_of_facts']:.4f} of its facts have another one there, "
+        f"{fields['share_of_derived']:.4f} of what its rules derive beside them"
+    )
 
 
 def proof_json(dataset: Dataset, found: Proof) -> Json:

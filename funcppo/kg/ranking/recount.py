@@ -298,6 +298,35 @@ def list_candidates(
     return candidates
 
 
+def bound_ranks(
+    answer: Atom, log_odds: Mapping[Atom, float], tolerance: float
+) -> tuple[range, range]:
+    """Bound the numbers of candidates better than, and no worse than, the answer if scores err by up to `tolerance`.
+
+    The answer is not counted.
+
+    Args:
+      log_odds: of the score of each candidate, the answer among them.
+    """
+    low = {a: grid_line(x - tolerance) for a, x in log_odds.items()}
+    high = {a: grid_line(x + tolerance) for a, x in log_odds.items()}
+    others = [atom for atom in log_odds if atom != answer]
+    surely_better = sum(low[atom] > high[answer] for atom in others)
+    perhaps_better = sum(high[atom] > low[answer] for atom in others)
+    surely_not_worse = sum(low[atom] >= high[answer] for atom in others)
+    perhaps_not_worse = sum(high[atom] >= low[answer] for atom in others)
+    return (
+        range(surely_better, perhaps_better + 1),
+        range(surely_not_worse, perhaps_not_worse + 1),
+    )
+
+
+def expected_reciprocal_rank(n_better: int, n_equal: int) -> float:
+    """Compute the mean of 1 / rank over all orders of the candidates that tie with the answer."""
+    ranks = range(n_better + 1, n_better + n_equal + 2)
+    return math.fsum(1 / rank for rank in ranks) / len(ranks)
+
+
 def grid_line(log_odds: float) -> float:
     """Return the number of the grid line that a score is rounded to; an infinite score is returned as it is."""
     return round(log_odds / GRID_STEP) if math.isfinite(log_odds) else log_odds

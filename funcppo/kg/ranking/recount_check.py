@@ -2,9 +2,10 @@
 
 `RecountCheck` counts rules again, lists and ranks the candidates of queries again, and checks proofs and evidence of
 their answers. Each comparison works within its seconds, compares fewer items where these do not suffice, and says so.
+`read_details` reads a file of `funcppo evaluate --details`, whose lines are compared with the ranks.
 
-Confidences are those of the rules that were counted again, and the engine's for the others; the scores of a policy are
-the engine's.
+Confidences are those of the rules that were counted again, and the engine's for the others; the shares of candidates
+with other facts, and the scores of a policy, are the engine's.
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -22,25 +25,52 @@ import torch
 from torch import Tensor
 
 from funcppo.core import files
-from funcppo.core.files import Json
+from funcppo.core.files import Json, Record
 from funcppo.kg.graph.dataset import Dataset
 from funcppo.kg.graph.rules import comparison_tests, proof_names
 from funcppo.kg.logic import proof
-from funcppo.kg.logic.derive import LeftOut
+from funcppo.kg.logic.derive import LeftOut, make_label
 from funcppo.kg.logic.kb import SIDE_NAMES
 from funcppo.kg.logic.proof import Proof
-from funcppo.kg.ranking import ranking, recount, scoring
+from funcppo.kg.ranking import evaluate, ranking, recount, scoring
 from funcppo.kg.ranking.evaluate import Evaluator
 from funcppo.kg.ranking.explain import Explanation
-from funcppo.kg.ranking.ranking import Ranking
+from funcppo.kg.ranking.ranking import Ranking, random_rows
 from funcppo.kg.ranking.recount import Atom, Atoms, Logic, RecountLimitError
-from funcppo.kg.search.task import known_triples
+from funcppo.kg.scores.score import other_fact_shares
+from funcppo.kg.search.task import ProverTask, known_triples, with_other_facts
 
 # log-odds; float64 sums in another order, as the recount makes them, differ by less
 LOG_ODDS_TOLERANCE = 1e-7
 # atoms that the recount of T_P holds
 MAX_ATOMS = 1_000_000
+# settings that tell one evaluation from another, beside the split and the score
+COMPARED_SETTINGS = (
+    "fingerprint",
+    "params_digest",
+    "height",
+    "smoothing",
+    "object_identity",
+)
+
+# fields of a line that are compared; the last ones also where a score is near to the edge of the grid
+LINE_FIELDS = (
+    "n_better",
+    "n_equal",
+    "rank",
+    "reciprocal_rank",
+    "log_score",
+    "quantised_score",
+    "n_candidates",
+    "answer_provable",
+    "status",
+    "relation",
+    "atom",
+)
+_SIDES = {name: side for side, name in SIDE_NAMES.items()}
+
 Item = TypeVar("Item")
+LineKey = tuple[int, int]  # a query and a side
 # gives the evidence that a run weighs; None if no rule derives the atom
 Explain = Callable[[Tensor, int], Explanation | None]
 
@@ -70,6 +100,14 @@ class _Row(NamedTuple):
     n_better: int
     n_equal: int
     n_candidates: int
+
+
+class Details(NamedTuple):
+    """Lines of a details file with the settings that the file was made with."""
+
+    path: Path
+    settings: Json
+    lines: Mapping[LineKey, tuple[int, Record]]  # with their numbers, from 1
 
 
 class RecountCheck:
@@ -178,6 +216,49 @@ class RecountCheck:
         return [
             f"ranks take the confidences of {self.n_not_recounted:,} rules as funcppo counts them"
         ]
+
+    def compare_details(
+        self, details: Details, split: np.ndarray, rows: Sequence[int]
+    ) -> Iterator[Comparison]:
+        """Compare the lines of a details file about some queries with their records; then report lines that it lacks.
+
+        Args:
+          rows: of the split, whose ranks are recounted too.
+        """
+        evaluator = replace(self.evaluator, prove=None)
+        query_id = np.array(rows, dtype=np.int64)
+        records = {
+            (record["query_row"], _SIDES[record["side"]]): record
+            for query in evaluate.rank_window(evaluator, split, query_id)
+            for record in query
+        }
+
+        def compare(key: LineKey, _: float) -> list[str]:
+            (number, line), record = details.lines[key], records[key]
+            # On another machine a score may round to the next line of the grid.
+            is_near = record["near_boundary"] or line["near_boundary"]
+            names = LINE_FIELDS[6 if is_near else 0 :]
+            place = f"line {number}, {record['atom']}, {record['side']}"
+            return _differences(place, line, record, names)
+
+        there = [key for key in records if key in details.lines]
+        n_lines = len(details.lines)
+        yield _compare_items(
+            "details", "lines", there, n_lines, math.inf, compare
+        )
+        limit = details.settings.get("queries") or len(split)
+        expected = [
+            (row, side)
+            for row in sorted(random_rows(len(split), limit).tolist())
+            for side in evaluator.protocol.sides
+        ]
+        missing = tuple(
+            f"query_row {row}, {SIDE_NAMES[side]}: no line"
+            for row, side in expected
+            if (row, side) not in details.lines
+        )
+        n = len(expected)
+        yield Comparison("lines", "lines", n, n, 0.0, missing)
 
     def compare_proofs(self, ranked: Ranking, seconds: float) -> Comparison:
         """Check the engine's proof of each provable answer of ranked queries."""
@@ -301,58 +382,73 @@ class _RankCheck:
         self.n_compared = 0
         self.disagreements: list[str] = []
 
+        self.other_facts: list[tuple[float, float]] = []
+        if "other-facts" in self.score.needs:
+            self.other_facts = _other_fact_terms(task)
+        self.n_facts = Counter(
+            (fact[0], side, fact[side])
+            for fact in check.facts.all
+            if len(fact) == 3
+            for side in SIDE_NAMES
+        )
+
     def compare(self, row: _Row, deadline: float) -> list[str]:
         """Recount a row and return the differences of its rank; those of its candidates go to `disagreements`.
-
-        The rank is counted from the engine's scores, which are compared with the recounted ones before.
 
         Raises:
           RecountLimitError: the deadline is reached.
         """
         rules = self._derive_candidates(row, deadline)
-        scores: dict[Atom, float] = {}
-        for atom, derivers in rules.items():
-            of_all_sides = self.engine_scores.get((atom, 0))
-            score = self.engine_scores.get((atom, row.side), of_all_sides)
-            self._compare_candidate(atom, score, derivers)
-            if score is not None:
-                scores[atom] = score
-        others = sorted(rules.keys() - scores.keys())
-        values = [-math.inf] * len(others)
+        engine = {atom: self._engine_score(atom, row.side) for atom in rules}
+        log_odds = {
+            atom: self._log_odds(atom, row.side, rules[atom], engine[atom])
+            for atom in rules
+        }
+        others = sorted(atom for atom in rules if not rules[atom])
         if self.score.ranks_all and others:
-            table = torch.tensor(others)
-            found = scoring.score_without_rules(self.score, table, row.side)
-            values = found.tolist()
-        scores |= zip(others, values)
-
-        own = recount.grid_line(scores.pop(row.query))
-        lines = [recount.grid_line(score) for score in scores.values()]
-        n_better = sum(line > own for line in lines)
-        again = n_better, lines.count(own), len(rules)
-        if again == row[3:]:
+            # They have no recount: the engine's are taken.
+            values = scoring.score_without_rules(
+                self.score, torch.tensor(others), row.side
+            )
+            log_odds |= dict(zip(others, values.tolist()))
+        for atom, score in engine.items():
+            self._compare_candidate(
+                atom, score, bool(rules[atom]), log_odds[atom]
+            )
+        # Scores that are taken are the engine's to the last digit.
+        tolerance = LOG_ODDS_TOLERANCE if self.score.has_recount else 0.0
+        better, not_worse = recount.bound_ranks(row.query, log_odds, tolerance)
+        n_better, n_equal, n_candidates = row[3:]
+        if (
+            n_candidates == len(log_odds)
+            and n_better in better
+            and n_better + n_equal in not_worse
+        ):
             return []
+        again = better.start
         texts = [
-            "{} better and {} equal of {}".format(*counts)
-            for counts in (row[3:], again)
+            _rank_text(*row[3:]),
+            _rank_text(again, not_worse.start - again, len(log_odds)),
         ]
         return [f"{self.check.row_name(row)}: {', recounted '.join(texts)}"]
 
     def _compare_candidate(
-        self, atom: Atom, score: float | None, rules: Sequence[int]
+        self, atom: Atom, score: float | None, is_derivable: bool, again: float
     ) -> None:
         """Compare whether a candidate is derivable, and its score where the engine lists it."""
         self.n_compared += 1
+        is_listed = score is not None
         texts: list[str] = []
-        if (score is None) == bool(rules):
+        if is_listed != is_derivable:
             texts = [
                 "derivable" if x else "not derivable"
-                for x in (score is not None, bool(rules))
+                for x in (is_listed, is_derivable)
             ]
-        elif score is not None and self.score.has_recount:
-            again = self.score.recount([self.confidence[i] for i in rules])
-            # both may be infinite
-            if score != again and not abs(score - again) <= LOG_ODDS_TOLERANCE:
-                texts = [f"log-odds {score:.6f}", f"{again:.6f}"]
+        # both may be infinite
+        elif score is not None and not (
+            score == again or abs(score - again) <= LOG_ODDS_TOLERANCE
+        ):
+            texts = [f"log-odds {score:.6f}", f"{again:.6f}"]
         if texts:
             name = self.check.names.format_atom(atom)
             self.disagreements.append(f"{name}: {', recounted '.join(texts)}")
@@ -375,6 +471,99 @@ class _RankCheck:
             )
             found[atom] = [] if is_out else derivers.get(atom[row.side], [])
         return found
+
+    def _engine_score(self, atom: Atom, side: int) -> float | None:
+        """Return the engine's log-odds of a candidate on a side; None if the engine does not list it."""
+        of_all_sides = self.engine_scores.get((atom, 0))
+        return self.engine_scores.get((atom, side), of_all_sides)
+
+    def _log_odds(
+        self, atom: Atom, side: int, rules: Sequence[int], engine: float | None
+    ) -> float:
+        """Return a candidate's log-odds by the rules that derive it, or the engine's where the score has no recount."""
+        if not self.score.has_recount:
+            return engine if engine is not None and rules else -math.inf
+        score = self.score.recount([self.confidence[i] for i in rules])
+        if self.other_facts:
+            n_others = self.n_facts[atom[0], side, atom[side]]
+            n_others -= atom in self.check.facts.all
+            label = int(make_label(torch.tensor(atom[0]), side))
+            score += self.other_facts[label][n_others > 0]
+        return score
+
+
+def _other_fact_terms(task: ProverTask) -> list[tuple[float, float]]:
+    """Return, by relation and side, the log-odds added to a candidate without and with other facts of its relation."""
+    counts = with_other_facts(task).other_facts
+    assert counts is not None, "they are counted"
+    shares = other_fact_shares(task.kb, counts)
+    return [
+        (math.log((1 - a) / (1 - b)), math.log(a / b))
+        for a, b in zip(*(column.tolist() for column in shares))
+    ]
+
+
+# -- a file of details
+
+
+def read_details(path: Path) -> Details:
+    """Read a details file and the settings beside it; an unfinished last line is left out.
+
+    Raises:
+      ValueError: it was ranked against sampled candidates, a line, which the message names, is bad, or there is none.
+    """
+    settings = evaluate.read_settings(path)
+    if settings.get("negatives") is not None:
+        raise ValueError(
+            f"{files.settings_path(path)}: negatives: expected None, got {settings['negatives']!r}"
+        )
+    lines: dict[LineKey, tuple[int, Record]] = {}
+    for number, record in enumerate(evaluate.read(path), 1):
+        key = record["query_row"], _SIDES[record["side"]]
+        if key in lines:
+            raise ValueError(
+                f"{path}:{number}: expected one line for each query and side, got a second one of query_row "
+                f"{key[0]}, {record['side']}"
+            )
+        lines[key] = number, record
+    if not lines:
+        raise ValueError(
+            f"{path}: expected a line for each query and side, got none"
+        )
+    return Details(path, settings, lines)
+
+
+def check_details(
+    details: Details,
+    settings: Json,
+    target: str,
+    n_queries: int,
+    sides: Sequence[int],
+) -> None:
+    """Check that a details file was made with the same data, rules, parameters and settings as another evaluation.
+
+    Args:
+      settings: of that one.
+      target: what it evaluates, for the error.
+      n_queries: of the split.
+      sides: that are ranked.
+
+    Raises:
+      ValueError: it was not, or it has lines about other queries.
+    """
+    for name in COMPARED_SETTINGS:
+        stated = details.settings.get(name)
+        if stated != settings[name]:
+            raise ValueError(
+                f"{files.settings_path(details.path)}: {name}: expected {settings[name]}, that of {target}, "
+                f"got {stated}"
+            )
+    for (query_row, side), (number, _) in details.lines.items():
+        if query_row >= n_queries or side not in sides:
+            raise ValueError(
+                f"{details.path}:{number}: expected one of {n_queries} queries and a side that is ranked, got "
+                f"query_row {query_row}, {SIDE_NAMES[side]}"
+            )
 
 
 # -- a file of proofs
@@ -512,6 +701,12 @@ def _rows(ranked: Ranking) -> list[_Row]:
         for position, *others in zip(*(x.tolist() for x in columns))
     ]
     return sorted(rows, key=lambda row: row.position)
+
+
+def _rank_text(n_better: int, n_equal: int, n_candidates: int) -> str:
+    """Format rank counts with the expected reciprocal rank."""
+    reciprocal = recount.expected_reciprocal_rank(n_better, n_equal)
+    return f"{n_better} better and {n_equal} equal of {n_candidates} (1/rank {reciprocal:.4f})"
 
 
 def _differences(

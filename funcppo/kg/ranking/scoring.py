@@ -33,6 +33,7 @@ from funcppo.kg.logic.derive import (
     DerivabilityIndex,
     GroundingWork,
     Questions,
+    make_label,
     open_questions,
     select_questions,
 )
@@ -44,7 +45,9 @@ from funcppo.kg.scores.evidence import Evidence, EvidenceConfig, FactIndex
 from funcppo.kg.scores.score import (
     Candidates,
     Need,
+    OtherFactCounts,
     Score,
+    count_other_facts_of,
     is_derived_within,
 )
 from funcppo.kg.search.beam import (
@@ -65,10 +68,13 @@ from funcppo.kg.search.beam import (
 from funcppo.kg.search.env import World
 from funcppo.kg.search.network import Params
 from funcppo.kg.search.task import (
+    PhaseCallback,
     ProverTask,
+    ignore_phase,
     inference_world,
     is_unproved_fact,
     with_answers,
+    with_other_facts,
 )
 from funcppo.runtime import memory
 from funcppo.runtime.capture import (
@@ -132,6 +138,25 @@ class TaskCandidates(Candidates):
         """Return what T_P derives; of a task that holds no answers, those of the candidates' queries."""
         return with_answers(self._task, self.atoms, (TAIL,)).least_model
 
+    def labels(self) -> I64[Tensor, "L"]:
+        """Return each candidate's label: its relation and the side that it answers."""
+        atoms = self.atoms.long().to(self.kb.facts.device)
+        return make_label(atoms[:, 0], self._side)
+
+    def other_fact_counts(self) -> OtherFactCounts:
+        """Return the task's counts of other facts; count them if the task has none."""
+        return _count_other_facts(self._task)
+
+    def n_other_facts(self) -> I64[Tensor, "L"]:
+        """Count, for each candidate, the other facts of its relation with the same entity on the asked side."""
+        return count_other_facts_of(
+            self.kb,
+            self._task.sizes,
+            self.other_fact_counts().degrees,
+            self.atoms.long().to(self.kb.facts.device),
+            self._side,
+        )
+
 
 class QuestionCandidates(Candidates):
     """Candidates of questions with their collected evidence; a fact that no question leaves out may derive itself."""
@@ -155,6 +180,25 @@ class QuestionCandidates(Candidates):
         """Return True for every candidate: a rule derives each of them from facts."""
         return torch.ones_like(self.evidence.entity, dtype=torch.bool)
 
+    def labels(self) -> I64[Tensor, "L"]:
+        """Return each candidate's label: its relation and the side that it answers."""
+        return self.evidence.label[self.evidence.question]
+
+    def other_fact_counts(self) -> OtherFactCounts:
+        """Return the task's counts of other facts; count them if the task has none."""
+        return _count_other_facts(self._task)
+
+    def n_other_facts(self) -> I64[Tensor, "L"]:
+        """Return, per candidate, the number of other facts of its relation with the same entity on the asked side."""
+        return self.evidence.own_degree
+
+
+def _count_other_facts(task: ProverTask) -> OtherFactCounts:
+    """Return the task's counts of other facts; count them if the task has none."""
+    counts = with_other_facts(task).other_facts
+    assert counts is not None, "they are counted"
+    return counts
+
 
 class QuestionEvidence(NamedTuple):
     """Distinct questions on one side, ascending by predicate and entity, with their evidence."""
@@ -172,6 +216,19 @@ def is_by_side(task: ProverTask, score: Score) -> bool:
     return score.is_by_side or by_question
 
 
+def with_score_counts(
+    task: ProverTask, score: Score, on_phase: PhaseCallback = ignore_phase
+) -> ProverTask:
+    """Return the task with the counts of other facts if a score reads them, else the task as it is.
+
+    Args:
+      on_phase: receives how many rules are applied.
+    """
+    if "other-facts" in score.needs:
+        return with_other_facts(task, on_phase)
+    return task
+
+
 def score_atoms(
     task: ProverTask,
     score: Score,
@@ -184,6 +241,7 @@ def score_atoms(
     A known fact is scored by the other facts. The result is on the device of the atoms.
 
     Args:
+      task: with the counts of `with_score_counts`, or they are made here.
       atoms: distinct, in lexicographic order.
       side: 0 for a score that is the same for all sides.
       on_progress: called with the number of atoms that have a score, and of all, where their evidence is collected.
@@ -536,6 +594,7 @@ class PolicyScore(Score):
     """
 
     needs: frozenset[Need] = frozenset({"search"})
+    takes_other_facts = False
 
     def __init__(
         self,

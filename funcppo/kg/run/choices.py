@@ -76,7 +76,7 @@ from funcppo.kg.run.run import (
 )
 from funcppo.kg.scores import evidence, learned
 from funcppo.kg.scores.learned import Params
-from funcppo.kg.scores.score import Candidates, names_to_try, parse
+from funcppo.kg.scores.score import OTHER_FACTS, Candidates, names_to_try, parse
 from funcppo.kg.search.beam import ScoreName
 from funcppo.kg.search.guide import sample_goals
 from funcppo.kg.search.task import (
@@ -729,7 +729,8 @@ class _Grid:
             held = _HeldCandidates(
                 with_confidence(self.kb, counts, kind[0]), listed, derivations
             )
-            score = parse(kind[1])
+            # What the rules say chooses the settings of a score with other facts too.
+            score = parse(kind[1].removesuffix(OTHER_FACTS))
             ranked = ranking.rank_listed(
                 listed, lambda *_: score.log_odds(held)
             )

@@ -46,7 +46,7 @@ from funcppo.kg.run.run import (
     validation_queries,
 )
 from funcppo.kg.scores.learned import LearnedScore
-from funcppo.kg.scores.score import Score, parse
+from funcppo.kg.scores.score import OTHER_FACTS, Score, parse
 from funcppo.kg.search import guide
 from funcppo.kg.search.beam import (
     ProgressCallback,
@@ -122,11 +122,13 @@ def answering_row(run: Run) -> str:
 
 def rule_rows(run: Run) -> tuple[str, ...]:
     """Return the names of the scores by rules in the table of results, that of the run last."""
+    name = run.run_config.rule_score
     return (
         f"exists@{run.task.max_height}",
         "max-confidence",
         "noisy-or",
-        run.run_config.rule_score,
+        name.removesuffix(OTHER_FACTS),
+        name,
     )
 
 

@@ -58,6 +58,7 @@ from funcppo.kg.run.budget import Choice
 from funcppo.kg.run.fit import QuestionSetup, SplitEvidence
 from funcppo.kg.scores import learned, link_embedding, path_network
 from funcppo.kg.scores.learned import Params
+from funcppo.kg.scores.score import parse
 from funcppo.kg.search import task as prover_task
 from funcppo.kg.search.beam import ScoreName, SearchStep
 from funcppo.kg.search.task import PhaseCallback, ProverTask, ignore_phase
@@ -266,6 +267,8 @@ def build_run(
         plan=plan,
         counts=counts,
     )
+    rule_score = parse(run_config.rule_score)
+    task = scoring.with_score_counts(task, rule_score, on_phase)
     of_data = frozenset(task.dataset.notes)
     notes = [
         Note("data" if text in of_data else "cut", text) for text in task.notes

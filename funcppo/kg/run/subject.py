@@ -11,6 +11,7 @@ from funcppo.core.host import NO_DEADLINE, Deadline
 from funcppo.kg.config import CHOICE_SECONDS, Note, ProverTaskConfig
 from funcppo.kg.graph.dataset import Dataset
 from funcppo.kg.graph.rules import check_horn
+from funcppo.kg.ranking import scoring
 from funcppo.kg.ranking.ranking import selection_metric
 from funcppo.kg.run import held_out
 from funcppo.kg.run.budget import RunTime
@@ -76,7 +77,8 @@ def run_subject(
     if not value.needs & {"search", "questions"}:
         if is_open:
             notes = [Note("answers", describe_default_score(run))]
-        return Subject(run.task, value, None, notes, others)
+        task = scoring.with_score_counts(run.task, value, on_phase)
+        return Subject(task, value, None, notes, others)
     if not run.is_finished:
         notes = [f"the run stands at update {run.update} of {run.n_updates}"]
     return Subject(run.task, value, run, notes, others)
@@ -112,7 +114,12 @@ def describe_numbers(subject: Subject) -> str:
     """Explain in one line the numbers shown with an answer and with its proof."""
     run = subject.policy_run
     if run is None:
-        return f"score: {subject.score}, computed from the confidences of the rules that derive the answer"
+        others = ""
+        if "other-facts" in subject.score.needs:
+            others = (
+                ", and from whether the answer has other facts of the relation"
+            )
+        return f"score: {subject.score}, computed from the confidences of the rules that derive the answer{others}"
     if run.questions is not None:
         return (
             "score: the log-odds under evidence, as a number between 0 and 1; place and probability: of the answer "
@@ -193,6 +200,7 @@ def dataset_subject(
         dataset, cfg, settings, device, run_time.on_phase, deadline, processes
     )
     value = value or parse(rule_score)
+    task = scoring.with_score_counts(task, value, on_phase)
     return Subject(task, value, None, [*notes, *build_notes, *count_notes])
 
 

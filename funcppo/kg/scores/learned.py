@@ -505,6 +505,7 @@ class LearnedScore(Score):
     """Sum of the terms of kinds of evidence, by learned weights."""
 
     needs: frozenset[Need] = frozenset({"questions"})
+    takes_other_facts = False
 
     def __init__(
         self,

@@ -14,6 +14,22 @@ A score that `funcppo check` can compute again defines `recount` too, in plain P
 A score p from 0 to 1 is given as its log-odds, log(p / (1 - p)), in float64: they keep apart what is near 0 and what is
 near 1, however many rules derive an atom. They are -inf for 0 and +inf for 1; atoms that a rule of confidence 1 derives
 are certain, and equal, whatever other rules derive them.
+
+Other facts: `log_likelihood_ratios` weighs whether a candidate has other facts of the asked relation on the asked side.
+
+Of some relations an entity has one fact, of others many: who has a known birthplace has no second one, a country where
+one city lies has others too. Two shares say how much that tells about a candidate of a question:
+
+    a = (facts whose entity on that side has another fact of the relation there + 1) / (facts of the relation + 2)
+    b = (sum_r c_r w_r + 1) / (sum_r c_r n_r + 2),    r a rule of the relation, of confidence c_r
+
+n_r counts the atoms that rule r derives from the facts and that are no facts, w_r those of them whose entity has a fact
+of the relation on that side. The evidence is a likelihood ratio, added to the log-odds of a score:
+
+    log(a / b) if the candidate has another fact, log((1 - a) / (1 - b)) if it has none
+
+All are counts over known facts. The candidate's own fact never counts, known or not, so that all candidates of a
+question are treated alike.
 """
 
 from __future__ import annotations
@@ -21,25 +37,32 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import groupby
+from operator import itemgetter
 from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from funcppo.core.files import shorten
-from funcppo.core.types import F32, F64, I32, Bool
+from funcppo.core.types import F32, F64, I32, I64, Bool
 from funcppo.kg.logic import fixpoint, row_index
 from funcppo.kg.logic import kb as kbase
 from funcppo.kg.logic.derive import (
     DerivabilityIndex,
     LeftOut,
     Questions,
+    make_label,
 )
 from funcppo.kg.logic.fixpoint import (
+    Consequences,
+    CountCallback,
     Derivations,
     LeastModel,
+    ignore_progress,
     iter_consequences,
 )
+from funcppo.kg.logic.joins import RowBudget
 from funcppo.kg.logic.kb import (
     HEAD,
     TAIL,
@@ -47,7 +70,9 @@ from funcppo.kg.logic.kb import (
     KnowledgeBase,
     rule_confidence,
 )
-from funcppo.kg.scores.evidence import Evidence, FactIndex
+from funcppo.kg.logic.row_index import int_list
+from funcppo.kg.scores import evidence
+from funcppo.kg.scores.evidence import Degrees, Evidence, FactIndex
 
 # -- combinations of confidences
 
@@ -129,6 +154,48 @@ def _log_odds(
     return log_root - log_complement
 
 
+def noisy_or_of_best(
+    kb: KnowledgeBase,
+    derivations: Iterable[Derivations],
+    n_atoms: int,
+    n_best: int,
+    power: float = 1.0,
+) -> F64[Tensor, "L"]:
+    """Compute the noisy-or of the `n_best` most confident rules that derive each atom, as log-odds.
+
+    Rules that derive an atom after many others add little but repeat what those say.
+
+    Args:
+      derivations: by some rules at a time, in any order.
+      n_atoms: L, the length of the list that `Derivations.atom_row` refers to.
+      n_best: how many rules count for an atom.
+      power: as in `noisy_or`.
+
+    Returns:
+      [L]; -inf for an atom that no rule derives.
+
+    Source: Betz et al. 2024, "PyClause: Simple and efficient rule handling for knowledge graphs" (noisy-or top-h).
+    """
+    confidence = rule_confidences(kb)
+    by_confidence = torch.argsort(confidence, descending=True, stable=True)
+    ids = torch.arange(len(confidence), device=confidence.device)
+    place = torch.empty_like(by_confidence).scatter(0, by_confidence, ids)
+
+    # The rules of a confidence above 0 of the first atom, of the second, ..., the most confident first.
+    base = max(len(confidence), 1)
+    keys = [place[:0]]
+    for part in derivations:
+        is_counted = confidence[part.rule] > 0
+        row, rule = part.atom_row[is_counted], part.rule[is_counted]
+        keys.append(row * base + place[rule])
+    key = row_index.sort_values(torch.cat(keys))
+    row = key // base
+    number = torch.arange(len(key), device=key.device)
+    is_best = number - torch.searchsorted(row, row) < n_best
+    best = Derivations(row[is_best], by_confidence[key % base][is_best])
+    return noisy_or(kb, [best], n_atoms, power)
+
+
 def is_derived_within(
     model: LeastModel, max_height: int, atoms: I32[Tensor, "L W"]
 ) -> Bool[Tensor, "L"]:
@@ -154,19 +221,172 @@ def to_log_odds(log_probability: F32[Tensor, "..."]) -> F64[Tensor, "..."]:
     return log_p - torch.log(-torch.expm1(log_p))
 
 
+# -- other facts
+
+
+class OtherFactCounts(NamedTuple):
+    """Counts that the shares are computed from, by label (a predicate and a side, see `make_label`) and by rule."""
+
+    degrees: Degrees
+    n_facts: I64[Tensor, "B"]  # facts of each label
+    # facts among them whose entity has another one in the label
+    n_facts_with: I64[Tensor, "B"]
+    # atoms that each rule derives and that are no facts; 0 for rules whose heads have not two arguments
+    n_derived: I64[Tensor, "R"]
+    # atoms among them whose head, and whose tail, has a fact of the relation there
+    n_derived_with: I64[Tensor, "R 2"]
+
+
+class OtherFactShares(NamedTuple):
+    """Shares of facts, and of derived atoms, whose entity has another fact of the relation on that side, by label."""
+
+    of_facts: F64[Tensor, "B"]
+    of_derived: F64[Tensor, "B"]  # of what the rules derive beside the facts
+
+
+def count_other_facts(
+    kb: KnowledgeBase,
+    sizes: KBSizes,
+    *,
+    object_identity: bool = False,
+    budget: RowBudget | None = None,
+    progress: CountCallback = ignore_progress,
+) -> OtherFactCounts:
+    """Count facts and derived atoms with other facts, one rule at a time so that only its atoms are in memory.
+
+    Args:
+      object_identity: different variables of a rule bind different constants, none of which the rule names.
+      budget: bounds the rows that the joins make; None for no bound.
+      progress: is called after each rule that is applied.
+
+    Raises:
+      RowBudgetExceeded: the joins make more rows than the budget allows.
+    """
+    heads = kb.rules[kb.rule_ids_by_predicate, 0]
+    is_binary = kbase.is_binary(heads)
+    rule_ids = kb.rule_ids_by_predicate[is_binary]
+    consequences = iter_consequences(
+        kb,
+        sizes,
+        rule_ids=int_list(rule_ids),
+        object_identity=object_identity,
+        budget=budget,
+        progress=progress,
+    )
+    of_rule = zip(int_list(heads[is_binary, 0]), consequences, strict=True)
+    rows = [rule_ids.new_zeros((0, 3))]
+    for predicate, group in groupby(of_rule, key=itemgetter(0)):
+        has_fact = _has_fact(kb, sizes, predicate)
+        rows += [_count_derived(part, has_fact) for _, part in group]
+    table = rule_ids.new_zeros((sizes.n_rules, 3))
+    table = table.index_add(0, rule_ids, torch.cat(rows))
+
+    degrees = evidence.count_degrees(kb, sizes)
+    label = degrees.key % evidence.n_labels(sizes)
+    zero = label.new_zeros(evidence.n_labels(sizes))
+    several = torch.where(degrees.n_facts > 1, degrees.n_facts, 0)
+    return OtherFactCounts(
+        degrees=degrees,
+        n_facts=zero.index_add(0, label, degrees.n_facts),
+        n_facts_with=zero.index_add(0, label, several),
+        n_derived=table[:, 0],
+        n_derived_with=table[:, 1:],
+    )
+
+
+def _has_fact(
+    kb: KnowledgeBase, sizes: KBSizes, predicate: int
+) -> Bool[Tensor, "2 C1"]:
+    """Return whether each entity is the head, and whether it is the tail, of some fact of a relation."""
+    start, stop = int_list(kb.fact_offsets[predicate : predicate + 2])
+    arguments = kb.facts[start:stop, HEAD : TAIL + 1].long().T
+    none = torch.zeros(
+        (2, sizes.n_constants + 1), dtype=torch.bool, device=kb.facts.device
+    )
+    return none.scatter(1, arguments, True)
+
+
+def _count_derived(
+    part: Consequences, has_fact: Bool[Tensor, "2 C1"]
+) -> I64[Tensor, "1 3"]:
+    """Count a rule's derived atoms that are no facts, and those among them whose head, or tail, has a fact."""
+    new = part.atoms[part.fact < 0].long()
+    with_head = has_fact[0, new[:, HEAD]].sum()
+    with_tail = has_fact[1, new[:, TAIL]].sum()
+    n_new = torch.full_like(with_head, len(new))
+    return torch.stack([n_new, with_head, with_tail])[None]
+
+
+def other_fact_shares(
+    kb: KnowledgeBase, counts: OtherFactCounts
+) -> OtherFactShares:
+    """Compute the shares a and b of each label.
+
+    Args:
+      kb: with the supports and body pairs that confidences are computed from.
+    """
+    confidence = rule_confidences(kb)
+    predicate = kb.rules[:, 0, 0].long()
+    zero = torch.zeros_like(counts.n_facts, dtype=torch.float64)
+    n_all, n_with = zero, zero
+    for place, side in enumerate((HEAD, TAIL)):
+        label = make_label(predicate, side)
+        with_fact = confidence * counts.n_derived_with[:, place]
+        n_all = n_all.index_add(0, label, confidence * counts.n_derived)
+        n_with = n_with.index_add(0, label, with_fact)
+    # One with and one without are added to each, so that no share is 0 or 1.
+    return OtherFactShares(
+        of_facts=(counts.n_facts_with + 1) / (counts.n_facts.double() + 2),
+        of_derived=(n_with + 1) / (n_all + 2),
+    )
+
+
+def log_likelihood_ratios(shares: OtherFactShares) -> F64[Tensor, "B 2"]:
+    """Compute the log-likelihood ratio by label, for a candidate without (column 0) and with other facts (column 1)."""
+    a, b = shares
+    without = torch.log1p(-a) - torch.log1p(-b)
+    return torch.stack([without, torch.log(a) - torch.log(b)], 1)
+
+
+def count_other_facts_of(
+    kb: KnowledgeBase,
+    sizes: KBSizes,
+    degrees: Degrees,
+    atoms: I64[Tensor, "n W"],
+    side: int,
+) -> I64[Tensor, "n"]:
+    """Count, for each atom, the facts other than itself that share its relation and its entity on a side."""
+    label = make_label(atoms[:, 0], side)
+    degree = evidence.find_degrees(degrees, sizes, atoms[:, side], label)
+    return degree - kbase.contains(kb, sizes, atoms).long()
+
+
 # -- scores as values
 
-# What a score reads: the rules that derive a candidate, whether T_P does within a height, the evidence of its question,
-# or the candidate itself, for a search.
-Need = Literal["rules", "heights", "questions", "search"]
+# What a score reads: the rules that derive a candidate, whether T_P does within a height, other facts of the candidate,
+# the evidence of its question, or the candidate itself, for a search.
+Need = Literal["rules", "heights", "other-facts", "questions", "search"]
+# ends the name of a score that counts other facts too
+OTHER_FACTS = "-other-facts"
 
 
 class Term(NamedTuple):
     """Part of the score of a candidate."""
 
-    kind: str  # such as "rules" or "fact"
+    kind: str  # such as "rules", "fact" or "other-facts"
     log_odds: float  # that it adds
     detail: Any = None  # the counts behind it
+
+
+class OtherFactsDetail(NamedTuple):
+    """Counts and shares behind the term of other facts."""
+
+    n_facts: (
+        int  # other facts of the relation, of the candidate on the asked side
+    )
+    # of the facts of the relation, and of what its rules derive beside them, those that have other facts there
+    share_of_facts: float
+    share_of_derived: float
 
 
 class Candidates:
@@ -198,6 +418,18 @@ class Candidates:
         """Return what T_P derives, the candidates among it."""
         raise NotImplementedError
 
+    def labels(self) -> I64[Tensor, "L"]:
+        """Return each candidate's label (relation and side that it answers), see `make_label`."""
+        raise NotImplementedError
+
+    def other_fact_counts(self) -> OtherFactCounts:
+        """Return counts of candidates with other facts, by relation and side."""
+        raise NotImplementedError
+
+    def n_other_facts(self) -> I64[Tensor, "L"]:
+        """Return, per candidate, the number of other facts of its relation with the same entity on the asked side."""
+        raise NotImplementedError
+
 
 class Score:
     """Score of candidates, given as log-odds."""
@@ -205,10 +437,12 @@ class Score:
     needs: frozenset[Need] = frozenset({"rules"})
     # the least height of T_P that the score can be asked at
     min_height: int = 1
+    # other facts may be added to it
+    takes_other_facts: bool = True
     # `log_odds_of_all` knows every entity; it ranks those that no rule derives among the others
     knows_all: bool = False
     ranks_all: bool = False
-    # `recount` computes it from confidences
+    # `recount` computes it from confidences, and counts of other facts
     has_recount: bool = False
     # what the evidence of questions is collected from and what a question leaves out, where the score reads it
     facts: FactIndex | None = None
@@ -239,7 +473,7 @@ class Score:
         return []
 
     def recount(self, confidences: Sequence[float]) -> float:
-        """Compute a candidate's log-odds from the confidences of the rules that derive it.
+        """Compute a candidate's log-odds, without other facts, from the confidences of the rules that derive it.
 
         It is written to be read and shares no code with `log_odds`.
         """
@@ -248,7 +482,7 @@ class Score:
     @property
     def is_by_side(self) -> bool:
         """Return whether an atom's score as an answer on its head may differ from its score on its tail."""
-        return "questions" in self.needs
+        return bool(self.needs & {"other-facts", "questions"})
 
 
 class _Sum(Score):
@@ -262,6 +496,7 @@ class _Sum(Score):
         self._parts = first, second
         self.needs = first.needs | second.needs
         self.min_height = max(first.min_height, second.min_height)
+        self.takes_other_facts = "other-facts" not in self.needs
         self.has_recount = first.has_recount and second.has_recount
         self.facts = first.facts or second.facts
         self.left_out = first.left_out
@@ -307,24 +542,31 @@ class NoisyOr(Score):
 
     has_recount = True
 
-    def __init__(self, name: str, power: float = 1.0) -> None:
-        """Set the power of the confidences."""
+    def __init__(
+        self, name: str, power: float = 1.0, n_best: int | None = None
+    ) -> None:
+        """Set the power of the confidences and how many rules count; None for all."""
         super().__init__(name)
-        self._power = power
+        self._power, self._n_best = power, n_best
 
     def log_odds(self, found: Candidates) -> F64[Tensor, "L"]:
         """Compute the log-odds of the noisy-or."""
-        return noisy_or(found.kb, found.derivations(), len(found), self._power)
+        arguments = found.kb, found.derivations(), len(found)
+        if self._n_best is None:
+            return noisy_or(*arguments, power=self._power)
+        return noisy_or_of_best(
+            *arguments, n_best=self._n_best, power=self._power
+        )
 
     def recount(self, confidences: Sequence[float]) -> float:
-        """Compute the log-odds of (1 - prod_r (1 - confidence(r)^P))^(1 / P)."""
-        best = max(confidences, default=0.0)
-        if best in (0.0, 1.0):
-            return math.inf if best else -math.inf
+        """Compute the log-odds of (1 - prod_r (1 - confidence(r)^P))^(1 / P) of the N largest confidences."""
+        best = sorted(confidences, reverse=True)[: self._n_best]
+        if not best or best[0] in (0.0, 1.0):
+            return math.inf if best and best[0] else -math.inf
 
         # The product is exp(-exponent): it is far too small for a float where many rules agree.
         power = self._power
-        exponent = math.fsum(-math.log1p(-(c**power)) for c in confidences)
+        exponent = math.fsum(-math.log1p(-(c**power)) for c in best)
         if exponent > 500.0:
             return exponent + math.log(power)
         log_score = _log_complement(exponent) / power
@@ -342,6 +584,7 @@ class Exists(Score):
     """Score of 1 for candidates that T_P derives within a height, else 0."""
 
     needs: frozenset[Need] = frozenset({"heights"})
+    takes_other_facts = False
 
     def __init__(self, name: str, height: int) -> None:
         """Set the height up to which T_P is asked."""
@@ -355,26 +598,31 @@ class Exists(Score):
         return torch.where(is_derived, infinity, -infinity)
 
 
-class LinkedProofProduct(Score):
+class ProofProduct(Score):
     """Largest product of rule confidences along a proof of a candidate within a height.
 
-    It is for the relation of a pair: confidences count the derived heads whose pair some fact links, as the asked one.
+    For the relation of a pair, confidences count the derived heads whose pair some fact links: an asked pair is linked.
     What stories of held-out triples tell is known, and links none of the pairs that they ask: only train is counted.
     """
 
     needs: frozenset[Need] = frozenset({"heights"})
+    takes_other_facts = False
 
-    def __init__(self, name: str, height: int) -> None:
-        """Set the maximum height of a proof."""
+    def __init__(self, name: str, height: int, *, linked: bool) -> None:
+        """Set the maximum height of a proof, and whether only heads with a linked pair count."""
         super().__init__(name)
         self.min_height = height
+        self._linked = linked
         self._held: tuple[LeastModel, F64[Tensor, "n"]] | None = None
 
     def log_odds(self, found: Candidates) -> F64[Tensor, "L"]:
         """Compute the log-odds of the product; -inf for candidates without a proof."""
         model = found.least_model()
         if self._held is None or self._held[0] is not model:
-            kb = _among_linked(*found.training_rules(), model.object_identity)
+            kb = found.kb
+            if self._linked:
+                of_train = found.training_rules()
+                kb = _among_linked(*of_train, model.object_identity)
             products = fixpoint.best_products(
                 found.kb,
                 model.sizes,
@@ -405,6 +653,36 @@ def _among_linked(
         rule = rule[~row_index.binary_search(linked, code).found]
         n_pairs = n_pairs.index_add(0, rule, -torch.ones_like(rule).double())
     return kb._replace(body_pairs=n_pairs)
+
+
+class OtherFacts(Score):
+    """Log-likelihood ratio of a candidate with, or without, other facts of the asked relation."""
+
+    needs: frozenset[Need] = frozenset({"other-facts"})
+    has_recount = True
+
+    def log_odds(self, found: Candidates) -> F64[Tensor, "L"]:
+        """Compute the logarithm of the likelihood ratio of each candidate."""
+        counts = found.other_fact_counts()
+        shares = other_fact_shares(found.kb, counts)
+        table = log_likelihood_ratios(shares)
+        return table[found.labels(), (found.n_other_facts() > 0).long()]
+
+    def explain(self, found: Candidates, row: int) -> list[Term]:
+        """Return the ratio of a candidate with the counts and shares behind it."""
+        counts = found.other_fact_counts()
+        shares = other_fact_shares(found.kb, counts)
+        label = int(found.labels()[row])
+        detail = OtherFactsDetail(
+            int(found.n_other_facts()[row]),
+            float(shares.of_facts[label]),
+            float(shares.of_derived[label]),
+        )
+        return [Term("other-facts", float(self.log_odds(found)[row]), detail)]
+
+    def recount(self, confidences: Sequence[float]) -> float:
+        """Return 0: what other facts add does not depend on confidences."""
+        return 0.0
 
 
 # -- names
@@ -458,9 +736,16 @@ def parse(name: str, trained: Mapping[str, Score] | None = None) -> Score:
     """
     if trained and name in trained:
         return trained[name]
+    base = name.removesuffix(OTHER_FACTS)
     for form in _FORMS.values():
-        if match := form.pattern.fullmatch(name):
-            return form.make(match)
+        match = form.pattern.fullmatch(base)
+        if match is None:
+            continue
+        score = form.make(match)
+        if base == name:
+            return score
+        if score.takes_other_facts:
+            return score + OtherFacts(OTHER_FACTS)
     raise ValueError(
         f"score {shorten(name)}: expected {describe_names(trained or ())}"
     )
@@ -478,7 +763,20 @@ def describe_names(trained: Iterable[str] = ()) -> str:
     ]
     forms = ", ".join([*trained, *known])
     without = "" if trained else "; a trained run has others"
-    return f"{forms}; H and P from 1, P to 99{without}"
+    return (
+        f"{forms}; H, N and P from 1, P to 99; at its end {OTHER_FACTS} or not (not with @H, nor of a trained run)"
+        f"{without}"
+    )
+
+
+def _make_noisy_or(match: re.Match[str]) -> Score:
+    """Return the noisy-or with the number of rules and the power that its name gives."""
+    n_best, power = match.groups()
+    return NoisyOr(
+        match.string,
+        power=float(power or 1),
+        n_best=int(n_best) if n_best else None,
+    )
 
 
 register(
@@ -494,15 +792,17 @@ register(
     tried=("max-confidence",),
 )
 register(
-    "noisy-or, noisy-or@P",
-    r"noisy-or(?:@([1-9][0-9]?(?:\.[0-9]+)?))?",
-    lambda match: NoisyOr(match.string, float(match[1] or 1)),
-    "of confidences to the power P",
+    "noisy-or, noisy-or@P, noisy-or-top-N, noisy-or-top-N@P",
+    r"noisy-or(?:-top-([1-9][0-9]{0,3}))?(?:@([1-9][0-9]?(?:\.[0-9]+)?))?",
+    _make_noisy_or,
+    "of the N best rules, confidences to the power P",
     tried=("noisy-or", "noisy-or@2", "noisy-or@3"),
 )
 register(
-    "linked-proof-product@H",
-    r"linked-proof-product@([1-9][0-9]{0,8})",
-    lambda match: LinkedProofProduct(match.string, int(match[1])),
-    "of a best proof, for the relations of pairs",
+    "proof-product@H, linked-proof-product@H",
+    r"(linked-)?proof-product@([1-9][0-9]{0,8})",
+    lambda match: ProofProduct(
+        match.string, int(match[2]), linked=bool(match[1])
+    ),
+    "of a best proof; linked-: for relations",
 )

@@ -47,6 +47,7 @@ from funcppo.kg.logic.joins import RowBudget, RowBudgetExceeded
 from funcppo.kg.logic.kb import KBSizes, KnowledgeBase
 from funcppo.kg.logic.resolve import ResolveConfig
 from funcppo.kg.logic.row_index import unique_rows
+from funcppo.kg.scores.score import OtherFactCounts, count_other_facts
 from funcppo.kg.search import env as prover_env
 from funcppo.kg.search import network
 from funcppo.kg.search.env import World
@@ -112,6 +113,9 @@ class ProverTask:
 
     notes: tuple[str, ...]
     """What was chosen or left out, one line each."""
+
+    other_facts: OtherFactCounts | None = None
+    """How many candidates have other facts of the asked relation, see `with_other_facts`; None where nothing asks."""
 
     is_guide: bool = False
     """Whether a policy is to order a search for proofs (`kg.search.guide`) and ranks nothing: it sees classes of
@@ -316,6 +320,32 @@ def _count_rules(
         f"sample: counting them exactly makes more than {MAX_EXACT_ROWS:,} rows of joins, or {MAX_EXACT_HEADS:,} heads "
         "of a rule, or takes more time than was left"
     ]
+
+
+def with_other_facts(
+    task: ProverTask,
+    on_phase: PhaseCallback = ignore_phase,
+    max_rows: int = sys.maxsize,
+) -> ProverTask:
+    """Return the task with `other_facts`: counts of facts and derived atoms that have another fact of the relation.
+
+    Args:
+      on_phase: receives how many rules are applied; what it raises ends the count.
+      max_rows: rows that the joins may make.
+
+    Raises:
+      RowBudgetExceeded: they make more.
+    """
+    if task.other_facts is not None:
+        return task
+    counts = count_other_facts(
+        task.kb,
+        task.sizes,
+        object_identity=task.least_model.object_identity,
+        budget=RowBudget(max_rows),
+        progress=partial(on_phase, "counting candidates with other facts"),
+    )
+    return replace(task, other_facts=counts)
 
 
 def with_answers(

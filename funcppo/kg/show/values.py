@@ -328,6 +328,17 @@ class Evidence(BaseModel):
     terms: list[TermEvidence]
 
 
+class OtherFacts(BaseModel):
+    """How many other facts of the relation an answer has, and what a score with other facts adds for that."""
+
+    relation: str
+    side: str
+    n_facts: int
+    share_of_facts: float
+    share_of_derived: float
+    log_odds: float
+
+
 class FailedRule(BaseModel):
     """A rule whose head matches an atom, and the first of its goals that nothing satisfies."""
 
@@ -350,6 +361,7 @@ class AtomExplanation(BaseModel):
     proofs: list[ProbableProof] = []
     proofs_stop_reason: str = ""
     evidence: Evidence | None = None
+    other_facts: OtherFacts | None = None
     beside: AtomExplanation | None = None
     """Another answer to the query."""
     failed_rules: list[FailedRule] = []

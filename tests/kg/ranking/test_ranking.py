@@ -175,7 +175,7 @@ def test_candidates_listed_once_rank_as_by_each_score(family, by_side):
     split = family.dataset.test
     for n_levels in (1, 3, 1000):
         score = hashed_score(n_levels)
-        score.needs = frozenset({"questions"} if by_side else {"rules"})
+        score.needs = frozenset({"other-facts"} if by_side else {"rules"})
         listed = ranking.list_split(family, split, protocol, by_side=by_side)
         found = ranking.rank_listed(
             listed, lambda atoms, _, score=score: score.function(atoms)

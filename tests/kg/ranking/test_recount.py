@@ -41,10 +41,16 @@ def test_candidates_are_derived_on_both_sides():
     ]
 
 
-def test_scores_are_rounded_to_the_grid():
-    values = [0.0, 3e-5, 6e-5, 2.0, -1.0, -math.inf, math.inf]
-    lines = list(map(recount.grid_line, values))
-    assert lines == [0, 0, 1, 20_000, -10_000, -math.inf, math.inf]
+def test_ranks_follow_from_scores_on_the_grid():
+    scores = [0.0, 3e-5, 2.0, -1.0, -math.inf]
+    log_odds = {(PATH, i): score for i, score in enumerate(scores)}
+    assert recount.expected_reciprocal_rank(1, 1) == (1 / 2 + 1 / 3) / 2
+    last = recount.bound_ranks((PATH, 4), log_odds, 0.0)
+    assert last == (range(4, 5), range(4, 5))
+    exact = recount.bound_ranks((PATH, 0), log_odds, 1e-9)
+    assert exact == (range(1, 2), range(2, 3))
+    rough = recount.bound_ranks((PATH, 0), log_odds, 4e-5)
+    assert rough == (range(1, 3), range(2, 3))
 
 
 # -- scores
@@ -82,6 +88,12 @@ def test_scores_without_a_rule_and_of_a_certain_one():
         assert again([0.5, 1.0]) == math.inf
         assert again([0.75]) == pytest.approx(math.log(3))
     assert parse("max-confidence").recount([0.2, 0.5]) == 0.0
+    for ending in ("", "@3"):
+        of_best, of_all = (
+            parse(f"noisy-or{part}{ending}") for part in ("-top-2", "")
+        )
+        found = of_best.recount([0.1, 0.5, 0.2, 0.7])
+        assert found == of_all.recount([0.7, 0.5])
 
 
 # -- the oracles

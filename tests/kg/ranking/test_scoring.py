@@ -65,7 +65,14 @@ def assert_same_counts(one, other):
 
 @pytest.mark.parametrize(
     "name",
-    ["exists@1", "max-confidence", "noisy-or", "noisy-or@2"],
+    [
+        *("exists@1", "max-confidence", "noisy-or", "noisy-or@2"),
+        *(
+            "noisy-or-top-2",
+            "noisy-or@3-other-facts",
+            "max-confidence-other-facts",
+        ),
+    ],
 )
 def test_a_rule_score_is_the_same_from_every_side(task, name, monkeypatch):
     monkeypatch.setattr(derive, "PILOT_QUESTIONS", 2)

@@ -5,13 +5,16 @@ from dataclasses import replace
 import pytest
 import torch
 
+from funcppo.kg.answers import Answerer
 from funcppo.kg.config import ProverTaskConfig
 from funcppo.kg.graph import loaders
+from funcppo.kg.logic.kb import TAIL
 from funcppo.kg.run.choices import choose_settings
 from funcppo.kg.run.subject import (
     dataset_subject,
     run_subject,
 )
+from funcppo.kg.search import task as prover_task
 
 OPEN = ProverTaskConfig(
     max_height=None, smoothing="auto", object_identity="auto"
@@ -74,6 +77,32 @@ def test_a_run_has_its_own_score_by_default(run):
     assert subject.others is None and untrained.others is None
     with pytest.raises(ValueError, match="'evidence': expected success, best"):
         run_subject(run, "evidence")
+
+
+def test_other_facts_are_counted_once_for_many_queries(run, monkeypatch):
+    """Of a data set, and of a run with another rule score; a score that reads none counts none."""
+    calls = []
+    count = prover_task.count_other_facts
+
+    def count_other_facts(*args, **settings):
+        calls.append(1)
+        return count(*args, **settings)
+
+    monkeypatch.setattr(prover_task, "count_other_facts", count_other_facts)
+    dataset = loaders.load("family_tree:30:0")
+    cfg = replace(OPEN, max_height=1)
+    subjects = [
+        dataset_subject(dataset, cfg, "noisy-or-other-facts"),
+        run_subject(run, "noisy-or-other-facts"),
+    ]
+    assert len(calls) == 2
+    for subject in subjects:
+        answerer = Answerer(subject)
+        split = torch.from_numpy(subject.task.dataset.valid).long()
+        for i in range(0, len(split), 4):
+            answerer.score(split[i : i + 4], TAIL)
+    assert len(calls) == 2
+    assert dataset_subject(dataset, cfg, "noisy-or").task.other_facts is None
 
 
 def test_existence_sets_the_height():

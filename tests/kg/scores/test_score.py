@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from funcppo.kg.config import ProverTaskConfig
 from funcppo.kg.graph import loaders
 from funcppo.kg.logic import fixpoint, kb
-from funcppo.kg.logic.fixpoint import Derivations
-from funcppo.kg.logic.kb import TAIL
-from funcppo.kg.ranking import evaluate, rank_metrics, ranking
+from funcppo.kg.logic.derive import make_label
+from funcppo.kg.logic.fixpoint import Derivations, count_rules, with_confidence
+from funcppo.kg.logic.kb import HEAD, TAIL
+from funcppo.kg.ranking import evaluate, explain, rank_metrics, ranking
 from funcppo.kg.ranking.evaluate import Evaluator
 from funcppo.kg.ranking.ranking import RankingProtocol
 from funcppo.kg.scores import score as by_rules
@@ -27,8 +28,10 @@ from funcppo.kg.scores.score import (
     parse,
     register,
 )
-from funcppo.kg.search.task import build_task
-from tests.oracles import Program
+from funcppo.kg.search.task import build_task, with_other_facts
+from tests import oracles
+from tests.kg.ranking.scores import score_by_name
+from tests.oracles import Program, programs
 
 # -- by rules
 
@@ -62,8 +65,9 @@ def noisy_or(confidences, power):
     st.lists(st.integers(0, 4), min_size=5, max_size=5),
     pairs,
     st.sampled_from([1.0, 1.5, 3.0]),
+    st.integers(1, 6),
 )
-def test_each_atom_is_scored_by_its_rules(support, found, power):
+def test_each_atom_is_scored_by_its_rules(support, found, power, n_best):
     """By all of them, or by the best."""
     of = lambda atom: sorted(support[r] / 4 for a, r in found if a == atom)
     own = [of(atom) for atom in range(7)]
@@ -71,6 +75,10 @@ def test_each_atom_is_scored_by_its_rules(support, found, power):
     assert got == pytest.approx([max(c, default=0) for c in own])
     got = scored(by_rules.noisy_or, support, found, power=power)
     assert got == pytest.approx([noisy_or(c, power) for c in own], rel=1e-12)
+    best = partial(by_rules.noisy_or_of_best, n_best=n_best, power=power)
+    got = scored(best, support, found)
+    want = [noisy_or(c[-n_best:], power) for c in own]
+    assert got == pytest.approx(want, rel=1e-12)
 
 
 SUPPORT = [1, 30, 700, 990, 999] * 20  # of 1,000
@@ -148,6 +156,82 @@ def small_task(**settings):
     return build_task(dataset, ProverTaskConfig(max_height=1, **settings))
 
 
+def test_an_own_fact_is_no_other_fact():
+    task = with_other_facts(small_task())
+    assert task.other_facts is not None
+    ids = {name: i for i, name in enumerate(task.dataset.entities, 1)}
+    lives = task.dataset.predicates.index("lives") + 1
+    pairs = [("ann", "rome"), ("cid", "oslo"), ("cid", "rome"), ("dan", "oslo")]
+    atoms = torch.tensor([[lives, ids[x], ids[y]] for x, y in pairs])
+    for side, expected in ((HEAD, [0, 0, 1, 0]), (TAIL, [1, 0, 2, 1])):
+        found = by_rules.count_other_facts_of(
+            task.kb, task.sizes, task.other_facts.degrees, atoms, side
+        )
+        assert found.tolist() == expected
+
+
+def count_sets(program, found):
+    """The counts by predicate and side, and by rule, from the sets of atoms that the rules derive."""
+    facts = set(program.facts)
+
+    def others(atom, side):
+        like = lambda fact: fact[0] == atom[0] and fact[side] == atom[side]
+        return [fact for fact in facts - {atom} if like(fact)]
+
+    of_facts, of_rules = {}, []
+    for predicate, arity in enumerate(program.arity, 1):
+        own = [fact for fact in facts if fact[0] == predicate]
+        for side in (HEAD, TAIL) if arity == 2 else ():
+            n_with = sum(bool(others(fact, side)) for fact in own)
+            of_facts |= {(predicate, side): (len(own), n_with)}
+    for rule, (head, *_) in enumerate(program.rules):
+        new = {atom for i, atom in found if i == rule} - facts
+        if len(head) != 3:
+            of_rules.append((0, 0, 0))
+            continue
+        n_with = (sum(bool(others(a, s)) for a in new) for s in (HEAD, TAIL))
+        of_rules.append((len(new), *n_with))
+    return of_facts, of_rules
+
+
+@pytest.mark.parametrize("object_identity", [False, True])
+@given(program=programs)
+def test_counts_are_those_of_sets(program, object_identity):
+    world, sizes = kb.build(**program.arrays())
+    options = {"object_identity": object_identity}
+    counts = by_rules.count_other_facts(world, sizes, **options)
+    found = oracles.consequences(program, False, object_identity)
+    of_facts, of_rules = count_sets(program, found)
+    for (predicate, side), expected in of_facts.items():
+        label = int(make_label(torch.tensor(predicate), side))
+        own = counts.n_facts[label], counts.n_facts_with[label]
+        assert expected == tuple(map(int, own))
+    got = torch.cat([counts.n_derived[:, None], counts.n_derived_with], 1)
+    assert got.tolist() == [list(row) for row in of_rules]
+
+    # The shares weigh the rules by their confidences, in float64.
+    rule_counts = count_rules(world, sizes, **options)
+    world = with_confidence(world, rule_counts, 3.0)
+    shares = by_rules.other_fact_shares(world, counts)
+    support = rule_counts.support - rule_counts.circular_support
+    pairs = rule_counts.body_pairs - rule_counts.circular_support + 3
+    for (predicate, side), (n_facts, n_with) in of_facts.items():
+        label = int(make_label(torch.tensor(predicate), side))
+        confidence = (support.double() / pairs).tolist()
+        heads = [rule[0][0] for rule in program.rules]
+        rules = [
+            (c, row)
+            for c, row, head in zip(confidence, of_rules, heads)
+            if head == predicate
+        ]
+        assert float(shares.of_facts[label]) == (n_with + 1) / (n_facts + 2)
+        n_new = sum(c * row[0] for c, row in rules)
+        n_new_with = sum(c * row[side] for c, row in rules)
+        expected = (n_new_with + 1) / (n_new + 2)
+        share = float(shares.of_derived[label])
+        assert share == pytest.approx(expected, rel=1e-14)
+
+
 # -- scores as values
 
 
@@ -161,15 +245,18 @@ ONE_STEP = ProverTaskConfig(max_height=1)
     [
         "exists@2",
         "max-confidence",
+        "max-confidence-other-facts",
         "noisy-or",
         "noisy-or@3",
-        "noisy-or@1.5",
+        "noisy-or@1.5-other-facts",
+        "noisy-or-top-5@2",
         "linked-proof-product@2",
     ],
 )
 def test_a_name_is_that_of_its_score(name):
     score = parse(name)
     assert score.name == str(score) == name
+    assert ("other-facts" in score.needs) == name.endswith("-other-facts")
     assert score.min_height == (
         2 if name in ("exists@2", "linked-proof-product@2") else 1
     )
@@ -181,9 +268,10 @@ def test_a_name_is_that_of_its_score(name):
         *("", "evidence", "max-confidence@2"),
         *(f"exists@{h}" for h in ("", "0", "²", "9" * 20)),
         *(f"noisy-or@{p}" for p in ("", "0", "100", "nan")),
-        *("linked-proof-product@0", "proof-product@2", "noisy-or-top-2"),
+        "linked-proof-product@0",
+        *(f"noisy-or-{end}" for end in ("top-", "top-0", "other-facts-other-facts")),
     ],
-)
+)  # fmt: skip
 def test_another_name_is_one_error(name):
     with pytest.raises(ValueError, match=r"^score .*: expected exists@H ") as e:
         parse(name)
@@ -195,6 +283,53 @@ def test_a_run_adds_its_scores_to_the_names():
     assert parse("success", {"success": learnt}) is learnt
     with pytest.raises(ValueError, match="'evidence': expected success, exi"):
         parse("evidence", {"success": learnt})
+
+
+# -- values
+
+
+def test_other_facts_add_a_log_likelihood_ratio_for_each_side():
+    """far(a, X): c and d by confidence 1/2; c has another fact of far as a tail, d has none; a has none as a head."""
+    hops = [
+        (a, "hop", b) for a, b in ("ab", "bc", "bd", "xy", "yz", "xw", "wv")
+    ]
+    fars = [(a, "far", b) for a, b in ("xz", "zc", "xv")]
+    rules = "far(X, Y) :- hop(X, Z), hop(Z, Y)"
+    dataset = loaders.from_triples(hops + fars, rules=rules)
+    settings = ProverTaskConfig(max_height=1, smoothing=None)
+    task = build_task(dataset, settings)
+    far = dataset.predicates.index("far") + 1
+    a, c, d, x, z = (dataset.entities.index(name) + 1 for name in "acdxz")
+    atoms = sorted([far, *pair] for pair in ((a, a), (a, c), (a, d), (x, z)))
+    atoms = torch.tensor(atoms, dtype=torch.int32)
+    plain = score_by_name(task, "max-confidence", atoms)
+
+    # Facts: far of (x, z), (x, v), (z, c). Of their heads two have another fact, of their tails none.
+    head_facts, tail_facts = (2 + 1) / (3 + 2), 1 / (3 + 2)
+    # Derived beside them, by confidence 1/2: (a, c), (a, d). No head has a fact, one tail has.
+    head_derived, tail_derived = 1 / (1 + 2), (1 / 2 + 1) / (1 + 2)
+    ratio = {HEAD: (head_facts, head_derived), TAIL: (tail_facts, tail_derived)}
+    n_facts = {(x, z): {HEAD: 1, TAIL: 0}, (a, c): {HEAD: 0, TAIL: 1}}
+    score = parse("max-confidence-other-facts")
+    for side in (HEAD, TAIL):
+        found = score_by_name(task, score.name, atoms, side)
+        terms = explain.other_facts(task, score, atoms.long(), side)
+        for atom, log_odds, before, fields in zip(
+            atoms.tolist(), found.tolist(), plain.tolist(), terms, strict=True
+        ):
+            own, derived = ratio[side]
+            n = n_facts.get((atom[1], atom[2]), {}).get(side, 0)
+            assert (fields["relation"], fields["n_facts"]) == ("far", n)
+            shares = fields["share_of_facts"], fields["share_of_derived"]
+            assert shares == pytest.approx(ratio[side])
+            if not n:
+                own, derived = 1 - own, 1 - derived
+            added = math.log(own / derived)
+            assert log_odds == pytest.approx(before + added, rel=1e-14)
+            assert fields["log_odds"] == pytest.approx(added, rel=1e-14)
+            line = explain.other_facts_line(fields)
+            assert line.startswith(f"{added:+.4f} log-odds by other facts: it ")
+    assert torch.isinf(plain).any()  # what no rule derives stays so
 
 
 # -- a new score
@@ -218,17 +353,19 @@ def test_a_new_score_is_one_object_that_evaluate_ranks_by(monkeypatch):
     assert names_to_try()[-1] == "rule-count"
     dataset = loaders.load("family_tree:30:0")
     task = build_task(dataset, ONE_STEP)
-    count = parse("rule-count")
-    for score, step in ((count, 10_000), (count + count, 20_000)):
+    for name in ("rule-count", "rule-count-other-facts"):
         options = {"protocol": RankingProtocol(), "prove": None}
-        ranks = Evaluator(task=task, score=score, all_scores=True, **options)
+        ranks = Evaluator(
+            task=task, score=parse(name), all_scores=True, **options
+        )
         rows = np.arange(len(dataset.test))
         queries = evaluate.rank_window(ranks, dataset.test, rows)
         records = [record for query in queries for record in query]
         assert len(records) == 2 * len(rows)
         scores = {record["quantised_score"] for record in records} - {None}
-        assert scores and not any(score % step for score in scores)
-    known = r"pairs\), rule-count \(of a candidate\); H"
+        is_count = {score % 10_000 == 0 for score in scores}
+        assert is_count == ({True} if name == "rule-count" else {True, False})
+    known = r"\), rule-count \(of a candidate\); H"
     with pytest.raises(ValueError, match=known):
         parse("rule-counts")
 

@@ -7,9 +7,13 @@ from urllib.parse import parse_qs, urlencode, urlsplit
 
 import pytest
 
+from funcppo.kg.answers import Answerer
+from funcppo.kg.config import ProverTaskConfig
+from funcppo.kg.graph import loaders
 from funcppo.kg.graph.text import display, score_text
+from funcppo.kg.run.subject import dataset_subject
 from funcppo.kg.show import explorer, values
-from funcppo.kg.show.explorer import RESOURCES, Site
+from funcppo.kg.show.explorer import RESOURCES, Explorer, Site
 from tests.kg.show.conftest import make_client
 from tests.kg.show.graphs import ALSO, HOSTILE, INVERSE, LIKES
 from tests.kg.show.html_page import Page
@@ -276,3 +280,17 @@ def test_the_document_describes_what_is_answered(client):
         assert model.model_validate(answer).model_dump() == answer
     why = client.get("/api/why", params=fields["why"] | {"tail": "e1"}).json()
     assert why["evidence"] is None or why["proof"]
+
+
+def test_what_other_facts_add_is_shown(graph):
+    settings = ProverTaskConfig(max_height=1, object_identity=False)
+    dataset = loaders.load(str(graph))
+    subject = dataset_subject(dataset, settings, "noisy-or-other-facts")
+    client = make_client(Site(Explorer(Answerer(subject)), seconds=60))
+    fields = {"relation": ALSO, "head": "e3"}
+    answers = client.get("/api/answers", params=fields).json()["answers"]
+    fields["tail"] = answers[0]["tail"]
+    others = client.get("/api/why", params=fields).json()["other_facts"]
+    assert (others["relation"], others["side"]) == (ALSO, "tail")
+    page = client.get("/why", params=fields).text
+    assert "Other facts" in page and f"{others['log_odds']:+.4f}" in page
