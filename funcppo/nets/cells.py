@@ -181,11 +181,11 @@ def _memories_on_gpu(
 ) -> Tensor:
     if not _has_kernel(x, memory):
         return _memories_by_steps(x, done, weight, bias, memory)
-    from funcppo.runtime.triton_kernels import memories_kernel
+    from funcppo.runtime import triton_kernels
 
     out = _empty_memories(x, done, weight, bias, memory)
     inputs = [v.contiguous() for v in (x, done, weight, bias, memory)]
-    _launch(memories_kernel, inputs, out)
+    _launch(triton_kernels.memories_kernel, inputs, out)
     return out
 
 
@@ -199,23 +199,25 @@ def _adjoints_on_gpu(
 ) -> Tensor:
     if not _has_kernel(x, grads):
         return _adjoints_by_steps(x, done, weight, bias, before, grads)
-    from funcppo.runtime.triton_kernels import adjoints_kernel
+    from funcppo.runtime import triton_kernels
 
     out = torch.empty_like(grads)
     products = before[0] @ weight + bias
     inputs = (x, done, weight.mT, products, before, grads)
-    _launch(adjoints_kernel, [v.contiguous() for v in inputs], out)
+    _launch(
+        triton_kernels.adjoints_kernel, [v.contiguous() for v in inputs], out
+    )
     return out
 
 
 def _has_kernel(x: Tensor, memory: Tensor) -> bool:
     """Return whether a program of a kernel holds the weights of a cell in the memory that it shares."""
-    from funcppo.runtime.triton_kernels import shared_memory
+    from funcppo.runtime import triton_kernels
 
     # as measured: of a GRU's kernels the larger takes 10 tiles of padded units by units, of an LSTM's 13
     n_tiles = 10 if len(memory) == 1 else 13
     n_bytes = 4 * n_tiles * _padded(memory.shape[-1]) ** 2
-    is_small = n_bytes <= shared_memory(x.device)
+    is_small = n_bytes <= triton_kernels.shared_memory(x.device)
     return is_small and x.dtype == torch.float32
 
 

@@ -8,7 +8,7 @@ import torch
 
 from funcppo import runtime
 from funcppo.core import tree
-from funcppo.nets import fused_mlp
+from funcppo.nets import cells, fused_mlp
 from tests.nets.test_fused_mlp import by_autograd, draw, make_layers
 from tests.runtime.env_kernel import numpy_triton
 
@@ -30,8 +30,12 @@ def on_numpy(monkeypatch):
     kernels = SimpleNamespace(
         **{
             name: numpy_triton.Kernel(source, name)
-            for name in ("forward_kernel", "backward_kernel")
-        }
+            for name in (
+                *("forward_kernel", "backward_kernel"),
+                *("memories_kernel", "adjoints_kernel"),
+            )
+        },
+        shared_memory=lambda _: 232_448,  # of an H100
     )
     monkeypatch.setattr(runtime, "triton_kernels", kernels, raising=False)
     monkeypatch.setattr(
@@ -136,3 +140,23 @@ def test_the_kernels_give_the_same_bits_again():
 
     first = gradient()
     assert all(torch.equal(first, gradient()) for _ in range(5))
+
+
+@pytest.mark.parametrize("n_kinds", [1, 2], ids=["gru", "lstm"])
+def test_the_loops_of_recurrent_cells_equal_their_steps(n_kinds, on_numpy):
+    """Of 18 rows in two programs, with a number of units that is padded; episodes end at random. 1e-5."""
+    given = torch.Generator().manual_seed(0)
+    normal = lambda *shape: torch.randn(shape, generator=given)
+    n_gates = (2 + n_kinds) * 9
+    x, done = normal(4, 18, n_gates), normal(4, 18) > 1
+    weight, bias = normal(9, n_gates) / 3, normal(n_gates)
+    args = x, done, weight, bias
+    memory, grads = normal(n_kinds, 18, 9), normal(n_kinds, 4, 18, 9)
+    before = cells._memories_by_steps(*args, memory)
+    after = cells._adjoints_by_steps(*args, before, grads)
+    assert done.any() and after.any()
+    close = {"rtol": 0, "atol": 1e-5}
+    found = cells._memories_on_gpu(*args, memory)
+    torch.testing.assert_close(found, before, **close)
+    found = cells._adjoints_on_gpu(*args, before, grads)
+    torch.testing.assert_close(found, after, **close)
