@@ -38,7 +38,7 @@ PROGRAMS = {
     "predict": "Rank the answers of an open query r(h, X) or r(X, t), or list all new facts of a relation, best first.",
     "score": "Score given triples: the probability that each is true, its rank on both sides, and why.",
     "prove": "Prove a query from facts and rules: print its proof, its answers, or why there is none.",
-    "data": "Describe a data set: splits and leaks, relations, degrees, what the rules derive.",
+    "data": "Describe a data set: splits and leaks, relations, degrees, what the rules derive; count and index it.",
     "mine": "Mine rules from the training triples of a data set and write them with their counts.",
     "report": "Write a page on a trained run, or one of its pictures: results, curves, reliability, rules, proofs.",
     "serve": "Explore a trained run or a data set in a browser: ranked answers, proofs, rules, neighbours, a JSON API.",
