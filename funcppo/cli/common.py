@@ -738,8 +738,10 @@ def select_device(device: str) -> None:
     n_devices = torch.cuda.device_count()
     number = device.partition(":")[2]
     if int(number or 0) >= n_devices:
+        last = n_devices - 1
+        expected = f"cuda:0 to cuda:{last}" if n_devices else "a CUDA device"
         raise ValueError(
-            f"--device {device}: expected a CUDA device, PyTorch found {n_devices or 'none'}"
+            f"--device {device}: expected {expected}, PyTorch found {'no other' if n_devices else 'none'}"
         )
     if number:
         torch.cuda.set_device(int(number))

@@ -237,7 +237,7 @@ def test_a_gpu_is_checked_and_selected_by_its_number(monkeypatch):
     common.select_device("cuda:1")
     common.select_device("cuda")
     assert selected == [1]
-    line = r"^--device cuda:2: expected a CUDA device, PyTorch found 2$"
+    line = r"^--device cuda:2: expected cuda:0 to cuda:1, PyTorch found no "
     with pytest.raises(ValueError, match=line):
         common.select_device("cuda:2")
     assert common.resolve_device("auto") == "cuda"
