@@ -1,6 +1,6 @@
 """What Inductor learns of this package: a graph pass, and the lowering of random bits. Importing registers the latter.
 
-The pass rewrites matrix products into the form that costs least for their shape.
+The pass computes equal nodes once, and rewrites matrix products into the form that costs least for their shape.
 
 Libraries are at their best with large square products. A training step of small networks has three other kinds:
 

@@ -16,6 +16,7 @@ from funcppo.runtime.inductor import (
     MIN_WORDS_TO_REALIZE,
     MatmulPass,
     RewriteThresholds,
+    _merge_equal,
 )
 
 THRESHOLDS = RewriteThresholds(
@@ -168,3 +169,16 @@ def test_the_words_are_those_of_the_operator_which_is_not_called(n):
     lines = [line for code in codes for line in code.splitlines()]
     lines = [line for line in lines if not line.lstrip().startswith("#")]
     assert lines and not any("threefry2x32.default" in line for line in lines)
+
+
+def test_equal_nodes_are_computed_once_but_results_and_random_numbers_apart():
+    def twice(x):
+        same = (x @ x).sin() + (x @ x).sin()
+        return same, x.cos(), x.cos(), torch.rand_like(x) - torch.rand_like(x)
+
+    traced = make_fx(twice)(torch.eye(2)).graph
+    _merge_equal(traced)
+    names = [str(node.target) for node in traced.nodes]
+    count = lambda name: sum(f"aten.{name}." in text for text in names)
+    found = [count(name) for name in ("mm", "sin", "cos", "rand_like")]
+    assert found == [1, 1, 2, 2]
