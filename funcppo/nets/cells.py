@@ -3,7 +3,7 @@
 
 `memories` are those of a cell before each of several steps, and `adjoints` what they get from the steps after. In a
 compiled function an operator is one node, so that neither the time to compile nor the graph grows with the number of
-steps. On a GPU each is one kernel of Triton for cells whose weights fit its fast memory, of 64 units on an H100;
+steps. On a GPU each is one kernel of Triton for cells whose weights fit shared memory, up to 64 units on an H100;
 otherwise PyTorch computes the same, step by step. A CPU is faster by the compiled loop of `tree.graph_scan`.
 """
 
