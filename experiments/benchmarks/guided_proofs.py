@@ -356,7 +356,8 @@ def train(
     )
     cfg = prover_task.build_config(task, ppo)
     world = prover_task.training_world(task)
-    state = train_step.init(cfg, world, random.key(seed, args.device))
+    key = random.key(seed, task.kb.facts.device)
+    state = train_step.init(cfg, world, key)
     returns, began = [], time.perf_counter()
     if args.updates:
         cfg = with_capacity(cfg, world, state)
