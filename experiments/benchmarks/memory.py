@@ -21,17 +21,24 @@ import time
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # project root
 
 from experiments.paths import make_parser
 
+STARTED = time.time()
+# A start in JAX is that of a process without PyTorch.
+if TYPE_CHECKING or sys.argv[1:] != ["--process", "jax"]:
+    import torch
+
+    import funcppo as fp
+
 SIZE, MAX_STEPS, N_ENVS, N_STEPS, N_UNITS = 13, 100, 256, 64, 64
 DOORS = ((6, 3), (6, 9), (3, 6), (9, 6))
 AROUND = [i * SIZE + j for i in (-1, 0, 1) for j in (-1, 0, 1)]
 MOVES = [-SIZE, SIZE, -1, 1]
-STARTED = time.time()
+DEVICE = "cuda"
 
 
 def walls() -> list[bool]:
@@ -100,51 +107,53 @@ class State(NamedTuple):
     steps: Any
 
 
+class World(NamedTuple):
+    """Walls, free cells, and what an agent sees and where it goes."""
+
+    wall: Any
+    free: Any
+    around: Any
+    moves: Any
+
+
+# Of the module, not of `by_funcppo`: compiled code is kept on disk by the names of functions.
+
+
+def reset(cfg: None, world: World, key: Any) -> State:
+    """Place the agent and its goal."""
+    places = fp.random.split(key).unbind(-2)
+    cell, goal = (
+        world.free[fp.random.integer_from_key(k, len(world.free))]
+        for k in places
+    )
+    return State(cell, goal, torch.zeros_like(cell))
+
+
+def step(
+    cfg: None, world: World, state: State, action: Any, key: Any
+) -> tuple[State, fp.Timestep]:
+    """Go one cell, unless a wall is there."""
+    active = (state.cell != state.goal) & (state.steps < MAX_STEPS)
+    to = state.cell + world.moves[action]
+    to = torch.where(world.wall[to] | ~active, state.cell, to)
+    steps = state.steps + active
+    done, late = to == state.goal, steps >= MAX_STEPS
+    reward = torch.where(active & done, 1 - 0.9 * steps / MAX_STEPS, 0.0)
+    return State(to, state.goal, steps), fp.Timestep(reward, done, late & ~done)
+
+
+def observe(cfg: None, world: World, state: State) -> Any:
+    """Whether each cell around is a wall, and whether it is the goal."""
+    view = state.cell[:, None] + world.around
+    is_goal = view == state.goal[:, None]
+    view = view.clamp(0, SIZE * SIZE - 1)
+    return torch.cat([world.wall[view], is_goal], -1).float()
+
+
 def by_funcppo() -> tuple[Any, Any, Any]:
     """Return a step, a state, and a function that waits for one."""
-    import torch
-
-    import funcppo as fp
-
-    wall = torch.tensor(walls(), device="cuda")
-    free = (~wall).nonzero()[:, 0]
-
-    class World(NamedTuple):
-        wall: Any
-        free: Any
-        around: Any
-        moves: Any
-
-    around, moves = torch.tensor(AROUND).cuda(), torch.tensor(MOVES).cuda()
-    world = World(wall, free, around, moves)
-
-    def reset(cfg: Any, world: Any, key: Any) -> State:
-        places = fp.random.split(key).unbind(-2)
-        cell, goal = (
-            world.free[fp.random.integer_from_key(k, len(world.free))]
-            for k in places
-        )
-        return State(cell, goal, torch.zeros_like(cell))
-
-    def step(
-        cfg: Any, world: Any, state: State, action: Any, key: Any
-    ) -> tuple[State, fp.Timestep]:
-        active = (state.cell != state.goal) & (state.steps < MAX_STEPS)
-        to = state.cell + world.moves[action]
-        to = torch.where(world.wall[to] | ~active, state.cell, to)
-        steps = state.steps + active
-        done, late = to == state.goal, steps >= MAX_STEPS
-        reward = torch.where(active & done, 1 - 0.9 * steps / MAX_STEPS, 0.0)
-        return State(to, state.goal, steps), fp.Timestep(
-            reward, done, late & ~done
-        )
-
-    def observe(cfg: Any, world: Any, state: State) -> Any:
-        view = state.cell[:, None] + world.around
-        is_goal = view == state.goal[:, None]
-        view = view.clamp(0, SIZE * SIZE - 1)
-        return torch.cat([world.wall[view], is_goal], -1).float()
-
+    wall = torch.tensor(walls(), device=DEVICE)
+    around, moves = torch.tensor([*AROUND, *MOVES], device=DEVICE).split([9, 4])
     env = fp.Environment(
         cfg=None,
         reset=reset,
@@ -155,11 +164,11 @@ def by_funcppo() -> tuple[Any, Any, Any]:
     ppo = fp.ppo(
         env=env,
         network=fp.nets.gru(N_UNITS),
-        world=world,
+        world=World(wall, (~wall).nonzero()[:, 0], around, moves),
         n_envs=N_ENVS,
         n_steps=N_STEPS,
     )
-    state = ppo.init(fp.random.key(0).cuda())
+    state = ppo.init(fp.random.key(0, DEVICE))
     run = fp.compile(ppo, state)
     return (
         lambda state: run.step(state)[0],
