@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import csv
 import dataclasses
-import importlib
 import io
 import json
 import math
@@ -25,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from funcppo.core import VERSION, files
 from funcppo.core.files import Json, shorten
+from funcppo.core.host import import_extra
 from funcppo.core.settings import METRICS_FILE, FieldError, check_value
 
 if TYPE_CHECKING:
@@ -256,13 +256,8 @@ def check_loggers(names: Sequence[LoggerName]) -> None:
     """
     for name in names:
         check_value("log", LoggerName, name)
-        if name not in ("tensorboard", "wandb"):
-            continue
-        try:
-            importlib.import_module(name)
-        except ModuleNotFoundError as error:
-            extra = f"the extra `{name}` (pip install 'funcppo[{name}]')"
-            raise FieldError("log", extra, str(error)) from None
+        if name in ("tensorboard", "wandb"):
+            import_extra(name, name, f"--log {name}")
     if "wandb" in names and not _has_wandb_account():
         raise FieldError("log", _WANDB_ACCOUNT, "none")
 

@@ -208,7 +208,7 @@ def test_a_run_of_wandb_goes_on_under_its_id(tmp_path, monkeypatch):
 
 def test_an_unknown_logger_is_refused_and_a_missing_package_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)
-    with pytest.raises(FieldError, match=r"log: .*'funcppo\[wandb\]'"):
+    with pytest.raises(ValueError, match=r"--log wandb .*'funcppo\[wandb\]'"):
         logs.check_loggers(["csv", "wandb"])
     with pytest.raises(FieldError, match=r"log: expected one of jsonl, csv,"):
         logs.check_loggers(["mlflow"])  # type: ignore[list-item]

@@ -18,6 +18,7 @@ from funcppo.cli.common import (
 )
 from funcppo.cli.options import HIDDEN, ScoreOptions
 from funcppo.core.files import parse_object
+from funcppo.core.host import import_extra
 from funcppo.core.settings import Port, PositiveFloat
 from funcppo.kg.config import RESULTS_FILE
 
@@ -65,10 +66,8 @@ class Serve(ScoreOptions):
         Returns:
           The exit status; a signal raises instead.
         """
-        from funcppo.kg.show.report import check_packages
-
-        packages = ("fastapi", "uvicorn", "jinja2")
-        check_packages("funcppo serve needs", "serve", packages)
+        for package in ("fastapi", "uvicorn", "jinja2"):
+            import_extra(package, "serve", "funcppo serve")
         from funcppo.kg.show import server
 
         select_device(self.device)

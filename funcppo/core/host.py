@@ -56,6 +56,10 @@ class Deadline:
 NO_DEADLINE = Deadline(at=math.inf)
 
 
+class MissingPackageError(ModuleNotFoundError, ValueError):
+    """Raised where a package of an extra is not installed; a program ends with its one line."""
+
+
 def import_extra(module: str, extra: str, what: str) -> Any:
     """Import and return a module of a package that only an extra of this one installs.
 
@@ -63,12 +67,12 @@ def import_extra(module: str, extra: str, what: str) -> Any:
       what: needs it, for the error.
 
     Raises:
-      ModuleNotFoundError: it is not installed.
+      MissingPackageError: it is not installed.
     """
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
+        raise MissingPackageError(
             f"{what} needs {error.name} (pip install 'funcppo[{extra}]')"
         ) from None
 

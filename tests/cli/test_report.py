@@ -1,6 +1,7 @@
 """`report`: a page of a run, of several, of an unfinished one; bad input is one line and writes nothing."""
 
 import json
+import sys
 from xml.etree import ElementTree
 
 import pytest
@@ -43,7 +44,7 @@ def test_bad_input_is_one_line_and_writes_nothing(programs, trained, tmp_path):
 
 
 def test_a_missing_package_is_named(programs, monkeypatch, trained, tmp_path):
-    monkeypatch.setattr(report.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
     out = tmp_path / "r.html"
     line = programs.refused("report", trained, "--out", out)
     assert "pip install 'funcppo[plot]'" in line

@@ -29,6 +29,7 @@ import numpy as np
 
 from funcppo.core import host
 from funcppo.core.files import remove_stale_parts, shorten, write_atomically
+from funcppo.core.host import import_extra
 from funcppo.core.settings import FieldError
 from funcppo.kg.graph.dataset import (
     SPLITS,
@@ -812,23 +813,13 @@ def format_triples(rows: Sequence[Triple], name: str) -> bytes:
 # -- DuckDB
 
 
-def _import_duckdb() -> Any:
-    """Import DuckDB, or raise ValueError."""
-    try:
-        return importlib.import_module("duckdb")
-    except ModuleNotFoundError:
-        raise ValueError(
-            "Parquet needs the extra `big` (pip install 'funcppo[big]'): No module named 'duckdb'"
-        ) from None
-
-
 def format_parquet(csv_text: str, columns: Mapping[str, str]) -> bytes:
     """Convert CSV with a header to Parquet.
 
     Args:
       columns: type of DuckDB of each column.
     """
-    duckdb = _import_duckdb()
+    duckdb = import_extra("duckdb", "big", "Parquet")
     with tempfile.TemporaryDirectory(prefix="funcppo-") as name:
         source, target = Path(name) / "in.csv", Path(name) / "out.parquet"
         source.write_text(csv_text, encoding="utf-8")
@@ -846,7 +837,7 @@ def parquet_rows(path: Path) -> Iterator[list[str]]:
     Raises:
       ValueError: DuckDB is not installed, or cannot read the file.
     """
-    duckdb = _import_duckdb()
+    duckdb = import_extra("duckdb", "big", "Parquet")
     source = f"SELECT * FROM read_parquet({_quote_path(path)})"
     try:
         with closing(duckdb.connect()) as database:

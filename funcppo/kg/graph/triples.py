@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import csv
 import hashlib
-import importlib
 import io
 import math
 import re
@@ -29,6 +28,7 @@ from urllib.parse import quote
 import numpy as np
 
 from funcppo.core.files import parse_object, shorten
+from funcppo.core.host import import_extra
 from funcppo.core.settings import FieldError, Seed, check_fields
 from funcppo.kg.graph.text import decode
 
@@ -461,7 +461,7 @@ def _read_rdf(content: bytes, path: str, numbers: NameNumbers) -> TripleFile:
     Raises:
       ValueError: pyoxigraph is not installed, or the file is not of its format; names file and line.
     """
-    pyoxigraph = _import_pyoxigraph(path)
+    pyoxigraph = import_extra("pyoxigraph", "rdf", f"{path}: RDF")
     _, _, suffix = path.removesuffix(".gz").rpartition(".")
     rdf_format: Any = pyoxigraph.RdfFormat.from_extension(suffix)
     graphs: Counter[str] = Counter()
@@ -527,7 +527,7 @@ def format_rdf(rows: Iterable[Triple], name: str) -> bytes:
 
     A name that is no term of RDF becomes an IRI, `urn:name:` with its characters as in URLs.
     """
-    pyoxigraph = _import_pyoxigraph(name)
+    pyoxigraph = import_extra("pyoxigraph", "rdf", f"{name}: RDF")
 
     def format_term(term: str, pattern: re.Pattern[str]) -> str:
         if _ABSOLUTE_IRI.fullmatch(term):
@@ -549,16 +549,6 @@ def format_rdf(rows: Iterable[Triple], name: str) -> bytes:
     return pyoxigraph.serialize(
         (quad.triple for quad in triples), format=written
     )
-
-
-def _import_pyoxigraph(path: str) -> Any:
-    """Import pyoxigraph for a file, or raise ValueError."""
-    try:
-        return importlib.import_module("pyoxigraph")
-    except ModuleNotFoundError:
-        raise ValueError(
-            f"{path}: RDF needs the extra `rdf` (pip install 'funcppo[rdf]'): No module named 'pyoxigraph'"
-        ) from None
 
 
 # -- tables and splits

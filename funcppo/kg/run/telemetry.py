@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from funcppo.core.files import write_atomically
+from funcppo.core.host import import_extra
 from funcppo.runtime import capture, memory
 from funcppo.runtime.capture import CapturedStep
 from funcppo.runtime.compile import StrategyRecord
@@ -166,16 +167,11 @@ class Telemetry:
         """Register all metrics, with value 0.
 
         Raises:
-          ValueError: prometheus-client is missing.
+          MissingPackageError: prometheus-client is.
         """
-        try:
-            import prometheus_client as client
-        except ModuleNotFoundError:
-            raise ValueError(
-                "--metrics-port, --metrics-file: expected prometheus-client, which is not installed: pip install "
-                '"funcppo[metrics]"'
-            ) from None
-
+        client = import_extra(
+            "prometheus_client", "metrics", "--metrics-port, --metrics-file"
+        )
         client.disable_created_metrics()  # a second series for each counter
         self.registry: CollectorRegistry = client.CollectorRegistry()
         client.ProcessCollector(registry=self.registry)

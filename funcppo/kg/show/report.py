@@ -12,7 +12,6 @@ of this package, are inserted as they are.
 from __future__ import annotations
 
 import html
-import importlib.util
 import io
 import re
 import warnings
@@ -24,6 +23,7 @@ import numpy as np
 
 from funcppo.core import VERSION
 from funcppo.core.files import Json
+from funcppo.core.host import import_extra
 from funcppo.kg.graph import drawing
 from funcppo.kg.graph.drawing import MAX_LABEL, label
 from funcppo.kg.graph.text import display, score_text
@@ -70,21 +70,10 @@ STYLE: dict[Any, Any] = {
 }
 
 
-def check_packages(
-    what: str = "reports and pictures need",
-    extra: str = "plot",
-    packages: Sequence[str] = ("matplotlib", "jinja2"),
-) -> None:
-    """Check that the packages of an extra are installed.
-
-    Raises:
-      ValueError: one is missing.
-    """
-    for package in packages:
-        if importlib.util.find_spec(package) is None:
-            raise ValueError(
-                f"{what} {package} (pip install 'funcppo[{extra}]')"
-            )
+def check_packages() -> None:
+    """Raise MissingPackageError if a package of the extra `plot` is not installed."""
+    for package in ("matplotlib", "jinja2"):
+        import_extra(package, "plot", "a report")
 
 
 # -- tables

@@ -1,10 +1,10 @@
 """Metrics of real runs, over HTTP and in a file."""
 
-import builtins
 import json
 import re
 import shutil
 import subprocess
+import sys
 import time
 import urllib.request
 from pathlib import Path
@@ -168,15 +168,8 @@ def test_metrics_are_served_until_the_program_ends():
 
 
 def test_without_the_package_a_line_says_what_to_install(monkeypatch):
-    plain = builtins.__import__
-
-    def missing(name, *args, **kwargs):
-        if name == "prometheus_client":
-            raise ModuleNotFoundError(name)
-        return plain(name, *args, **kwargs)
-
-    monkeypatch.setattr(builtins, "__import__", missing)
-    with pytest.raises(ValueError, match=r"pip install \"funcppo\[metrics\]\""):
+    monkeypatch.setitem(sys.modules, "prometheus_client", None)
+    with pytest.raises(ValueError, match=r"pip install 'funcppo\[metrics\]'"):
         Telemetry()
 
 
