@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import _thread
 import atexit
+import errno
 import gc
 import importlib
 import importlib.metadata
@@ -358,7 +359,9 @@ def _error_line(error: Exception) -> str:
     """Format an error's message on one line, without a system error's number."""
     text = str(error)
     if isinstance(error, OSError) and error.filename and error.strerror:
-        text = f"{error.filename}: {error.strerror}"
+        name = str(error.filename)
+        is_too_long = error.errno == errno.ENAMETOOLONG
+        text = f"{shorten(name) if is_too_long else name}: {error.strerror}"
     # Spaces within a line may be those of a name.
     text = " ".join(line.strip() for line in text.split("\n")).strip()
     # A path may have thousands of characters.

@@ -356,7 +356,8 @@ class Screen:
 
     def show_data(self, dataset: Dataset) -> None:
         """Print the first note on the data, such as on dropped lines, and the number of further ones."""
-        self._show_first("data", dataset.notes)
+        notes = [x for x in dataset.notes if _kind(x) != "answers"]
+        self._show_first("data", notes)
 
     def _show_first(self, label: str, notes: Sequence[str]) -> None:
         """Print the first note and the number of further ones; nothing if verbose, which prints each note."""
@@ -763,7 +764,7 @@ def parse_memory(text: str) -> int:
     Raises:
       ValueError: it is none.
     """
-    number = r"([0-9]{1,18}(?:\.[0-9]{1,18})?) ?(?:([kmg])(i?)b)?"
+    number = r"([0-9]{1,18}(?:\.[0-9]{1,18}(?= ?[kmg]))?) ?(?:([kmg])(i?)b)?"
     match = re.fullmatch(number, text.strip().lower())
     if match is None:
         raise ValueError(

@@ -281,8 +281,9 @@ def _resume(config: RLConfig, folder: Path) -> list[str]:
 
 def _print_settings(config: RLConfig, console: Console) -> None:
     """Print what is trained, where its settings were published, and which were changed."""
+    seeds = f"{config.seeds} seed" + "s" * (config.seeds > 1)
     console.print(
-        f"{config.env}: {config.seeds} seeds from {config.seed}, {config.steps:,} steps each, {config.device}"
+        f"{config.env}: {seeds} from {config.seed}, {config.steps:,} steps each, {config.device}"
     )
     console.print(f"settings: {config.source}")
     changes = [

@@ -297,7 +297,9 @@ class Train:
         with WorkDisplay("reading data", screen.console) as status:
             run_time.on_phase = tell_others(status.update)
             if self.resume and not has_run:
-                run_time.note(f"{self.out}: held no run to resume: a new one")
+                new = f"{self.out}: held no run to resume: a new one"
+                run_time.note(new)
+                screen.add([Note("data", new)], "data")
             if has_run:
                 run = train.resume(config, self.out, run_time.on_phase)
             else:

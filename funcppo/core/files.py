@@ -190,7 +190,7 @@ def parse_object(place: object, text: bytes) -> Json:
       ValueError: the text is not valid JSON, or not an object.
     """
     try:
-        value = json.loads(text)
+        value = json.loads(text, object_pairs_hook=_unique)
     except UnicodeDecodeError as error:
         byte = error.object[error.start]
         raise ValueError(
@@ -205,6 +205,16 @@ def parse_object(place: object, text: bytes) -> Json:
         shown = text[:MAX_SHOWN_BYTES].decode(errors="replace").strip()
         raise ValueError(f"{place}: expected a JSON object, got {shown}")
     return cast(Json, value)
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> Json:
+    """Return the object of some fields; raise ValueError for a field that stands twice."""
+    value = dict(pairs)
+    if len(value) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"{shorten(twice)} twice")
+    return value
 
 
 def escape_unprintable(text: str) -> str:

@@ -332,7 +332,9 @@ def parse_value(annotation: object, text: str) -> object:
 def _readings(text: str) -> list[object]:
     """List what a text may stand for: a number, a flag, None, and itself, which comes last."""
     readings: list[object] = []
-    for kind in (float, int):
+    # Python also reads digits of other scripts, 1_000, and spaces around.
+    is_plain = re.fullmatch(r"[0-9A-Za-z.+-]+", text) is not None
+    for kind in (float, int) if is_plain else ():
         try:
             readings.append(kind(text))
         except ValueError:
@@ -405,9 +407,12 @@ def parse_yaml(path: Path, text: bytes) -> Json:
     try:
         value = YAML(typ="safe", pure=True).load(text)
     except (YAMLError, UnicodeDecodeError, RecursionError) as error:
-        reason = " ".join(str(error).split())
+        # Only what is wrong and where; the rest is advice to programmers.
+        mark = getattr(error, "problem_mark", None)
+        place = f"{path}:{mark.line + 1}" if mark else path
+        reason = " ".join(str(getattr(error, "problem", error)).split())
         raise ValueError(
-            f"{path}: expected YAML of settings, got {reason}"
+            f"{place}: expected YAML of settings, got {reason}"
         ) from None
     if value is None:
         return {}

@@ -210,7 +210,7 @@ def test_the_files_of_a_target_are_those_it_is_read_from(tmp_path, rule_file):
         ("512MiB", 2**29),
         (" 3kb ", 3000),
         *[(text, None) for text in ("", "GB", "-1", "1 tonne", "1e3", "1.GB")],
-        *[(text, None) for text in ("9" * 400, "²")],
+        *[(text, None) for text in ("9" * 400, "²", "0.3", "1_0")],
     ],
 )
 def test_memory_is_a_number_with_a_unit(text, n_bytes):

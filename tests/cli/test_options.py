@@ -165,6 +165,9 @@ def test_the_text_of_help(monkeypatch):
         ("s --count", "--count: expected a value, got none"),
         ("s --count x", "--count: expected an integer, got 'x'"),
         ("s --count 0", "--count: expected 1 or more, got 0"),
+        ("s --count 1_000", "--count: expected an integer, got '1_000'"),
+        ("s --count \uff15", "--count: expected an integer, got '\uff15'"),
+        ("s --set sizes=1_0", "--set sizes: expected a tuple, got"),
         ("s --limit x", "--limit: expected a number, got 'x'"),
         ("s --kind c", "--kind: expected one of a, b or an integer, got"),
         ("s --coun 3", "--coun: expected an option, ...did you mean --count?"),
@@ -237,6 +240,16 @@ def test_a_bad_file_of_settings_is_one_line(text, problem, tmp_path):
     with pytest.raises(ValueError) as error:
         parse_options(Example, ["s", "--config", str(path)])
     assert contains(str(error.value), f"{path}: {problem}")
+
+
+def test_what_yaml_holds_twice_is_named_with_its_line_alone(tmp_path):
+    path = tmp_path / "c.yaml"
+    path.write_text("limit: 1\ncount: 1\ncount: 2\n")
+    with pytest.raises(ValueError) as error:
+        parse_options(Example, ["s", "--config", str(path)])
+    line = f"{path}:3: expected YAML of settings, got found duplicate key"
+    assert str(error.value).startswith(line)
+    assert "suppress" not in str(error.value)
 
 
 def test_a_config_json_of_a_run_is_such_a_file(programs, tmp_path):

@@ -329,6 +329,8 @@ def test_a_run_is_asked_about_the_facts_of_today(graph, runs, programs):
         assert "unknown entity 'new'" in refused(programs, *query)
         train.write_text(text + "new\tq\te1\n")
         changed = programs.json("predict", *query)
+        ranked = ("evaluate", query[0], "--max-queries", 1)
+        printed = programs.printed(*ranked)
         train.unlink()
         gone = refused(programs, *query)
         assert str(runs / "questions") in gone and str(graph) in gone
@@ -340,6 +342,7 @@ def test_a_run_is_asked_about_the_facts_of_today(graph, runs, programs):
         train.write_text(text)
     note = "1 fact new, 0 gone, 1 entity new; rules and weights are those"
     assert any(note in x for x in changed["notes"])
+    assert printed.count(note) == 1
     for found in (changed, alone):
         names = [a["entity"] for a in found["queries"][0]["answers"]]
         assert "e1" in names

@@ -83,6 +83,7 @@ def test_an_object_is_read_with_or_without_a_byte_order_mark():
         (b"5", "expected a JSON object, got 5$"),
         (b"[" * 10**5, "expected a JSON object, got "),
         (b"9" * 5000, "expected a JSON object, got "),
+        (b'{"n": 1, "n": 1}', "expected a JSON object, got 'n' twice$"),
         (b'{"n": "\xff"}', "expected UTF-8, got byte 0xff at 7$"),
     ],
 )

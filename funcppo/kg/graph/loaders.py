@@ -117,6 +117,8 @@ def load(
       ValueError: the data set does not exist or a file is wrong. The message is one line with file and line number,
         what was expected and what was read.
     """
+    if not str(name_or_path):
+        raise ValueError("data set: expected a name or a path, got no text")
     with_own = with_rules and rules is None
     dataset = _load_named(str(name_or_path), cfg, train_only, with_own)
     if rules is None:
@@ -847,9 +849,10 @@ def parquet_rows(path: Path) -> Iterator[list[str]]:
                 for row in rows:
                     yield ["" if x is None else str(x) for x in row]
     except (duckdb.Error, UnicodeDecodeError) as error:
-        text = " ".join(str(error).split())
-        problem = f"expected Parquet, got by DuckDB: {text}"
-        raise ValueError(f"{path}: {problem}") from None
+        problem = "no such file"
+        if path.is_file():
+            problem = str(error).partition("\n")[0]
+        raise ValueError(f"{path}: expected Parquet, got {problem}") from None
 
 
 def _quote_path(path: Path) -> str:

@@ -243,6 +243,9 @@ def test_an_embedded_and_a_generated_data_set_are_found_by_name():
     assert load("countries_s1").name == "countries_s1"
     for generator in GENERATORS:
         assert load(f"{generator}:120:3").name == f"{generator}:120:3"
+    assert (
+        message(load, "") == "data set: expected a name or a path, got no text"
+    )
     for name in ("clans", "clans:120:-1", "clans:1e3:0", "countries_s4"):
         problem = message(load, name)
         assert problem.startswith(f"unknown data set '{name}': expected a fold")
@@ -627,13 +630,15 @@ def test_parquet_is_read_by_the_names_of_its_columns(tmp_path):
         ("'a', 'r', ''", "g.parquet:2: expected 3 columns head<TAB>relation"),
         (r"'a', 'r', E'b\nc'", r"g.parquet:2: expected names on one line, got 'b\nc'"),
         ("'a', 'r', chr(0)", r"g.parquet:2: expected names on one line, got '\x00'"),
-        ("", "g.parquet: expected Parquet, got by DuckDB: "),
+        ("", "g.parquet: expected Parquet, got "),
+        (None, "g.parquet: expected Parquet, got no such file"),
     ],
 )  # fmt: skip
 def test_a_bad_file_of_parquet_is_one_line(tmp_path, values, problem):
     duckdb = pytest.importorskip("duckdb")
     path = tmp_path / "g.parquet"
-    path.write_text("no Parquet")
+    if values is not None:
+        path.write_text("no Parquet")
     if values:
         rows = f"SELECT 'a' AS head, 'r' AS relation, 'b' AS tail UNION ALL SELECT {values}"
         duckdb.sql(f"COPY ({rows}) TO '{path}'")
@@ -643,7 +648,7 @@ def test_a_bad_file_of_parquet_is_one_line(tmp_path, values, problem):
 def test_without_duckdb_the_error_names_the_extra(folder, monkeypatch):
     monkeypatch.setitem(sys.modules, "duckdb", None)
     (folder / "valid.txt").rename(folder / "valid.parquet")
-    assert "the extra `big`" in message(load, folder)
+    assert "pip install 'funcppo[big]'" in message(load, folder)
 
 
 # -- stored graphs
