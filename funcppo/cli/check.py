@@ -13,12 +13,10 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 from funcppo.cli.common import (
     WorkDisplay,
     bounded,
-    check_outputs,
     cut_when,
     make_console,
     open_dataset,
     print_notes,
-    set_target_threads,
     write_json,
 )
 from funcppo.cli.evaluate import Evaluate, EvaluationSetup, prepare_evaluation
@@ -84,9 +82,7 @@ class Check(TargetOptions):
         Returns:
           The exit status.
         """
-        inputs = [Path(self.details)] if self.details else []
-        check_outputs([("--json", self.json)], [*self.inputs(), *inputs])
-        set_target_threads(self.target, self.threads)
+        self.prepare(inputs=[self.details])
         is_file = self.target.endswith(".json")
         with bounded(self.seconds) as is_over:
             return self._check_proofs() if is_file else self._recount(is_over)

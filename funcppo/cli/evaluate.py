@@ -199,11 +199,10 @@ class Evaluate(ScoreOptions):
                 raise ValueError(
                     f"--{name}: expected --holes entity, got relation"
                 )
-        check_outputs([("--json", self.json)], self.inputs())
+        self.prepare()
 
         # Rank.
         start = time.perf_counter()
-        set_target_threads(self.target, self.threads)
         answerer, notes = self.open_answerer()
         from funcppo.kg.answers import TripleScorer
         from funcppo.kg.ranking import ranking

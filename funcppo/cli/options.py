@@ -35,10 +35,13 @@ from typing import (
 from funcppo.cli import exit_with_error
 from funcppo.cli.common import (
     WorkDisplay,
+    check_outputs,
     check_read_as_trained,
     data_files,
     is_run_folder,
+    select_device,
     set_quiet,
+    set_target_threads,
     tell_others,
     write_output,
 )
@@ -174,6 +177,27 @@ class TargetOptions:
         """List the files that are read, which an output must not overwrite."""
         found = data_files(self.target, self.rules)
         return found + (data_files(self.graph) if self.graph else [])
+
+    def prepare(
+        self,
+        *outputs: tuple[str, str | Path | None],
+        inputs: Sequence[str | None] = (),
+    ) -> None:
+        """Check the outputs beside --json before any work, and set the device and the threads.
+
+        Args:
+          inputs: more files that are read; None for none.
+
+        Raises:
+          ValueError: an output cannot be written, there is no such device, or the config of a run is damaged.
+        """
+        select_device(getattr(self, "device", "cpu"))
+        check_outputs(
+            [*outputs, ("--json", self.json)],
+            [*self.inputs(), *map(Path, filter(None, inputs))],
+            can_be_parquet=True,
+        )
+        set_target_threads(self.target, self.threads)
 
     def load_graph(self) -> Dataset | None:
         """Load the facts that a run is asked about; None for those of its own data set.

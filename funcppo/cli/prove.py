@@ -17,12 +17,10 @@ from funcppo.cli.common import (
     JsonObject,
     WorkDisplay,
     bounded,
-    check_outputs,
     fixpoint_progress,
     open_dataset,
     print_notes,
     print_text,
-    set_target_threads,
     write_json,
     write_output,
 )
@@ -118,8 +116,7 @@ class Prove(TargetOptions):
         Returns:
           The exit status.
         """
-        check_outputs([("--json", self.json)], self.inputs())
-        set_target_threads(self.target, self.threads)
+        self.prepare()
         query = read_query(
             open_dataset(self.target, self.rules, self.data, self.load_graph()),
             self.query,

@@ -15,12 +15,9 @@ from funcppo.cli.common import (
     JsonObject,
     WorkDisplay,
     bounded,
-    check_outputs,
     cut_when,
     lock_output,
     print_notes,
-    select_device,
-    set_target_threads,
     write_json,
 )
 from funcppo.cli.options import HIDDEN, Opt, OptionalFile, ScoreOptions
@@ -91,16 +88,13 @@ class Score(ScoreOptions):
         """
         from funcppo.kg.answers import TripleScorer
 
-        select_device(self.device)
-        inputs = [Path(self.triples)] if self.triples != "-" else []
-        outputs = [("--out", self.out), ("--json", self.json)]
-        check_outputs(outputs, self.inputs() + inputs, can_be_parquet=True)
+        triples = self.triples if self.triples != "-" else None
+        self.prepare(("--out", self.out), inputs=[triples])
         rows, has_labels = self._read()
         with (
             lock_output(self.out),
             bounded(self.seconds, self.device) as is_over,
         ):
-            set_target_threads(self.target, self.threads)
             answerer, notes = self.open_answerer()
             scorer = TripleScorer(answerer, self.explain)
             summary = self._score(answerer, scorer, rows, has_labels, is_over)

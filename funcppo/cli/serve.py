@@ -10,10 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from funcppo.cli.common import (
-    check_outputs,
     print_notes,
     select_device,
-    set_target_threads,
     write_json,
 )
 from funcppo.cli.options import HIDDEN, ScoreOptions
@@ -67,16 +65,13 @@ class Serve(ScoreOptions):
           The exit status; a signal raises instead.
         """
         for package in ("fastapi", "uvicorn", "jinja2"):
-            import_extra(package, "serve", "funcppo serve")
+            import_extra(package, "serve", "the explorer")
         from funcppo.kg.show import server
 
-        select_device(self.device)
-        inputs = self.inputs()
-        check_outputs([("--json", self.json)], inputs)
+        self.prepare()
         listener = server.open_socket(self.host, self.port)
         with listener:
             self._warn()
-            set_target_threads(self.target, self.threads)
             answerer, notes = self.open_answerer()
             print_notes(notes, most=None if self.verbose else 5)
             self._serve(listener, answerer)
