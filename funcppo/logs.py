@@ -38,6 +38,7 @@ LogFn: TypeAlias = Callable[[Row], None]
 CSV_FILE = "metrics.csv"
 TENSORBOARD_FOLDER = "tensorboard"
 EVENTS_SUFFIX = ".funcppo"  # of event files, by which the next start knows them
+_OWN_EVENTS = f"*tfevents*{EVENTS_SUFFIX}"
 # Causes of rows that are left out, which the notes of a run count.
 _NOT_LOGGED = (
     "n_nonfinite_observations",
@@ -154,24 +155,42 @@ def read_header(path: Path) -> Json:
 
 
 def take_folder(
-    folder: Path, names: Sequence[LoggerName], overwrite: bool = False
+    folder: Path,
+    names: Sequence[LoggerName],
+    run_files: Sequence[str],
+    overwrite: bool = False,
 ) -> None:
-    """Prepare a folder for the logs of a new run: remove those of an earlier one, or check that there are none.
+    """Prepare a folder for a new run: remove the logs of an earlier one, or check that there is none.
+
+    Args:
+      run_files: names of the files that the run will write.
 
     Raises:
-      ValueError: one line that names a log of another run or program.
+      ValueError: one line that names a file of another run or program.
     """
-    table, events = folder / CSV_FILE, folder / TENSORBOARD_FOLDER
     if overwrite:
-        # A run replaces metrics.jsonl itself, once its first files are written.
-        for place in (table, *events.glob(f"*tfevents*{EVENTS_SUFFIX}")):
+        # A run replaces its own files itself, once its first ones are written.
+        events = (folder / TENSORBOARD_FOLDER).glob(_OWN_EVENTS)
+        for place in (folder / CSV_FILE, *events):
             place.unlink(missing_ok=True)
         return
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"{folder}: expected a folder, got a file")
+    for name in run_files:
+        if (folder / name).exists():
+            raise ValueError(
+                f"{folder}: holds a run already, {name}: expected another folder, --resume or --overwrite"
+            )
+    check_no_logs(folder, names)
+
+
+def check_no_logs(folder: Path, names: Sequence[LoggerName]) -> None:
+    """Raise ValueError that names a log of another run or program in a folder, if there is one."""
     places = [folder / METRICS_FILE]
     if "csv" in names:
-        places.append(table)
+        places.append(folder / CSV_FILE)
     if "tensorboard" in names:
-        places += sorted(events.glob("*tfevents*"))
+        places += sorted((folder / TENSORBOARD_FOLDER).glob("*tfevents*"))
     for place in filter(Path.exists, places):
         raise ValueError(
             f"log: {place}: expected no log of another run, got one: choose another folder, or move it away"
@@ -332,7 +351,7 @@ def _open_tensorboard(
 
     # Event files cannot be cut at an update, so all of this run are written again.
     with files.named_errors(folder):
-        for path in folder.glob(f"*tfevents*{EVENTS_SUFFIX}"):
+        for path in folder.glob(_OWN_EVENTS):
             path.unlink()
         writer = SummaryWriter(str(folder), filename_suffix=EVENTS_SUFFIX)
     stack.callback(writer.close)

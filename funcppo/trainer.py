@@ -218,7 +218,7 @@ class MetricsLog:
         """
         stored = logs.read_header(self._path) if continues else {}
         if any(stored.get(name) != value for name, value in header.items()):
-            logs.take_folder(self.folder, self.names)
+            logs.check_no_logs(self.folder, self.names)
         self._header = header
         self._loggers = None
 

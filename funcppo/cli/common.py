@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import signal
 import sys
 import threading
@@ -891,6 +892,15 @@ def metrics_exported(
 
 
 # -- Ctrl-C
+
+
+def print_interrupted(console: Console, update: int, *words: object) -> None:
+    """Print the last saved update, and the command of the given words that continues from it, if there is one."""
+    line = f"interrupted after update {update}"
+    if words:
+        command = shlex.join(["funcppo", *map(str, words), "--resume"])
+        line += f"; `{command}` continues"
+    console.print(line)
 
 
 class Interrupt:

@@ -476,12 +476,6 @@ def _print_relations(console: Console, relations: Sequence[JsonObject]) -> None:
         console.print(f"... and {n_more:,} smaller relations (--json FILE)")
 
 
-def _print_files(result: JsonObject) -> None:
-    """Print the files that were written."""
-    for file in result["files"]:
-        print_text(file)
-
-
 def _print_index(result: JsonObject) -> None:
     """Print the sizes of an index and its folder."""
     print_text(

@@ -163,8 +163,6 @@ def _prepare_run(folder: Path) -> PreparedStep:
     config = read_config(folder)
     set_threads(config.threads)
     select_device(config.device)
-    # Code for another precision is other code.
-    train.set_matmul_precision(config)
     run = open_run(folder, config.device)
     if run.learner is None:
         raise ValueError(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import shlex
 import tempfile
 import time
 import warnings
@@ -23,6 +22,7 @@ from funcppo.cli.common import (
     lock_folder,
     make_console,
     make_table,
+    print_interrupted,
     print_notes,
     print_table,
     select_device,
@@ -189,7 +189,8 @@ class Rl:
             config, learner, self.log, folder, console, self.verbose
         )
         if update < rl.n_updates(config):
-            self._print_interrupted(update, console)
+            words = ("rl", "--out", self.out) if self.out else ()
+            print_interrupted(console, update, *words)
             return exit_status
         self._finish(_results(config, folder), folder, start, console)
         return 0
@@ -226,23 +227,10 @@ class Rl:
         Raises:
           ValueError: there is an earlier one, which is not to be replaced.
         """
-        take_folder(folder, self.log, self.overwrite)
+        take_folder(folder, self.log, RUN_FILES, self.overwrite)
         for name in RUN_FILES:
-            path = folder / name
-            if path.exists() and not self.overwrite:
-                raise ValueError(
-                    f"{folder}: holds a run already, {name}: expected --resume, --overwrite or another folder"
-                )
-            path.unlink(missing_ok=True)
+            (folder / name).unlink(missing_ok=True)
         write_config(config, folder)
-
-    def _print_interrupted(self, update: int, console: Console) -> None:
-        """Print the last saved update and the command that continues from it."""
-        line = f"interrupted after update {update}"
-        if self.out is not None:
-            words = ["funcppo", "rl", "--out", str(self.out), "--resume"]
-            line += f"; `{shlex.join(words)}` continues"
-        console.print(line)
 
 
 def _resume(config: RLConfig, folder: Path) -> list[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import shlex
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
@@ -27,7 +26,9 @@ from funcppo.cli.common import (
     memory_limit,
     metrics_exported,
     metrics_table,
+    print_interrupted,
     print_table,
+    resolve_device,
     select_device,
     set_caches,
     set_threads,
@@ -58,6 +59,7 @@ from funcppo.kg.config import (
     RUN_FILES,
     Note,
     RunConfig,
+    finish_start,
     read_config,
 )
 from funcppo.kg.mining import MiningConfig
@@ -168,15 +170,12 @@ class Train:
                 "DATASET: expected a data set, got none (see --help)"
             )
         set_caches(self.cache_dir)
-        return self._with_device().run_on_device(began)
+        device = resolve_device(self.settings.device)
+        settings = dataclasses.replace(self.settings, device=device)
+        program = dataclasses.replace(self, settings=settings)
+        return program._run_on_device(began)
 
-    def _with_device(self) -> Train:
-        """Return the program with a device in place of auto."""
-        from funcppo.kg.run.budget import with_device
-
-        return dataclasses.replace(self, settings=with_device(self.settings))
-
-    def run_on_device(self, began: float) -> int:
+    def _run_on_device(self, began: float) -> int:
         """Train on a device that is chosen; return the exit status.
 
         Args:
@@ -273,12 +272,9 @@ class Train:
 
     def _open_run(self, screen: Screen, run_time: RunTime) -> Run:
         """Open the run, new or at its checkpoint; from then on all processes may read its files."""
-        from funcppo.kg.run import choices, train
+        from funcppo.kg.run import train
 
         settings = self.settings
-        seconds = self.mining_seconds
-        if settings.seconds is not None:
-            seconds = min(seconds, choices.MINING_SHARE * settings.seconds)
         has_run = self.resume and _has_run_to_resume(settings.dataset, self.out)
         config = dataclasses.replace(
             settings,
@@ -287,12 +283,8 @@ class Train:
         )
         if has_run:
             train.check_continues(read_config(self.out), config, self.out)
-        elif (self.out / CONFIG_FILE).exists() and not self.overwrite:
-            raise ValueError(
-                f"{self.out}: holds a run already: expected --resume, --overwrite or another folder"
-            )
         elif not self.overwrite:
-            take_folder(self.out, self.log)
+            take_folder(self.out, self.log, RUN_FILES)
         select_device(config.device)
         with WorkDisplay("reading data", screen.console) as status:
             run_time.on_phase = tell_others(status.update)
@@ -308,11 +300,11 @@ class Train:
                     self.out,
                     run_time,
                     memory_limit=self._memory_limit,
-                    mining_seconds=seconds,
+                    mining_seconds=self.mining_seconds,
                     cache_dir=self.cache_dir,
                 )
         if self.overwrite and not has_run:  # once the new run is written
-            take_folder(self.out, self.log, overwrite=True)
+            take_folder(self.out, self.log, (), overwrite=True)
         _let_others_open()
         return run
 
@@ -399,7 +391,6 @@ class Train:
         config = run.run_config
         if problem := check_available(config.strategy, config.device):
             screen.print(problem)
-        train.set_matmul_precision(config)
         path = self.out / METRICS_FILE
         processes = distributed.current_processes()
         peers = train.connect(processes, run) if processes else None
@@ -430,7 +421,8 @@ class Train:
         # Rank 0 has written the run, with the settings that it chose and the state to go on from.
         processes.share("run")
         config = read_config(self.out)
-        _set_up_machine(config)
+        set_threads(config.threads)
+        select_device(config.device)
         run = resume_run(config, self.out)
         if run.questions is not None:  # rank 0 alone learns from them
             return
@@ -461,11 +453,8 @@ class Train:
         """Print the last saved update and the command that continues from it."""
         from funcppo.kg.run.run import saved_update
 
-        words = ["funcppo", "train", self.settings.dataset, "--out"]
-        command = shlex.join([*words, str(self.out), "--resume"])
-        console.print(
-            f"interrupted after update {saved_update(self.out)}; `{command}` continues"
-        )
+        words = ("train", self.settings.dataset, "--out", self.out)
+        print_interrupted(console, saved_update(self.out), *words)
 
     def _check_outputs(self) -> None:
         """Check the output files before any work, and that the data can be read again."""
@@ -500,6 +489,7 @@ def _has_run_to_resume(dataset: str, out: Path) -> bool:
     Raises:
       ValueError: DATASET is missing, which only a stored run can say.
     """
+    finish_start(out)
     is_stored = (out / CONFIG_FILE).is_file()
     if not is_stored and not dataset:
         read_config(out)  # raises what is missing
@@ -511,15 +501,6 @@ def _let_others_open() -> None:
     processes = distributed.current_processes()
     if processes is not None:
         processes.share("run", True)
-
-
-def _set_up_machine(config: RunConfig) -> None:
-    """Set threads, device and precision to those of a run."""
-    from funcppo.kg.run import train
-
-    set_threads(config.threads)
-    select_device(config.device)
-    train.set_matmul_precision(config)
 
 
 def _absolute_or_name(name: str) -> str:

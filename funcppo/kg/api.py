@@ -102,7 +102,7 @@ from funcppo.kg.run.subject import (
 )
 from funcppo.kg.search.task import ignore_phase
 from funcppo.kg.show import measure, report
-from funcppo.logs import LoggerName, check_loggers
+from funcppo.logs import LoggerName
 
 # What `funcppo prove` allows by default: rows that the joins of T_P make.
 MAX_PROOF_ROWS = 300_000_000
@@ -166,15 +166,15 @@ class Graph(Table):
         """Return the rules as text."""
         return [format_rule(self.dataset, rule) for rule in self.dataset.rules]
 
-    def store_settings(self, folder: Path) -> RunConfig:
-        """Return the settings of a run on this graph; write its rules to the folder where these are in no file."""
-        rules = self._rules
+    def store_settings(self, folder: Path) -> tuple[RunConfig, Path | None]:
+        """Return the settings of a run on this graph, and its rules in a file of the folder where they are in none."""
+        path = None
         if self._rules_text is not None:
-            rules = MINED_RULES_FILE
-            path = folder / rules
+            path = folder / MINED_RULES_FILE
             path.write_text(self._rules_text, encoding="utf-8")
         source = self._source or self.dataset.name
-        return RunConfig(dataset=source, rules=rules, data=self._config)
+        config = RunConfig(dataset=source, rules=self._rules, data=self._config)
+        return config, path
 
     def with_rules(self, dataset: Dataset, rules_text: str) -> Graph:
         """Return the graph with the rules of a data set, which are also given as text."""
@@ -844,8 +844,6 @@ def fit(
         raise ValueError("log: expected a folder `out` for it, got none")
     if not callable(on_update):
         raise FieldError("on_update", "a function", on_update)
-    # before rules are mined
-    check_loggers(log)
     RunConfig(dataset="", **options)
     graph = _as_graph(graph)
     device = options.get("device", RunConfig(dataset="").device)
@@ -854,23 +852,22 @@ def fit(
         _progress(progress) as on_phase,
         budget.within_memory(memory, device),
     ):
-        folder = Path(name if out is None else out)
+        folder = Path(name) / "run" if out is None else Path(out)
 
         def tell(update: int, metrics: dict[str, float]) -> None:
             on_phase(f"update {update} of PPO")
             on_update(update, metrics)
 
-        train.check_new_folder(folder)
-        graph = _with_rules(graph)
-        folder.mkdir(parents=True, exist_ok=True)
+        config, rules_file = graph.store_settings(Path(name))
         run = train.train_run(
-            dataclasses.replace(graph.store_settings(folder), **options),
+            dataclasses.replace(config, **options),
             folder,
             on_phase,
             tell,
             log=log,
             memory_limit=memory,
             dataset=graph.dataset,
+            rules_file=rules_file,
         )
     return Knowledge(run_subject(run), run, None if out is None else folder)
 
@@ -962,21 +959,6 @@ def _progress(is_shown: bool | None) -> Iterator[Callable[..., None]]:
         yield show
     finally:
         print(f"\r{'':79}", end="\r", file=sys.stderr, flush=True)
-
-
-def _with_rules(graph: Graph) -> Graph:
-    """Return the graph with rules, which are mined where it has none.
-
-    Raises:
-      ValueError: its facts support none.
-    """
-    if len(graph.dataset.rules):
-        return graph
-    mined = mine(graph, progress=False)
-    if not len(mined.dataset.rules):
-        cfg = rule_files.mining_config(graph.dataset)
-        raise ValueError(rule_files.no_rules_message(graph.dataset.name, cfg))
-    return mined
 
 
 def _as_graph(graph: Graph | object) -> Graph:

@@ -340,7 +340,7 @@ def test_a_run_is_asked_about_the_facts_of_today(graph, runs, programs):
         alone = programs.json("predict", *args)
     finally:
         train.write_text(text)
-    note = "1 fact new, 0 gone, 1 entity new; rules and weights are those"
+    note = "facts: 1 new, 0 gone; entities: 1 new; rules and weights are those"
     assert any(note in x for x in changed["notes"])
     assert printed.count(note) == 1
     for found in (changed, alone):

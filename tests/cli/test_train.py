@@ -298,6 +298,7 @@ HEIGHT_2 = "--set prover.max_height=2 --set prover.object_identity=True"
     [
         ("no_such_set --out {tmp}/x", "no_such_set"),
         ("countries_s1 --out {run}", "holds a run already"),
+        ("countries_s1 --out {other}", "a run already, checkpoint.npz"),
         ("countries_s2 {again}", "own settings: dataset: expected countri"),
         ("{new} --set ppo.n_minibatches=7", "expected a divisor of ... got 7"),
         ("- --out {run}", "DATASET -: expected a file or a name, with which"),
@@ -318,7 +319,9 @@ def test_bad_input_is_one_line_and_exit_2(
     monkeypatch.setenv("TORCH_COMPILE_DISABLE", "1")
     before = (trained / CHECKPOINT_FILE).read_bytes()
     small = [] if "ppo.n_minibatches=7" in args else SMALL
-    places = {"tmp": tmp_path, "run": trained}
+    places = {"tmp": tmp_path, "run": trained, "other": tmp_path / "other"}
+    places["other"].mkdir()
+    (places["other"] / CHECKPOINT_FILE).write_text("of another program")
     places["new"] = f"countries_s1 --out {tmp_path}/x"
     places["again"] = f"--resume --out {trained}"
     words = args.format(**places).split()

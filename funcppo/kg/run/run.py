@@ -702,8 +702,7 @@ def _check_relations(trained: Dataset, moved: Dataset) -> None:
     wanted = set(body[body > 0].tolist())
     if len(moved.rules) and wanted & set(moved.facts[:, 0].tolist()):
         return
-    names = [shorten(trained.predicates[i - 1]) for i in sorted(wanted)]
-    some = ", ".join(names[:3]) + ", ..." * (len(names) > 3)
+    some = _first_names([trained.predicates[i - 1] for i in sorted(wanted)])
     raise ValueError(
         f"{moved.name}: expected facts of relations and entities that the rules of the run name ({some}), got none"
     )
@@ -764,31 +763,31 @@ def _is_same(trained: Dataset, moved: Dataset) -> bool:
 def _describe_changes(trained: Dataset, before: Dataset, moved: Dataset) -> str:
     """Describe in one line how the facts and names differ from those of training; empty if they are the same."""
     n_same = int(_is_in(moved.facts, before.facts).sum())
+    n_new = len(moved.facts) - n_same
     n_gone = len(np.unique(trained.facts, axis=0)) - n_same
     known = index_entities(trained)
     n_entities = sum(name not in known for name in moved.entities)
     added = moved.predicates[trained.n_predicates :]
-    n_dropped = len(trained.rules) - len(moved.rules)
-    parts = [_count(len(moved.facts) - n_same, "fact", "new")]
-    parts.append(f"{n_gone:,} gone")
-    if n_entities:
-        parts.append(_count(n_entities, "entity", "new", "entities"))
-    if added:
-        names = ", ".join(map(shorten, added[:3])) + ", ..." * (len(added) > 3)
-        new = _count(len(added), "relation", "new")
-        parts.append(f"{new}, which no rule names ({names})")
-    if n_dropped:
-        parts.append(
-            _count(n_dropped, "rule", "left out for want of an entity")
-        )
-    if len(moved.facts) == n_same and not n_gone + n_entities + len(added):
+    n_left_out = len(trained.rules) - len(moved.rules)
+    if not (n_new or n_gone or n_entities or added):
         return ""
-    return f"{', '.join(parts)}; rules and weights are those of training"
+
+    parts = [f"facts: {n_new:,} new, {n_gone:,} gone"]
+    if n_entities:
+        parts.append(f"entities: {n_entities:,} new")
+    if added:
+        names = _first_names(added)
+        parts.append(
+            f"relations: {len(added):,} new, which no rule names ({names})"
+        )
+    if n_left_out:
+        parts.append(f"rules: {n_left_out:,} left out for want of an entity")
+    return "; ".join([*parts, "rules and weights are those of training"])
 
 
-def _count(n: int, noun: str, state: str, nouns: str = "") -> str:
-    """Format a number of things and what is said of them."""
-    return f"{n:,} {noun if n == 1 else nouns or noun + 's'} {state}"
+def _first_names(names: Sequence[str]) -> str:
+    """Format the first three of some names."""
+    return ", ".join(map(shorten, names[:3])) + ", ..." * (len(names) > 3)
 
 
 # -- a run at its checkpoint

@@ -33,7 +33,6 @@ from funcppo.core import files, tree
 from funcppo.core.files import Json
 from funcppo.core.host import NO_DEADLINE, Deadline
 from funcppo.core.settings import (
-    CONFIG_FILE,
     METRICS_FILE,
     check_resumed,
     write_config,
@@ -62,7 +61,6 @@ from funcppo.kg.run.choices import (
     describe_choice,
     is_better,
 )
-from funcppo.kg.run.rule_files import RuleFile
 from funcppo.kg.run.run import (
     Run,
     RunState,
@@ -272,13 +270,6 @@ def assist(
 # -- the training step
 
 
-def set_matmul_precision(config: RunConfig) -> None:
-    """Set PyTorch's precision of float32 matrix products to that of the settings."""
-    torch.set_float32_matmul_precision(
-        "high" if config.precision == "high" else "highest"
-    )
-
-
 def prepare_train_step(
     run: Run,
     earlier: Json | None = None,
@@ -302,6 +293,10 @@ def prepare_train_step(
       Exception: whatever a strategy raises that was set by name and fails.
     """
     run_config = run.run_config
+    # before anything is compiled: code for another precision is other code
+    torch.set_float32_matmul_precision(
+        "high" if run_config.precision == "high" else "highest"
+    )
     world = prover_task.training_world(run.task)
 
     # The capacity depends on the first state of the run, so that a resumed run has the same.
@@ -658,6 +653,7 @@ def begin(
     mining_seconds: float | None = None,
     cache_dir: Path | None = None,
     dataset: Dataset | None = None,
+    rules_file: Path | None = None,
 ) -> Run:
     """Start a run: write its config and checkpoint to the folder, and remove the files of an earlier run.
 
@@ -666,37 +662,41 @@ def begin(
       out: its folder.
       run_time: gets notes on what was chosen.
       memory_limit: bytes that it may take; None for no limit.
-      mining_seconds: time limit of mining, where no rules are set and the data set has none; None for the default.
+      mining_seconds: time limit of mining, where no rules are set and the data set has none; None for the default. It
+        has at most a share of the run's time.
       cache_dir: where mined rules are kept; None for the default.
       dataset: triples and rules; None to read those that the settings name.
+      rules_file: the rules of the data set, which the folder keeps; None for those that the settings name.
 
     Raises:
       ValueError: a setting does not fit, or the facts support no rule.
     """
     _check_shards(config)
     config = budget.with_device(config)
-    mined = None
     if dataset is None:
         run_time.on_phase("reading data")
         dataset = loaders.load(config.dataset, config.rules, cfg=config.data)
         run_time.end_phase("reading")
     if config.rules is None and not len(dataset.rules):
         cfg = rule_files.mining_config(dataset)
-        cfg = replace(cfg, seconds=mining_seconds or cfg.seconds)
+        most = choices.MINING_SHARE * (config.seconds or math.inf)
+        seconds = min(mining_seconds or cfg.seconds, most)
+        cfg = replace(cfg, seconds=seconds)
         if memory_limit is not None:
             rule_files.check_memory(
                 dataset, memory_limit, config.device, cfg.max_length
             )
-        mined = _mine(dataset, cfg, config, run_time, cache_dir)
-        dataset = loaders.with_rule_file(dataset, mined.path)
-        config = replace(config, rules=str(mined.path))
+        rules_file = _mine(dataset, cfg, config, run_time, cache_dir)
+        dataset = loaders.with_rule_file(dataset, rules_file)
+    if rules_file is not None:
+        config = replace(config, rules=str(rules_file))
 
     run = choices.start_run(config, dataset, run_time, memory_limit)
     run = _with_details(run, _remove_stale_parts(out))
-    if mined is not None:
+    if rules_file is not None:
         config = replace(run.run_config, rules=MINED_RULES_FILE)
         run = replace(run, run_config=config)
-    _write_start(run, out, mined and mined.path)
+    _write_start(run, out, rules_file)
     return run
 
 
@@ -706,7 +706,7 @@ def _mine(
     config: RunConfig,
     run_time: RunTime,
     cache_dir: Path | None,
-) -> RuleFile:
+) -> Path:
     """Return the file of the rules that are mined for a run.
 
     Args:
@@ -726,7 +726,7 @@ def _mine(
     run_time.end_phase("mining")
     run_time.notes.append(Note("rules", file.message))
     run_time.notes += [Note("detail", note) for note in file.notes]
-    return file
+    return file.path
 
 
 def resume(
@@ -786,19 +786,19 @@ def _check_shards(config: RunConfig) -> None:
         )
 
 
-def _write_start(run: Run, out: Path, mined: Path | None) -> None:
+def _write_start(run: Run, out: Path, rules_file: Path | None) -> None:
     """Write the files of a new run; they replace those of an earlier run at once, when all of them are written.
 
     Args:
-      mined: the rule file to copy into the folder; None if there is none.
+      rules_file: to copy into the folder; None if there is none.
     """
     with tempfile.TemporaryDirectory(
         dir=out, prefix="start-", suffix=".part"
     ) as name:
         folder = Path(name)
-        if mined is not None:
+        if rules_file is not None:
             with files.named_errors(out / MINED_RULES_FILE):
-                shutil.copyfile(mined, folder / MINED_RULES_FILE)
+                shutil.copyfile(rules_file, folder / MINED_RULES_FILE)
         write_graph(run.task, folder)
         save_checkpoint(run, folder)
         write_config(run.run_config, folder)
@@ -826,16 +826,6 @@ def _with_details(run: Run, texts: Sequence[str]) -> Run:
     return replace(run, notes=(*run.notes, *notes))
 
 
-def check_new_folder(folder: Path) -> None:
-    """Raise ValueError if a folder holds a run, or is a file."""
-    if folder.exists() and not folder.is_dir():
-        raise ValueError(f"{folder}: expected a folder, got a file")
-    if (folder / CONFIG_FILE).exists():
-        raise ValueError(
-            f"{folder}: holds a run already: expected another folder"
-        )
-
-
 def train_run(
     run_config: RunConfig,
     folder: Path,
@@ -844,6 +834,7 @@ def train_run(
     log: Sequence[LoggerName] = (),
     memory_limit: int | None = None,
     dataset: Dataset | None = None,
+    rules_file: Path | None = None,
 ) -> Run:
     """Train a new run to its last update; return it.
 
@@ -857,6 +848,7 @@ def train_run(
       log: where the lines of metrics.jsonl go too: csv, tensorboard, wandb.
       memory_limit: of the parts in which the run computes, in bytes; None for no limit.
       dataset: triples and rules; None to read those that the settings name.
+      rules_file: see `begin`.
 
     Returns:
       The run with the parameters that rank valid best.
@@ -873,9 +865,8 @@ def train_run(
         raise ValueError(
             f"fit: expected one process, got {n_processes} of torchrun, which would write into one folder"
         )
-    check_new_folder(folder)
     check_loggers(log)
-    take_folder(folder, log)
+    take_folder(folder, log, RUN_FILES)
     folder.mkdir(parents=True, exist_ok=True)
     run_time = RunTime(run_config.seconds, on_phase=on_phase)
     run = begin(
@@ -884,6 +875,7 @@ def train_run(
         run_time,
         memory_limit=memory_limit,
         dataset=dataset,
+        rules_file=rules_file,
     )
     if run.questions is not None:
         return run

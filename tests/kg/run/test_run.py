@@ -140,7 +140,7 @@ def test_names_tell_what_is_what(folders, learner):
     assert again.task.dataset.predicates[-2:] == ("aaa", "zzz")
     (note,) = [x for x in again.task.notes if " new, " in x]
     assert note == (
-        "2 facts new, 0 gone, 2 relations new, which no rule names ('aaa', 'zzz'); rules and weights are those of "
+        "facts: 2 new, 0 gone; relations: 2 new, which no rule names ('aaa', 'zzz'); rules and weights are those of "
         "training"
     )
 
@@ -158,7 +158,7 @@ def test_entities_of_other_names_have_the_same_scores(folders, learner):
     texts = [format_rule(run.task.dataset, x) for x in run.task.dataset.rules]
     assert len(texts) == 3 and not any("e1" in text for text in texts)
     (note,) = [x for x in run.task.notes if " new, " in x]
-    assert "9 entities new, 1 rule left out for want of an entity" in note
+    assert "entities: 9 new; rules: 1 left out for want of an entity" in note
     if learner == "questions":
         before, after = scores(open_run(folders / learner)), scores(run)
         for (side, h, t), value in before.items():
@@ -219,7 +219,9 @@ def test_the_source_is_read_as_it_is_now(folders, tmp_path):
     source.write_text("".join([*lines[1:], "e0\tr\tnew\n"]))
     run = open_run(folder)
     after = run.task.dataset
-    assert any("1 fact new, 1 gone, 1 entity new" in x for x in run.task.notes)
+    assert any(
+        "facts: 1 new, 1 gone; entities: 1 new" in x for x in run.task.notes
+    )
     for split in ("valid", "test"):
         was, is_ = (set(triples_of(d, [split])[0]) for d in (before, after))
         assert is_ <= was
