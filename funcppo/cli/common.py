@@ -473,7 +473,8 @@ _OWN_FILES = {
     "--csv": rb"query,|PAR1",
     "--metrics-file": rb"# HELP ",
     "--out": rb"#source_weight\t|Rule\t|[0-9]+\t[0-9]+\t[^\t]+\t.* <= |<!DOCTYPE html>|<\?xml|<svg|\x89PNG|"
-    rb'\{"rank": |query,|PAR1|head,relation,tail,probability,|\{"head": ',
+    rb'\{"rank": |query,|PAR1|head,relation,tail,probability,|\{"head": |'
+    rb"[^\n]+\nHeads: ",
 }
 
 

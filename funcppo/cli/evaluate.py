@@ -76,6 +76,8 @@ if TYPE_CHECKING:
     )
     from funcppo.kg.search.task import PhaseCallback
 
+N_WRITTEN = 100  # candidates of a query, as AnyBURL writes by default
+
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluate(ScoreOptions):
@@ -113,7 +115,8 @@ class Evaluate(ScoreOptions):
     """Candidates of each query and side: all entities, or N sampled corruptions."""
     score: str = "auto"
     """Score of a candidate. For a run: evidence if it learnt from questions; success or best-proof if from
-    proofs. For both: one by rule confidences, such as noisy-or; an unknown name lists them.
+    proofs. For both: one by rule confidences, such as noisy-or; an unknown name lists them. For a data set also a file
+    of rankings, as --out writes it, by which another system ranks.
     Default: auto, that of the run's policy or its rule score, whichever ranks valid better; for a data set the one that
     ranks its valid split best."""
     max_queries: PositiveInt | None = None
@@ -137,6 +140,8 @@ class Evaluate(ScoreOptions):
     """Continue an interrupted evaluation from the lines in the --details FILE. Default: off."""
     overwrite: bool = False
     """Replace the --details FILE if it exists. Default: off."""
+    out: OptionalFile = None
+    """Write the 100 best candidates of each query to FILE, as AnyBURL writes rankings. Default: no file."""
     proofs: Annotated[bool, HIDDEN] = True
     """Include a proof of each proved answer in the --details FILE. Default: on."""
     all_scores: Annotated[bool, HIDDEN] = False
@@ -194,7 +199,7 @@ class Evaluate(ScoreOptions):
         Raises:
           ValueError: an option of ranking entities is given.
         """
-        for name in ("details", "negatives", "resume", "overwrite"):
+        for name in ("details", "negatives", "resume", "overwrite", "out"):
             if getattr(self, name) != getattr(Evaluate, name):
                 raise ValueError(
                     f"--{name}: expected --holes entity, got relation"
@@ -236,6 +241,22 @@ class Evaluate(ScoreOptions):
         table = metrics_table(title, {result["score"]: result})
         print_table(screen.console, table)
         return 0
+
+    def open_subject(self, on_phase: PhaseCallback) -> Subject:
+        """Return what scores candidates: a file of rankings, or as other programs open it."""
+        is_file = self.holes == "entity" and Path(self.score).is_file()
+        if self.is_run or not is_file:
+            return super().open_subject(on_phase)
+        from funcppo.kg.run.subject import file_subject
+
+        self.load_graph()
+        dataset = self.load_triples()
+        return file_subject(dataset, Path(self.score), self.device)
+
+    def inputs(self) -> list[Path]:
+        """List the files that are read, which an output must not overwrite."""
+        path = Path(self.score)
+        return [*super().inputs(), *[path] * path.is_file()]
 
     def _prepare(
         self, console: Console, exporter: Exporter | None
@@ -279,6 +300,9 @@ class Evaluate(ScoreOptions):
           limits: closed when the queries are ranked.
           is_over: whether --seconds is.
         """
+        from funcppo.core.files import write_atomically
+        from funcppo.kg.ranking.evaluate import format_rankings
+
         records, n_left, interrupt = self._rank_left(setup, screen)
         n_done = len(records) // len(setup.evaluator.protocol.sides)
         n_left -= n_done
@@ -293,6 +317,12 @@ class Evaluate(ScoreOptions):
                 f"interrupted after {n_done} of {n_done + n_left} queries; --resume needs --details FILE"
             )
             return interrupt.exit_status
+        if self.out is not None:
+            dataset, split = setup.evaluator.task.dataset, self.split_of(setup)
+            text = format_rankings(records, dataset, split)
+            write_atomically(
+                Path(self.out), lambda file: file.write(text.encode())
+            )
         result = self._summarise(setup, records)
         result["total_seconds"] = time.perf_counter() - start
         write_json(self.json, result)
@@ -375,10 +405,17 @@ class Evaluate(ScoreOptions):
             ("--json", self.json),
             ("--details", self.details),
             ("--metrics-file", self.metrics_file),
+            ("--out", self.out),
         ]
-        if self.details is not None:
-            path = Path(self.details)
-            outputs.append(("--details", str(files.settings_path(path))))
+        is_file = Path(self.score).is_file()
+        if (is_file or self.out) and self.negatives != "all":
+            raise ValueError(
+                f"--negatives: expected all for a file of rankings, got {self.negatives}"
+            )
+        if is_file and self.resume:
+            raise ValueError(
+                f"--resume: expected a score by its name, got {self.score}"
+            )
         check_outputs(outputs, self.inputs())
         if self.details is not None:
             files.check_writable(
@@ -718,6 +755,7 @@ def prepare_evaluation(
             sides=ranked_sides(task),
             n_negatives=n_negatives,
             seed=options.seed,
+            n_best=N_WRITTEN if options.out else 0,
         ),
         score=subject.score,
         prove=_make_prover(subject) if with_proofs else None,
@@ -776,6 +814,7 @@ def _log_settings(
         "negatives": n_negatives,
         "seed": options.seed,
         "all_scores": options.all_scores,
+        **({"n_best": N_WRITTEN} if options.out else {}),
     }
 
 

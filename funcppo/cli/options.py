@@ -306,12 +306,17 @@ class ScoreOptions(TargetOptions):
             distributed.current_processes(),
         )
 
+    def load_triples(self) -> Dataset:
+        """Load the data set without rules, with what is changed in it before it is ranked."""
+        change = self.change_of_graph()
+        dataset = load(self.target, with_rules=False, cfg=self.data)
+        return change(dataset) if change else dataset
+
     def _load_changed(self) -> Dataset:
         """Load the data set with what is changed in it before it is ranked, and then its rules."""
-        change = self.change_of_graph()
-        if change is None:
+        if self.change_of_graph() is None:
             return load(self.target, self.rules, cfg=self.data)
-        dataset = change(load(self.target, with_rules=False, cfg=self.data))
+        dataset = self.load_triples()
         rules = Path(self.rules) if self.rules else None
         rules = rules or find_rules(Path(self.target))
         return dataset if rules is None else with_rule_file(dataset, rules)

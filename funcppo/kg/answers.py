@@ -482,7 +482,7 @@ class Answerer:
           atoms: [n, W], in any order; repetitions allowed.
         """
         scores = rank_metrics.quantise(self.log_odds(atoms, side)).tolist()
-        return [probability(score) for score in scores]
+        return [rank_metrics.probability(score) for score in scores]
 
     def explain(self, atom: Tensor, side: int) -> AnswerProof:
         """Return the proof of a derivable atom with the evidence that the score weighs for it on one side.
@@ -528,7 +528,7 @@ class Answerer:
             yield Answer(
                 rank=rank,
                 entity=names[int(entity) - 1],
-                score=probability(score),
+                score=rank_metrics.probability(score),
                 known=is_known,
                 verdict=self.verdict(is_derivable),
                 head=names[int(atom[HEAD]) - 1],
@@ -1003,7 +1003,7 @@ class TripleScorer:
         columns = (found.score, found.rank, found.is_known, found.is_derived)
         rows = zip(atoms, p, *(column.tolist() for column in columns))
         for atom, chance, scores, ranks, known, derived in rows:
-            chances = map(probability, scores)
+            chances = map(rank_metrics.probability, scores)
             verdict = self._answerer.verdict(derived)
             values = (chance, *chances, *ranks, known, verdict)
             record: Json = dict(zip(_SCORE_VALUES, values))
@@ -1167,15 +1167,6 @@ def format_query(dataset: Dataset, query: OpenQuery) -> str:
         else (query.given, variable)
     )
     return format_atom(dataset, np.array([query.predicate, *arguments]))
-
-
-def probability(score: int) -> float:
-    """Return the probability that a quantised score stands for."""
-    if score <= rank_metrics.ZERO_SCORE:
-        return 0.0
-    log_odds = score * rank_metrics.SCORE_GRID_STEP
-    smaller = 1.0 / (1.0 + math.exp(min(abs(log_odds), 700.0)))
-    return smaller if log_odds < 0 else 1.0 - smaller
 
 
 # -- records in files

@@ -1,5 +1,6 @@
 """`evaluate`: the metrics and the lines of --details, every score, its search, bad input, Ctrl-C."""
 
+import math
 import os
 import re
 import signal
@@ -101,6 +102,10 @@ def test_every_score_ranks(trained, programs, score):
         ("{s1} --device cpu --cuda-graphs manual", "--device cuda, got cpu"),
         ("{s1} --holes relation --negatives 5", "--holes entity, got relation"),
         ("{s1} --resume", "--resume, --overwrite: expected --details"),
+        ("{s1} --out {tmp}/x --negatives 5", "--negatives: expected all for"),
+        ("{s1} --score {tmp}/not.pl", "not.pl:1: expected a triple of the"),
+        ("{s1} --score {tmp}/not.pl --resume", "--resume: expected a score"),
+        ("{run} --score {tmp}/not.pl", "': expected success, best-proof"),
         ("{tmp}", "train.txt"),
         ("{run} --metrics-file {tmp}", "expected a file in a folder that exi"),
         ("{s1} --memory 1MB", "--memory 1000000: ... at least"),
@@ -266,3 +271,86 @@ def test_a_named_split_known_and_candidates(graph, runs, programs, tmp_path):
             assert programs(*asked, *settings(f"filter={paths['some']}")) == 0
     finally:
         (graph / "test_hard.txt").unlink()
+
+
+def judge(path, folder, mark):
+    """MRR and hits@10 of a file of rankings by Python sets, and both with 0 for answers that are not listed."""
+    true, entities, sums = set(), set(), np.zeros(4)
+    for split in ("train", "valid", "test"):
+        triples = [x.split("\t") for x in (folder / f"{split}.txt").open()]
+        true |= {(h, r, t.strip()) for h, r, t in triples}
+    entities = {name for h, _, t in true for name in (h, t)}
+    lists = {}  # of each question, whichever triple asks it
+    for line in path.read_text().splitlines():
+        word, _, text = line.partition(" ")
+        if word not in ("Heads:", "Tails:"):
+            h, r, t = line.split(mark)
+            continue
+        cells = text.strip().split("\t")
+        key = (word, r, t) if word == "Heads:" else (word, h, r)
+        lists.setdefault(key, {}).update(zip(cells[::2], cells[1::2]))
+    for h, r, t in [(h, r, t.strip()) for h, r, t in triples]:
+        heads = {x for x in entities if x == h or (x, r, t) not in true}
+        tails = {x for x in entities if x == t or (h, r, x) not in true}
+        for key, answer, kept in (
+            (("Heads:", r, t), h, heads),
+            (("Tails:", h, r), t, tails),
+        ):
+            listed = lists.get(key, {})
+            score = {x: float(listed.get(x, -math.inf)) for x in kept}
+            better = sum(x > score[answer] for x in score.values())
+            n_equal = [*score.values()].count(score[answer])
+            places = better + 1 + np.arange(n_equal)
+            found = np.mean([1 / places, places <= 10], 1)
+            sums += [*found, found[0] * (answer in listed), 1]
+    return sums[:3] / sums[3]
+
+
+def test_rankings_are_written_and_judged(graph, runs, programs, tmp_path):
+    """What is written of rules and of a run, and another's file, have the metrics of an evaluation by Python sets."""
+    names = ("mrr", "hits@10", "mrr_scored")
+    rules = ["--height", 1, "--score", "noisy-or"]
+    rules += settings("smoothing=5 object_identity=False")
+    for target, options in ((graph, rules), (runs / "questions", ())):
+        out = tmp_path / f"{target.name}.ranking"
+        written = programs.json("evaluate", target, *options, "--out", out)
+        found = programs.json("evaluate", graph, "--score", out)
+        expected = judge(out, graph, " ")
+        for result in (written, found):
+            values = [result[name] for name in names]
+            assert values == pytest.approx(expected, abs=1e-12)
+            assert result["n_candidates"] == written["n_candidates"]
+
+    # Another system: ties, known answers, a triple of no split, triples that are missing, any numbers.
+    lines = []
+    for line in [*(graph / "test.txt").open()][5:]:
+        lines.append(line.strip())
+        triple = lines[-1].split("\t")
+        for word, i in (("Heads: ", 0), ("Tails: ", 2)):
+            # the same list for each answer of a question
+            asked = "".join([*triple[:i], *triple[i + 1 :], word])
+            draw = np.random.default_rng([*asked.encode()])
+            chosen = draw.permutation(14)[: draw.integers(14)]
+            score = draw.integers(-3, 3, 14) / 7
+            cells = (f"e{x}\t{score[x]}\t" for x in chosen)
+            lines.append(word + "".join(cells))
+    lines += ["e0\tp\te0", "Heads: e1\t0.5"]
+    other = tmp_path / "other"
+    other.write_text("".join(f"{x}\n" for x in lines))
+    details = tmp_path / "ranks.jsonl"
+    words = ("--score", other, "--details", details)
+    found = programs.json("evaluate", graph, *words)
+    values = [found[name] for name in names]
+    assert values == pytest.approx(judge(other, graph, "\t"), abs=1e-12)
+    assert len(read_records(details)) == found["n_queries"] == 40
+    assert programs.json("check", graph, "--score", other)["checks"]
+    for text, problem in (
+        ("Heads: e0\t1", ":1: expected a triple of the data, or Heads:"),
+        ("e0 p e1\nTails: e2\t1\te3", ":2: ... got 'Tails: e2"),
+        ("e0 p e1\nTails: e2\tnan", ":2: expected"),
+        ("e0 p e1\n\nHeads: e99\t0.5", ":3: expected...('e99')"),
+        ("e0 p e1 e2", ":1: expected a triple"),
+    ):
+        other.write_text(text)
+        error = programs.refused("evaluate", graph, "--score", other)
+        assert contains(error, problem), error

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from funcppo.kg.answers import Answerer, OpenQuery, probability, read_open_query
+from funcppo.kg.answers import Answerer, OpenQuery, read_open_query
 from funcppo.kg.config import ProverTaskConfig
 from funcppo.kg.graph import loaders
 from funcppo.kg.logic.kb import HEAD, TAIL
@@ -125,12 +125,12 @@ def test_the_entity_of_a_query_may_be_no_answer(is_held, side):
 
 
 def test_a_score_is_a_probability():
-    assert probability(rank_metrics.ZERO_SCORE) == 0
-    assert probability(rank_metrics.CERTAIN_SCORE) == 1
-    assert probability(0) == 0.5
+    assert rank_metrics.probability(rank_metrics.ZERO_SCORE) == 0
+    assert rank_metrics.probability(rank_metrics.CERTAIN_SCORE) == 1
+    assert rank_metrics.probability(0) == 0.5
     log_odds = torch.tensor([-40.0, -3.0, 2.0, 12.0], dtype=torch.float64)
     for x, score in zip(log_odds, rank_metrics.quantise(log_odds).tolist()):
-        assert probability(score) == pytest.approx(
+        assert rank_metrics.probability(score) == pytest.approx(
             float(torch.sigmoid(x)), rel=1e-9
         )
 

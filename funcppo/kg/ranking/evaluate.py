@@ -27,16 +27,24 @@ import torch
 from torch import Tensor
 
 from funcppo.core import files
-from funcppo.core.files import Json, Record, RecordLog, Settings
+from funcppo.core.files import Json, Record, RecordLog, Settings, shorten
 from funcppo.core.settings import INT32_MAX
 from funcppo.core.types import F64, I64, Bool
+from funcppo.kg.graph.dataset import Dataset, index_entities
 from funcppo.kg.graph.rules import format_atom
-from funcppo.kg.logic.kb import SIDE_NAMES
+from funcppo.kg.graph.text import read_text
+from funcppo.kg.logic.derive import Questions
+from funcppo.kg.logic.kb import HEAD, SIDE_NAMES, TAIL
 from funcppo.kg.logic.proof import Proof
 from funcppo.kg.ranking import explain, rank_metrics, ranking, scoring
-from funcppo.kg.ranking.rank_metrics import ZERO_SCORE, Metrics, RankCounts
+from funcppo.kg.ranking.rank_metrics import (
+    SCORE_GRID_STEP,
+    ZERO_SCORE,
+    Metrics,
+    RankCounts,
+)
 from funcppo.kg.ranking.ranking import Ranking, RankingProtocol
-from funcppo.kg.scores.score import Score
+from funcppo.kg.scores.score import Candidates, Need, Score
 from funcppo.kg.search.task import ProverTask
 
 # version of the records and of the settings beside them
@@ -187,6 +195,15 @@ def _records(
             list(map(_none_if_zero, sorted(others, reverse=True)))
             for others in other_scores
         ]
+    if evaluator.protocol.n_best:
+        columns["best"] = [
+            "\t".join(
+                f"{dataset.entities[entity - 1]}\t{rank_metrics.probability(score)!r}"
+                for entity, score in best
+                if score > ZERO_SCORE
+            )
+            for best in ranked.best.tolist()
+        ]
     return [dict(zip(columns, row)) for row in zip(*columns.values())]
 
 
@@ -291,7 +308,8 @@ def summarise_records(
         candidates.
 
     Returns:
-      The metrics with `n_scored` counted once a query, `n_missed` (provable answers that the search did not find) and
+      The metrics with `n_scored` counted once a query, `mrr_scored` (an answer that scores 0 counts 0, as in the Eval
+      of AnyBURL), `n_missed` (provable answers that the search did not find) and
       `n_near_boundary` (records that another machine could rank otherwise).
     """
     predicate_id = {name: i for i, name in enumerate(predicates, 1)}
@@ -312,6 +330,11 @@ def summarise_records(
     metrics = ranking.summarise_rows([rows], list(predicates))
 
     # Counts that the rank counts do not hold.
+    metrics["mrr_scored"] = sum(
+        record["reciprocal_rank"]
+        for record in records
+        if record["quantised_score"] is not None
+    ) / len(records)
     metrics["n_missed"] = sum(
         record["status"] == "missed" for record in records
     )
@@ -370,6 +393,110 @@ def _parse_record(place: str, line: bytes) -> Record:
             f"{place}: side: expected one of {', '.join(sides)}, got {record['side']!r}"
         )
     return record
+
+
+# -- files of rankings, as AnyBURL writes them: a triple, then candidates with their scores, for its head and its tail
+
+
+def format_rankings(
+    records: Iterable[Record], dataset: Dataset, split: np.ndarray
+) -> str:
+    """Format the best candidates in the records of a split's queries as AnyBURL's file of rankings.
+
+    The names of a triple have spaces between them, as AnyBURL reads it, or tabs where a name has a space.
+    """
+    best: dict[str, dict[str, str]] = {}
+    for record in records:
+        relation, head, tail = split[record["query_row"], :3].tolist()
+        names = [str(dataset.entities[i - 1]) for i in (head, tail)]
+        names.insert(1, dataset.predicates[relation - 1])
+        is_plain = len(" ".join(names).split()) == 3
+        triple = (" " if is_plain else "\t").join(names)
+        best.setdefault(triple, {})[record["side"]] = record["best"]
+    return "".join(
+        f"{triple}\nHeads: {x.get('head', '')}\nTails: {x['tail']}\n"
+        for triple, x in best.items()
+    )
+
+
+class RankedFile(Score):
+    """Score that a file of rankings gives to candidates; what it does not list ties behind what it lists.
+
+    Of a question with several answers, which the file has for each, all candidates count.
+    """
+
+    needs: frozenset[Need] = frozenset()
+    takes_other_facts = False
+    ranks_all = True
+
+    def __init__(self, path: Path, dataset: Dataset) -> None:
+        """Read the file.
+
+        Raises:
+          ValueError: a line, which the message names, is of another form, has an unknown name, or no number as a score.
+        """
+        super().__init__(path.name)
+        self._lists = _read_rankings(path, dataset)
+        self._n_entities = dataset.n_constants
+        # The place of a score among all keeps any difference.
+        scores = {x for listed in self._lists.values() for x in listed.values()}
+        self._line = {x: line for line, x in enumerate(sorted(scores))}
+
+    def log_odds(self, found: Candidates) -> F64[Tensor, "L"]:
+        """Return 0 for what rules derive: without rules nothing."""
+        return torch.zeros(len(found), dtype=torch.float64)
+
+    def log_odds_of_all(self, questions: Questions) -> F64[Tensor, "Q E"]:
+        """Return the line of the grid that a score stands on, of every entity; -inf where the file does not list it."""
+        shape = len(questions.entity), self._n_entities
+        table = torch.full(shape, -torch.inf, dtype=torch.float64)
+        columns = (x.tolist() for x in questions[:3])
+        for row, key in enumerate(zip(*columns)):
+            listed = self._lists.get(key, {})
+            lines = [self._line[x] for x in listed.values()]
+            values = torch.tensor(lines, dtype=table.dtype)
+            table[row, [*listed]] = values * SCORE_GRID_STEP
+        return table
+
+
+def _read_rankings(
+    path: Path, dataset: Dataset
+) -> dict[tuple[int, int, int], dict[int, float]]:
+    """Read a file of rankings as {(relation, side, entity): {place of a candidate among entities: its score}}.
+
+    Raises:
+      ValueError: as for `RankedFile`.
+    """
+    entities = index_entities(dataset)
+    relations = {name: i for i, name in enumerate(dataset.predicates, 1)}
+    found: dict[tuple[int, int, int], dict[int, float]] = {}
+    asked: dict[str, tuple[int, int, int]] = {}
+    for number, line in enumerate(read_text(path).split("\n"), 1):
+        word, _, text = line.rstrip().partition(" ")
+        try:
+            if word in asked:
+                cells = text.split("\t") if text else []
+                names, scores = cells[::2], [*map(float, cells[1::2])]
+                places = [entities[name] - 1 for name in names]
+                listed = dict(zip(places, scores, strict=True))
+                if any(map(math.isnan, scores)):
+                    raise ValueError("nan")
+                found.setdefault(asked[word], {}).update(listed)
+            elif line.strip():
+                head, relation, tail = line.split(
+                    "\t" if "\t" in line else None
+                )
+                predicate = relations[relation]
+                asked = {
+                    "Heads:": (predicate, HEAD, entities[tail]),
+                    "Tails:": (predicate, TAIL, entities[head]),
+                }
+        except (KeyError, ValueError) as error:
+            raise ValueError(
+                f"{path}:{number}: expected a triple of the data, or Heads: or Tails: with candidates and their scores "
+                f"between tabs, got {shorten(line)} ({error})"
+            ) from None
+    return found
 
 
 N_PROBABILITY_BINS = 10

@@ -14,7 +14,7 @@ Axes: Q queries, L listed candidates of all queries together, N1 = N + 1, P1 = P
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -54,14 +54,6 @@ class RankCounts(NamedTuple):
     n_candidates: I64[Tensor, "Q"]  # all candidates, the answer included
 
 
-# Takes the scores of answers, 0 where not listed; returns the scores of all answers, and the numbers of unlisted
-# candidates that score more and the same.
-CountOthers = Callable[
-    [I64[Tensor, "Q"]],
-    tuple[I64[Tensor, "Q"], I64[Tensor, "Q"], I64[Tensor, "Q"]],
-]
-
-
 def quantise(log_odds: F64[Tensor, "..."]) -> I64[Tensor, "..."]:
     """Round scores, given by their log-odds, to the grid on which they are compared.
 
@@ -84,6 +76,15 @@ def log_score(quantised_score: int) -> float:
     return round(log_p, 4) + 0.0  # no -0.0
 
 
+def probability(quantised_score: int) -> float:
+    """Return the probability that a quantised score stands for."""
+    if quantised_score <= ZERO_SCORE:
+        return 0.0
+    logit = quantised_score * SCORE_GRID_STEP
+    smaller = 1.0 / (1.0 + math.exp(min(abs(logit), 700.0)))
+    return smaller if logit < 0 else 1.0 - smaller
+
+
 def near_boundary(
     log_odds: F64[Tensor, "..."], tolerance: float
 ) -> Bool[Tensor, "..."]:
@@ -98,18 +99,16 @@ def rank_counts_listed(
     score: I64[Tensor, "L"],
     is_answer: Bool[Tensor, "L"],
     n_candidates: I64[Tensor, "Q"],
-    count_others: CountOthers | None = None,
 ) -> tuple[RankCounts, I64[Tensor, "Q"]]:
     """Count better and equal candidates of each query from the listed ones; return the counts and the answers' scores.
 
-    Listed candidates come in any order.
+    Listed candidates come in any order; each of the others scores 0 and ties at the bottom.
 
     Args:
       query_row: row of the query that each candidate belongs to.
       score: quantised.
       is_answer: at most one a query; an answer that is not listed scores 0 too.
       n_candidates: all candidates of each query, listed or not, its answer included.
-      count_others: counts the other candidates; None: each of them scores 0 and ties at the bottom.
     """
     n_queries = len(n_candidates)
 
@@ -124,27 +123,19 @@ def rank_counts_listed(
     answer_score = torch.where(is_answer, score, ZERO_SCORE)
     answer_score = zero_scores.scatter(0, answer_row, answer_score)[:-1]
 
-    others = None
-    if count_others is not None:
-        answer_score, *others = count_others(answer_score)
-
     is_other = ~is_answer
     is_better = is_other & (score > answer_score[query_row])
     is_equal = is_other & (score == answer_score[query_row])
     n_better = _count_by_query(is_better, query_row, n_queries)
     n_equal = _count_by_query(is_equal, query_row, n_queries)
 
-    if others is None:
-        # An unlisted candidate beats only an invalid answer and ties with an answer that scores 0.
-        n_unlisted = (
-            n_candidates - 1 - _count_by_query(is_other, query_row, n_queries)
-        )
-        others = (
-            torch.where(answer_score < ZERO_SCORE, n_unlisted, 0),
-            torch.where(answer_score == ZERO_SCORE, n_unlisted, 0),
-        )
-    counts = RankCounts(n_better + others[0], n_equal + others[1], n_candidates)
-    return counts, answer_score
+    # An unlisted candidate beats only an invalid answer and ties with an answer that scores 0.
+    n_unlisted = (
+        n_candidates - 1 - _count_by_query(is_other, query_row, n_queries)
+    )
+    n_better = n_better + torch.where(answer_score < ZERO_SCORE, n_unlisted, 0)
+    n_equal = n_equal + torch.where(answer_score == ZERO_SCORE, n_unlisted, 0)
+    return RankCounts(n_better, n_equal, n_candidates), answer_score
 
 
 def ranks(counts: RankCounts) -> F64[Tensor, "Q 4"]:

@@ -36,11 +36,10 @@ from funcppo.kg.graph.dataset import Dataset
 from funcppo.kg.graph.rules import format_atom
 from funcppo.kg.logic import derive
 from funcppo.kg.logic import kb as kbase
-from funcppo.kg.logic.derive import Questions
 from funcppo.kg.logic.kb import HEAD, TAIL, FilterIndex, KBSizes, TripleIndex
 from funcppo.kg.logic.row_index import unique_rows_with_inverse
 from funcppo.kg.ranking import rank_metrics, scoring
-from funcppo.kg.ranking.rank_metrics import CountOthers, Metrics, RankCounts
+from funcppo.kg.ranking.rank_metrics import Metrics, RankCounts
 from funcppo.kg.scores.score import Score
 from funcppo.kg.search.beam import ProgressCallback, ignore_progress
 from funcppo.kg.search.task import ProverTask, with_answers
@@ -67,6 +66,7 @@ class RankingProtocol:
     # compute the scores of unprovable candidates too
     score_unprovable: bool = False
     seed: int = 0  # of the sampled corruptions
+    n_best: int = 0  # candidates of each query to return, of all entities
 
 
 class CandidateTable(NamedTuple):
@@ -98,6 +98,8 @@ class Ranking(NamedTuple):
         Tensor, "Q"
     ]  # T_P derives the answer, a fact from other facts
     answer_score: I64[Tensor, "Q"]  # quantised score of the answer
+    # entities and quantised scores of the best candidates, as far as asked for
+    best: I64[Tensor, "Q k 2"]
     listed_score: I64[Tensor, "L"]  # quantised score of a listed candidate
     listed_row: I64[Tensor, "L"]  # the row that it is a candidate of, below Q
     is_answer: Bool[Tensor, "L"]  # it is the answer itself
@@ -130,6 +132,7 @@ class ListedQueries(NamedTuple):
     by_side: bool  # they are of each side
     true_triples: TripleIndex  # which are no candidates
     pool: I64[Tensor, "E"]  # the entities to rank against
+    n_best: int  # candidates to return
 
 
 def rank_split(
@@ -283,6 +286,7 @@ def list_queries(
         by_side=by_side,
         true_triples=filter_index.true_triples,
         pool=pool,
+        n_best=protocol.n_best,
     )
 
 
@@ -312,15 +316,9 @@ def rank_listed(
     # Each side's part of the scores gives the counts of its queries.
     listed_score = rank_metrics.quantise(log_odds)[row]
     parts = listed_score.split([len(table.query_row) for table in tables])
-    counts, answer_scores = zip(
+    counts, answer_scores, best = zip(
         *(
-            rank_metrics.rank_counts_listed(
-                table.query_row,
-                part,
-                table.is_answer,
-                table.n_candidates,
-                score and _other_counter(listed, table, side, score),
-            )
+            _rank_side(listed, table, side, part, score)
             for table, part, side in zip(tables, parts, sides)
         )
     )
@@ -335,6 +333,7 @@ def rank_listed(
         relation=queries[:, 0].long().repeat(n_sides),
         answer_provable=torch.cat([table.answer_provable for table in tables]),
         answer_score=torch.cat(answer_scores),
+        best=torch.cat(best),
         listed_score=listed_score,
         listed_row=torch.cat(
             [table.query_row + i * n_queries for i, table in enumerate(tables)]
@@ -347,74 +346,82 @@ def rank_listed(
     )
 
 
-def _other_counter(
-    listed: ListedQueries, table: CandidateTable, side: int, score: Score
-) -> CountOthers | None:
-    """Return what counts the candidates of a side that are not listed; None if the score does not rank them."""
-    n_listed = torch.bincount(table.query_row, minlength=len(listed.queries))
-    if not score.ranks_all or torch.equal(n_listed, table.n_candidates):
-        return None
-    return partial(count_others, listed, table, side, score.log_odds_of_all)
-
-
-def count_others(
+def _rank_side(
     listed: ListedQueries,
     table: CandidateTable,
     side: int,
-    log_odds_of_all: Callable[[Questions], F64[Tensor, "n E"]],
-    answer_score: I64[Tensor, "Q"],
-) -> tuple[I64[Tensor, "Q"], I64[Tensor, "Q"], I64[Tensor, "Q"]]:
-    """Count the candidates that are not listed against the answers, a chunk of the questions at a time.
+    listed_score: I64[Tensor, "L"],
+    score: Score | None,
+) -> tuple[RankCounts, I64[Tensor, "Q"], I64[Tensor, "Q k 2"]]:
+    """Rank the answers of a side; return the counts, the scores of the answers, and the best candidates.
+
+    Candidates that are not listed tie at the bottom, unless the score ranks them: then a chunk of the questions at a
+    time is ranked among all entities, and also where the best candidates are asked for.
 
     Args:
-      answer_score: quantised; 0 for an answer that is not listed.
-
-    Returns:
-      The score of every answer, and the numbers of candidates that score more and the same.
+      listed_score: quantised, of the candidates of the table.
     """
+    n_listed = torch.bincount(table.query_row, minlength=len(listed.queries))
+    is_all_listed = torch.equal(n_listed, table.n_candidates)
+    ranks_others = score is not None and score.ranks_all and not is_all_listed
+    if not (ranks_others or listed.n_best):
+        counts, answer_score = rank_metrics.rank_counts_listed(
+            table.query_row, listed_score, table.is_answer, table.n_candidates
+        )
+        return counts, answer_score, counts[0].new_zeros(len(n_listed), 0, 2)
     queries = listed.queries.long()
     questions = derive.open_questions(queries, side)
     _, row = unique_rows_with_inverse(queries[:, [0, HEAD + TAIL - side]])
     order = torch.argsort(row, stable=True)
-    parts = [torch.stack([answer_score[:0]] * 3)]
-    for rows in order.split(max(1, MAX_CHUNK_SCORES // len(listed.pool))):
-        first, last = int(row[rows[0]]), int(row[rows[-1]])
-        asked = derive.select_questions(questions, slice(first, last + 1))
-        values = log_odds_of_all(asked).to(rows.device)
-        line = rank_metrics.quantise(values)[row[rows] - first]
-        own = line.gather(1, queries[rows, side, None] - 1).squeeze(1)
-        is_listed = answer_score[rows] > rank_metrics.ZERO_SCORE
-        own = torch.where(is_listed, answer_score[rows], own)
-        is_other = _unlisted_candidates(listed, table, side, rows)
-        n_better = (is_other & (line > own[:, None])).sum(1)
-        n_equal = (is_other & (line == own[:, None])).sum(1)
-        parts.append(torch.stack([own, n_better, n_equal]))
-    own, n_better, n_equal = torch.cat(parts, 1)[:, torch.argsort(order)]
-    return own, n_better, n_equal
+    place = torch.argsort(order)[table.query_row]
+    n_entities = int(listed.true_triples.base) - 1
+    parts: list[tuple[Tensor, ...]] = []
+    size = max(1, MAX_CHUNK_SCORES // len(listed.pool))
+    for start in range(0, max(len(order), 1), size):
+        rows = order[start : start + size]
+        line = torch.full(
+            (len(rows), n_entities), rank_metrics.ZERO_SCORE, device=rows.device
+        )
+        if score is not None and ranks_others and len(rows):
+            first, last = int(row[rows[0]]), int(row[rows[-1]])
+            asked = derive.select_questions(questions, slice(first, last + 1))
+            values = score.log_odds_of_all(asked).to(rows.device)
+            line = rank_metrics.quantise(values)[row[rows] - first]
+        is_here = (place >= start) & (place < start + size)
+        cell = place[is_here] - start, table.atom[is_here, side] - 1
+        line = line.index_put(cell, listed_score[is_here])
+        parts.append(_rank_entities(listed, queries[rows], side, line))
+    n_better, n_equal, own, best = (
+        torch.cat(column)[torch.argsort(order)] for column in zip(*parts)
+    )
+    counts = RankCounts(n_better, n_equal, table.n_candidates)
+    return counts, own, best
 
 
-def _unlisted_candidates(
+def _rank_entities(
     listed: ListedQueries,
-    table: CandidateTable,
+    queries: I64[Tensor, "Q W"],
     side: int,
-    rows: I64[Tensor, "n"],
-) -> Bool[Tensor, "n E"]:
-    """Return which entities are candidates of the queries in `rows`, not listed and not their answers."""
-    queries = listed.queries[rows].long()
+    line: I64[Tensor, "Q E"],
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Rank the answers of some queries by the quantised scores of all entities.
+
+    Returns:
+      The numbers of better and of equal candidates, the scores of the answers, and the best candidates.
+    """
     known = kbase.list_answers(listed.true_triples, queries, side)
-    place = torch.full_like(listed.queries[:, 0], -1, dtype=torch.int64)
-    place = place.scatter(0, rows, torch.arange(len(rows), device=rows.device))
-    is_here = place[table.query_row] >= 0
-    row = [place[table.query_row[is_here]], known.query_row, place[rows]]
-    entity = [table.atom[is_here, side].long(), known.entity, queries[:, side]]
-    base = int(listed.true_triples.base)
-    is_candidate = torch.zeros(base, dtype=torch.bool, device=rows.device)
-    is_candidate = is_candidate.index_fill(0, listed.pool, True)
-    is_candidate = is_candidate.repeat(len(rows), 1)
-    taken = torch.zeros((), dtype=torch.bool, device=rows.device)
-    return is_candidate.index_put((torch.cat(row), torch.cat(entity)), taken)[
-        :, 1:
-    ]
+    answer = queries[:, side, None] - 1
+    is_candidate = torch.zeros_like(line, dtype=torch.bool)
+    is_candidate = is_candidate.index_fill(1, listed.pool - 1, True)
+    taken = torch.zeros((), dtype=torch.bool, device=line.device)
+    cell = known.query_row, known.entity - 1
+    is_candidate = is_candidate.index_put(cell, taken).scatter(1, answer, True)
+    own = line.gather(1, answer)
+    n_better = (is_candidate & (line > own)).sum(1)
+    n_equal = (is_candidate & (line == own)).sum(1) - 1
+    line = torch.where(is_candidate, line, rank_metrics.INVALID_SCORE)
+    values, best = line.topk(min(listed.n_best, line.shape[1]))
+    return n_better, n_equal, own[:, 0], torch.stack([best + 1, values], 2)
 
 
 def _repeat(sides: Sequence[int], like: Sequence[Tensor]) -> I64[Tensor, "n"]:

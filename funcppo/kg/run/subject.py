@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import time
 from dataclasses import replace
+from pathlib import Path
 from typing import NamedTuple
 
 from funcppo.core.host import NO_DEADLINE, Deadline
@@ -12,6 +13,7 @@ from funcppo.kg.config import CHOICE_SECONDS, Note, ProverTaskConfig
 from funcppo.kg.graph.dataset import Dataset
 from funcppo.kg.graph.rules import check_horn
 from funcppo.kg.ranking import scoring
+from funcppo.kg.ranking.evaluate import RankedFile
 from funcppo.kg.ranking.ranking import selection_metric
 from funcppo.kg.run import held_out
 from funcppo.kg.run.budget import RunTime
@@ -202,6 +204,17 @@ def dataset_subject(
     value = value or parse(rule_score)
     task = scoring.with_score_counts(task, value, on_phase)
     return Subject(task, value, None, [*notes, *build_notes, *count_notes])
+
+
+def file_subject(dataset: Dataset, path: Path, device: str) -> Subject:
+    """Return a data set without rules with the score that a file of rankings gives; raises as `RankedFile` does."""
+    cfg = ProverTaskConfig(max_height=1, smoothing=0.0, object_identity=False)
+    score = RankedFile(path, dataset)
+    dataset = replace(dataset, rules=dataset.rules[:0], rule_counts=None)
+    task = build_task(
+        dataset, cfg, device, with_derivations=False, needs_rules=False
+    )
+    return Subject(task, score, None, [])
 
 
 def _with_height(

@@ -163,6 +163,7 @@ def build_task(
     *,
     with_derivations: bool = True,
     as_guide: bool = False,
+    needs_rules: bool = True,
     deadline: Deadline = NO_DEADLINE,
     plan: RulePlan | None = None,
     counts: RuleCounts | None = None,
@@ -181,6 +182,7 @@ def build_task(
       with_derivations: index the rules that derive each atom, which searches and training by proofs read. At height 1
         each query derives its own answers without.
       as_guide: for a policy that orders searches and ranks nothing, see `ProverTask.is_guide`.
+      needs_rules: it is an error where there are none.
       plan: what the rules of the data set fire from, on the host; None to make it where it is needed.
       counts: of the rules, which confidences are computed from; None to count them over the facts.
 
@@ -190,7 +192,7 @@ def build_task(
     """
     settings = proof_settings(cfg)
     check_horn(dataset)
-    if not len(dataset.rules):
+    if needs_rules and not len(dataset.rules):
         raise ValueError(
             f"{dataset.name}: expected rules (--rules FILE, as `funcppo mine` writes it, or rules.txt), got none"
         )

@@ -21,7 +21,6 @@ from funcppo.kg.answers import (
     OpenQuery,
     calibrate,
     format_query,
-    probability,
 )
 from funcppo.kg.config import RESULTS_FILE, RunConfig
 from funcppo.kg.graph.rules import format_atom, format_rule
@@ -29,7 +28,7 @@ from funcppo.kg.logic import prove
 from funcppo.kg.logic.fixpoint import Verdict
 from funcppo.kg.logic.kb import HEAD, TAIL
 from funcppo.kg.logic.proof import Proof
-from funcppo.kg.ranking import evaluate, ranking, scoring
+from funcppo.kg.ranking import evaluate, rank_metrics, ranking, scoring
 from funcppo.kg.ranking.explain import (
     MAX_FACT_PROOF_ROWS,
     prove_from_other_facts,
@@ -295,7 +294,7 @@ def query_entry(
         described = {
             "question": format_query(dataset, query),
             "rank": 1 + n_better + n_equal / 2,
-            "score": probability(int(ranked.answer_score[place])),
+            "score": rank_metrics.probability(int(ranked.answer_score[place])),
             "n_better": n_better,
             "n_candidates": n_candidates,
         }

@@ -97,9 +97,13 @@ def test_entities_without_a_proof_are_ranked(family, n_levels, is_above, chunk):
     """As if all candidates were listed: in chunks, with ties, below and among what rules derive."""
     hashed, split = hashed_score(n_levels), family.dataset.test[::4].copy()
     split[::2, TAIL] = np.roll(split[::2, TAIL], 1)  # mostly wrong
-    listed = ranking.list_split(family, split, RankingProtocol(), by_side=True)
+    best = RankingProtocol(n_best=5)
+    listed = ranking.list_split(family, split, best, by_side=True)
     every = ranking.list_split(
         family, split, RankingProtocol(score_unprovable=True), by_side=True
+    )
+    every_entity = torch.cat(
+        [x.atom[:, side] for x, side in zip(every.tables, every.sides)]
     )
     shift = 3.0 if is_above else -60.0
     hashed.ranks_all = True
@@ -128,6 +132,13 @@ def test_entities_without_a_proof_are_ranked(family, n_levels, is_above, chunk):
     assert torch.equal(found.answer_score, expected.answer_score)
     assert torch.equal(found.answer_provable, expected.answer_provable)
     assert not found.answer_provable.all()
+    # The best candidates are those of the longer list.
+    for row, best in enumerate(found.best.tolist()):
+        is_of_row = expected.listed_row == row
+        values = expected.listed_score[is_of_row]
+        assert [x for _, x in best] == sorted(values.tolist())[:-6:-1]
+        pairs = zip(every_entity[is_of_row].tolist(), values.tolist())
+        assert {*map(tuple, best)} <= {*pairs}
 
 
 @given(st.integers(1, 50), st.booleans())
