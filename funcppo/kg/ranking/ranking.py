@@ -363,12 +363,28 @@ def _rank_side(
     """
     n_listed = torch.bincount(table.query_row, minlength=len(listed.queries))
     is_all_listed = torch.equal(n_listed, table.n_candidates)
-    ranks_others = score is not None and score.ranks_all and not is_all_listed
-    if not (ranks_others or listed.n_best):
-        counts, answer_score = rank_metrics.rank_counts_listed(
-            table.query_row, listed_score, table.is_answer, table.n_candidates
-        )
-        return counts, answer_score, counts[0].new_zeros(len(n_listed), 0, 2)
+    if score is not None and (is_all_listed or not score.ranks_all):
+        score = None
+    if score is not None or listed.n_best:
+        return _rank_among_all(listed, table, side, listed_score, score)
+    counts, answer_score = rank_metrics.rank_counts_listed(
+        table.query_row, listed_score, table.is_answer, table.n_candidates
+    )
+    return counts, answer_score, counts[0].new_zeros(len(n_listed), 0, 2)
+
+
+def _rank_among_all(
+    listed: ListedQueries,
+    table: CandidateTable,
+    side: int,
+    listed_score: I64[Tensor, "L"],
+    score: Score | None,
+) -> tuple[RankCounts, I64[Tensor, "Q"], I64[Tensor, "Q k 2"]]:
+    """Rank the answers of a side among all entities, as `_rank_side` does.
+
+    Args:
+      score: of the candidates that are not listed; None where they score 0.
+    """
     queries = listed.queries.long()
     questions = derive.open_questions(queries, side)
     _, row = unique_rows_with_inverse(queries[:, [0, HEAD + TAIL - side]])
@@ -379,14 +395,18 @@ def _rank_side(
     size = max(1, MAX_CHUNK_SCORES // len(listed.pool))
     for start in range(0, max(len(order), 1), size):
         rows = order[start : start + size]
+
+        # Scores of all entities, as if no rule derived them.
         line = torch.full(
             (len(rows), n_entities), rank_metrics.ZERO_SCORE, device=rows.device
         )
-        if score is not None and ranks_others and len(rows):
+        if score is not None and len(rows):
             first, last = int(row[rows[0]]), int(row[rows[-1]])
             asked = derive.select_questions(questions, slice(first, last + 1))
             values = score.log_odds_of_all(asked).to(rows.device)
             line = rank_metrics.quantise(values)[row[rows] - first]
+
+        # What is listed has its own score.
         is_here = (place >= start) & (place < start + size)
         cell = place[is_here] - start, table.atom[is_here, side] - 1
         line = line.index_put(cell, listed_score[is_here])
@@ -416,6 +436,7 @@ def _rank_entities(
     taken = torch.zeros((), dtype=torch.bool, device=line.device)
     cell = known.query_row, known.entity - 1
     is_candidate = is_candidate.index_put(cell, taken).scatter(1, answer, True)
+
     own = line.gather(1, answer)
     n_better = (is_candidate & (line > own)).sum(1)
     n_equal = (is_candidate & (line == own)).sum(1) - 1
