@@ -325,14 +325,12 @@ def value_loss(
     """
     if cfg.value_clip_eps is not None:
         clip_eps = torch.full_like(clip_eps, cfg.value_clip_eps)
-    change = torch.clamp(value - old_value, -clip_eps, clip_eps)
-    plain_error = (value - target) ** 2
-    clipped_error = (old_value + change - target) ** 2
-    error = {
-        "plain": plain_error,
-        "clipped_only": clipped_error,
-        "clipped_max": torch.maximum(plain_error, clipped_error),
-    }[cfg.value_loss]
+    error = (value - target) ** 2
+    if cfg.value_loss != "plain":
+        change = torch.clamp(value - old_value, -clip_eps, clip_eps)
+        clipped = (old_value + change - target) ** 2
+        is_max = cfg.value_loss == "clipped_max"
+        error = torch.maximum(error, clipped) if is_max else clipped
     return (0.5 if cfg.half_value_loss else 1.0) * mean(error)
 
 

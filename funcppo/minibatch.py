@@ -25,7 +25,7 @@ from funcppo import losses, optim
 from funcppo.config import Config
 from funcppo.core import tree
 from funcppo.core.settings import reads_scalars_apart
-from funcppo.core.tree import keeps_loops, scan
+from funcppo.core.tree import is_eager, keeps_loops, scan
 from funcppo.core.types import F32, I64, Bool, Obs, Params, Scan, Tree
 from funcppo.losses import (
     Batch,
@@ -180,10 +180,14 @@ def loss_gradient(
     if isinstance(batch.sequence, losses.Sequence) and keeps_loops():
         sequences = select_rows(cfg, batch, rows)
         return sequence_gradient(cfg, world, params, sequences, scalars)
-    loss = partial(minibatch_loss, cfg, world)
-    grads, (_, metrics) = grad_and_value(loss, has_aux=True)(
-        params, batch, rows, scalars
-    )
+
+    def loss(params: Params) -> tuple[Tensor, LossMetrics]:
+        return minibatch_loss(cfg, world, params, batch, rows, scalars)
+
+    if is_eager():
+        grads, (_, metrics) = tree.grad_and_value(loss, params)
+        return grads, metrics
+    grads, (_, metrics) = grad_and_value(loss, has_aux=True)(params)
     return cast(Params, grads), cast(LossMetrics, metrics)
 
 

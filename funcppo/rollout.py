@@ -20,7 +20,7 @@ from torch import Tensor
 from funcppo.config import Config
 from funcppo.core import random, tree
 from funcppo.core.settings import reads_scalars_apart
-from funcppo.core.tree import graph_scan, scan
+from funcppo.core.tree import graph_scan, is_eager, scan
 from funcppo.core.types import (
     F32,
     I64,
@@ -575,8 +575,9 @@ def rollout_step(
 
     # The statistics of a finished row start again, as its environment does.
     done = timestep.terminated | timestep.truncated
-    next_stats = tree.map(
-        lambda x: torch.where(done, 0, x).to(x.dtype), episode_stats
+    next_stats = EpisodeStats(
+        torch.where(done, 0.0, episode_stats.total_reward),
+        torch.where(done, 0, episode_stats.length),
     )
     next_memory = reset_memory(agent, done, memory)
     return RolloutState(next_state, next_stats, next_memory), transition
@@ -637,4 +638,7 @@ def unroll(
       The state after the last step, and the transitions [T, B, ...].
     """
     step = partial(rollout_step, cfg, world, params)
-    return scan(step, rollout_state, random_inputs)
+    if not is_eager():
+        return scan(step, rollout_state, random_inputs)
+    with random.drawing_ahead(random_inputs.action_key, random_inputs.step_key):
+        return scan(step, rollout_state, random_inputs)

@@ -126,9 +126,9 @@ def global_norm(tree: object) -> Tensor:
 def grad_and_value(
     loss: Callable[[Tree], Value], tree: Tree
 ) -> tuple[Tree, Value]:
-    """Compute the gradient of a loss in a tree, and its value, by the autograd engine.
+    """Compute the gradient of a loss in a tree, and its value, by the autograd engine, where that works (`is_eager`).
 
-    `torch.func.grad` imports Dynamo, which takes seconds.
+    `torch.func.grad` takes longer for each tensor of a loss, and its first call imports Dynamo, which takes seconds.
 
     Args:
       loss: returns a scalar, or a scalar and a tree of others.
@@ -317,8 +317,9 @@ def scan(body: ScanBody[Carry, X, Y], carry: Carry, xs: X) -> tuple[Carry, Y]:
       The carry after the last turn, and the outputs stacked along a leading axis.
     """
     ys: list[Y] = []
-    for x_leaves in zip(*(leaf.unbind() for leaf in leaves(xs))):
-        carry, y = body(carry, unflatten(xs, list(x_leaves)))
+    inputs, spec = _optree.tree_flatten(xs)
+    for x_leaves in zip(*(leaf.unbind() for leaf in inputs)):
+        carry, y = body(carry, spec.unflatten(x_leaves))
         ys.append(y)
     return carry, map(_stack, *ys)
 
@@ -356,10 +357,16 @@ def _clone_leaves(x: object) -> list[Tensor]:
 
 def keeps_loops() -> bool:
     """Return whether `graph_scan` works here: in a compiled function, not under `torch.vmap` or `torch.func.grad`."""
-    return (
-        compiler.is_compiling()
-        and not torch._C._are_functorch_transforms_active()  # pyright: ignore[reportPrivateUsage]
-    )
+    return compiler.is_compiling() and not _is_transformed()
+
+
+def is_eager() -> bool:
+    """Return whether code runs as it stands: in no compiled function, under no `torch.vmap` nor `torch.func.grad`."""
+    return not compiler.is_compiling() and not _is_transformed()
+
+
+def _is_transformed() -> bool:
+    return torch._C._are_functorch_transforms_active()  # pyright: ignore[reportPrivateUsage]
 
 
 def length(stacked: object) -> int:

@@ -251,6 +251,8 @@ def call_on_host(
     Raises:
       ValueError: the call is part of a graph.
     """
+    if tree.is_eager():
+        return list(call(*tensors))
     if torch.compiler.is_compiling():
         raise ValueError(
             "step: expected a call outside of compiled functions and CUDA graphs: the environment steps on the host"

@@ -502,10 +502,6 @@ class _Trial:
         loss = self.parts.minibatch_loss
         compiled = build_minibatch_step(strategy, step, loss, self._compile)
         eager = self.parts.minibatch_step
-        if strategy == "forward":
-            # which networks that `torch.func` cannot differentiate have, too
-            gradient = partial(_gradient_by_autograd, loss)
-            eager = partial(eager, gradient_fn=gradient)
         check_update(
             partial(compiled, *args),
             partial(eager, *args),

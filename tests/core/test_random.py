@@ -31,12 +31,30 @@ def test_threefry_gives_the_published_known_answers(k, x, y):
     assert tuple(int(v) for v in got) == y
 
 
-def test_a_draw_and_a_gradient_import_no_compiler():
-    code = "import sys; from funcppo import random; from funcppo.core import tree; "
-    code += "x = random.uniform(random.key(0), (3,)); "
-    code += "gradient, _ = tree.grad_and_value(lambda x: (x * x).sum(), x); assert gradient.equal(2 * x); "
-    code += "sys.exit('torch._dynamo' in sys.modules)"
+def test_an_eager_run_imports_no_compiler():
+    code = "import sys, funcppo as fp; sizes = dict(n_envs=4, n_steps=4); "
+    code += "ppo = fp.ppo(env=fp.envs.cartpole(), network=fp.nets.mlp(4), **sizes); "
+    code += "fp.train(ppo, 16); sys.exit('torch._dynamo' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize("n", [1, random.MAX_NUMBERS_AHEAD + 1])
+def test_rows_of_keys_draw_ahead_what_each_draws_by_itself(n, monkeypatch):
+    """Of a view of keys, too; and all of them are drawn in one call, unless a row draws many numbers."""
+    keys = random.split(random.split(random.key(3), 5), 2)[:, 1]
+    samplers = (random.bits, random.uniform, random.normal, random.gumbel)
+    want = [[f(key, (n,)) for f in samplers] for key in keys.clone()]
+    rows = []
+    count = lambda *words: (rows.append(len(words[0])), threefry(*words))[1]
+    threefry = random.threefry2x32
+    monkeypatch.setattr(random, "threefry2x32", count)
+    with random.drawing_ahead(keys):
+        got = [[f(key, (n,)) for f in samplers] for key in keys.unbind()]
+        other = random.bits(random.key(3), (n,))
+    for x, y in zip(want, got):
+        assert all(map(torch.equal, x, y))
+    assert rows.count(5) == (len(samplers) if n == 1 else 0)
+    assert other.equal(random.bits(random.key(3), (n,)))
 
 
 def test_integers_and_uniforms_equal_jax_exactly():

@@ -209,7 +209,7 @@ class Cube(torch.autograd.Function):
 @pytest.mark.parametrize(
     "backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.long)]
 )
-def test_a_network_of_the_autograd_engine_alone_is_compiled_forward(backend):
+def test_a_network_of_the_autograd_engine_alone_is_compiled(backend):
     """Its updates are those of the same network in PyTorch's own operators."""
 
     def network(cube, *args):
@@ -221,7 +221,7 @@ def test_a_network_of_the_autograd_engine_alone_is_compiled_forward(backend):
         for cube in (Cube.apply, lambda x: x**3)
     )
     parts, record = select(backend=backend, cfg=by_engine)
-    assert record.strategy == "forward"
+    assert record.strategy != "eager"
     assert_learns_the_same(parts, 1e-4, by_engine, by_operators)
 
 
