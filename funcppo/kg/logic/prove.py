@@ -6,9 +6,9 @@ before goals. Rows of a body are sets of tuples: a goal that trickles costs micr
 comprehension. T_P (`fixpoint`) is for what is asked of all atoms.
 
 `prove_ground` gives the verdict on a ground atom; `failed_rules` tells what each rule lacks for an atom that is not
-proved. `proof_by_rule` gives the proof of an atom by a given rule and facts. `from_model` builds a proof from a
-function that derives one goal at a time, along decreasing height; `from_trace` replays a search's choices. Nothing here
-recurses, so proofs may be thousands of nodes deep.
+proved. `proof_by_rule` gives the proof of an atom by a given rule and facts. `assemble` builds a proof from a function
+that derives one goal at a time; `from_trace` replays a search's choices. Nothing here recurses, so proofs may be
+thousands of nodes deep.
 
 `fact_heights` finds the heights of facts that are proved from other facts: a fact does not count in its own proof. At
 height 1 the rules that derive the facts are found by open queries. The others are proved one after the other; a bound
@@ -23,7 +23,7 @@ import math
 import operator
 import sys
 import time
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import (
     Callable,
     Collection,
@@ -95,6 +95,9 @@ from funcppo.kg.logic.row_index import (
 # The clause that resolves the leftmost goal: its kind, its id, and the probability of this choice under the policy;
 # None if no policy made it.
 Choice = tuple[Literal["rule", "fact"], int, float | None]
+# the last step of a derivation: the id of a rule, None for a fact; its body; and the probability of this choice
+LastStep = tuple[int | None, Iterable[Atom], float | None]
+FACT: LastStep = None, (), None
 # rows of joins to decide which of some facts other facts prove
 MAX_FACT_ROWS = 100_000_000
 
@@ -102,51 +105,55 @@ MAX_FACT_ROWS = 100_000_000
 # -- proofs
 
 
-def from_model(
+def assemble(
     rules: Sequence[Sequence[Atom]],
     n_constants: int,
-    derive: Callable[[Atom], tuple[int, Iterable[Atom]] | None],
     root: Atom,
+    derive: Callable[[Atom], LastStep],
+    *,
+    is_tree: bool = False,
+    bind: Callable[[Atom], Atom] = lambda atom: atom,
 ) -> Proof:
-    """Build a proof of an atom from a model; each distinct subgoal is proved once.
+    """Build a proof of an atom from the last step of the derivation of each goal.
 
     Args:
       rules: head first, by id; atoms with predicate 0 are padding.
       n_constants: a term above is a variable.
-      derive: the last step of a derivation of a goal: the id of a rule, and a ground body of atoms of smaller height;
-        None for a fact.
       root: the atom to prove.
-
-    Returns:
-      The proof; its nodes are in breadth-first order of their goals, without probabilities.
+      derive: the last step of a derivation of a goal.
+      is_tree: each goal is proved anew, leftmost first; otherwise each distinct goal is proved once, breadth first.
+      bind: replaces the variables of a goal by what they stand for in the end.
     """
-    positions = {root: 0}
     goals = [root]
-    nodes: list[Node] = []
+    positions = {root: 0}
+    open_ = deque([0])
+    steps: dict[int, tuple[int | None, float | None, tuple[int, ...]]] = {}
 
-    for goal in goals:  # grows while it is traversed
-        rule, found = derive(goal) or (None, ())
-        body = [tuple(int(term) for term in atom) for atom in found]
-        clause = () if rule is None else rules[rule]
-        bound = _substitution(clause, [goal, *body], n_constants)
+    while open_:
+        position = open_.pop() if is_tree else open_.popleft()
+        rule, body, probability = derive(goals[position])
+        n_before, children = len(goals), []
         for atom in body:
-            if atom not in positions:
+            known = None if is_tree else positions.get(atom)
+            children.append(len(goals) if known is None else known)
+            if known is None:
                 positions[atom] = len(goals)
                 goals.append(atom)
-        children = tuple(positions[atom] for atom in body)
-        nodes.append(Node(goal, rule, bound, None, children))
+        new = range(n_before, len(goals))
+        open_.extend(reversed(new) if is_tree else new)
+        steps[position] = rule, probability, tuple(children)
+
+    nodes: list[Node] = []
+    goals = [bind(goal) for goal in goals]
+    for position, goal in enumerate(goals):
+        rule, probability, children = steps[position]
+        binding: dict[int, int] = {}
+        if rule is not None:
+            for pattern, i in zip(rules[rule], (position, *children)):
+                binding.update(zip(pattern[1:], goals[i][1:]))
+        bound = sorted(x for x in binding.items() if x[0] > n_constants)
+        nodes.append(Node(goal, rule, tuple(bound), probability, children))
     return Proof(nodes=tuple(nodes))
-
-
-def _substitution(
-    clause: Sequence[Atom], atoms: Iterable[Atom], n_constants: int
-) -> tuple[tuple[int, int], ...]:
-    """Return the constants of a clause's variables where its atoms are the given ones."""
-    binding: dict[int, int] = {}
-    for pattern, atom in zip(clause, atoms):
-        binding.update(zip(pattern[1:], atom[1:]))
-    pairs = (pair for pair in binding.items() if pair[0] > n_constants)
-    return tuple(sorted(pairs))
 
 
 def from_trace(
@@ -154,8 +161,7 @@ def from_trace(
 ) -> Proof:
     """Build the proof that leftmost resolution reaches by the given choices; the root never counts as a fact.
 
-    Each choice resolves the leftmost open goal with a rule or a fact; then every open goal that is a fact becomes a
-    leaf.
+    A choice resolves the leftmost goal that is not a fact.
 
     Args:
       root: the atom to prove; may hold variables.
@@ -167,39 +173,27 @@ def from_trace(
     n_constants, rules = clauses.sizes.n_constants, clauses.rules
     width = max(n_constants, *root, *(max(a) for r in rules for a in r))
     binding: dict[int, int] = {}
-    nodes = [Node(root, None, (), None, ())]
-    open_goals = [0]  # positions of nodes, leftmost goal first
-    for step, (kind, index, probability) in enumerate(choices, 1):
-        at, *others = open_goals
+    left = enumerate(choices, 1)
+
+    def derive(goal: Atom) -> LastStep:
+        """Return the next choice as the last step for a goal, unless the goal is a fact."""
+        goal = _bind(binding, goal)
+        if goal != root and clauses.facts_among([goal]):
+            return FACT
+        step, (kind, index, probability) = next(left)
         is_rule = kind == "rule"
         fact = clauses.kb.facts[index : index + 1]
         clause = rules[index] if is_rule else atom_tuples(fact)
 
         # Rename the variables of the clause to ids that neither the root nor a step before has.
         terms = {term for atom in clause for term in atom[1:]}
-        variables = sorted(t for t in terms if t > n_constants)
-        renaming = {v: v + step * width for v in variables}
+        renaming = {v: v + step * width for v in terms if v > n_constants}
         head, *body = (substitute_atom(atom, renaming) for atom in clause)
-        goal = _bind(binding, nodes[at].goal)
-        binding |= most_general_unifier(head, goal, n_constants) or {}
+        binding.update(most_general_unifier(head, goal, n_constants) or {})
+        return index if is_rule else None, body, probability
 
-        # Add a node for each atom of the body, which takes the goal's place.
-        children = tuple(range(len(nodes), len(nodes) + len(body)))
-        rule = index if is_rule else None
-        substitution = tuple(renaming.items())
-        nodes[at] = Node(goal, rule, substitution, probability, children)
-        nodes += [Node(atom, None, (), None, ()) for atom in body]
-        found = {i: _bind(binding, nodes[i].goal) for i in (*children, *others)}
-        facts = clauses.facts_among({*found.values()} - {root})
-        open_goals = [i for i, goal in found.items() if goal not in facts]
-    return Proof(nodes=tuple(_bind_node(binding, node) for node in nodes))
-
-
-def _bind_node(binding: Mapping[int, int], node: Node) -> Node:
-    """Return a node with the variables of its goal and of its substitution's terms replaced."""
-    variables, terms = zip(*((0, 0), *node.substitution))
-    pairs = tuple(zip(variables[1:], _bind(binding, terms)[1:]))
-    return replace(node, goal=_bind(binding, node.goal), substitution=pairs)
+    bind = partial(_bind, binding)
+    return assemble(rules, n_constants, root, derive, is_tree=True, bind=bind)
 
 
 def _bind(binding: Mapping[int, int], atom: Atom) -> Atom:
@@ -1329,28 +1323,25 @@ class _Tables:
         self.clauses.limits = Limits(budget=budget)
         try:
             derive = partial(self.derive, budget)
-            rules = self.clauses.rules
-            return from_model(rules, self.n_constants, derive, atom)
+            return assemble(self.clauses.rules, self.n_constants, atom, derive)
         finally:
             self.clauses.limits = self.limits
 
-    def derive(
-        self, budget: RowBudget, atom: Atom
-    ) -> tuple[int, tuple[Atom, ...]] | None:
-        """Return a rule that derives a held atom, and its ground body; None for a fact.
+    def derive(self, budget: RowBudget, atom: Atom) -> LastStep:
+        """Return the last step of a derivation of a held atom.
 
         The rule is the first in file order whose body holds in an earlier round.
         """
         budget.spend(0)
         before = self.held.get(atom[0], {}).get(_arguments(atom), 0)
         if not before:
-            return None
+            return FACT
         find = partial(self.find_before, before)
         for rule in self.clauses.rules_of(atom[0]):
             for body in self.clauses.bodies(
                 rule, atom, self.object_identity, find, budget
             ):
-                return rule.id, body
+                return rule.id, body, None
         raise AssertionError(f"{list(atom)}: held without a derivation")
 
     def is_fact(self, atom: Atom) -> bool:
@@ -1582,7 +1573,7 @@ def proof_by_rule(
     ):
         ways = [(0, rule, body)]
         proof = _build_tree(
-            clauses, atom, ways, {rule: probability}, lambda _: True
+            clauses, atom, ways, {rule: probability}, atom.__ne__
         )
         return checked(clauses, proof, object_identity)
     return None
@@ -1824,23 +1815,17 @@ def _build_tree(
     is_fact: Callable[[Atom], bool],
 ) -> Proof:
     """Build the proof of a root whose goals, leftmost first, are derived in the given ways."""
-    nodes = [Node(root, None, (), None, ())]
-    open_goals = [0]
+    left = iter(ways)
 
-    for _, rule, body in ways:
-        position, n = open_goals.pop(), len(nodes)
-        goal = nodes[position].goal
-        atoms = (goal, *body)
-        bound = _substitution(
-            clauses.rules[rule], atoms, clauses.sizes.n_constants
-        )
-        children = tuple(range(n, n + len(body)))
-        nodes[position] = Node(goal, rule, bound, probability[rule], children)
+    def derive(goal: Atom) -> LastStep:
+        """Return the next way to derive a goal, unless it is a fact."""
+        if is_fact(goal):
+            return FACT
+        _, rule, body = next(left)
+        return rule, body, probability[rule]
 
-        nodes += [Node(atom, None, (), None, ()) for atom in body]
-        derived = [i for i in children if not is_fact(nodes[i].goal)]
-        open_goals += reversed(derived)
-    return Proof(nodes=tuple(nodes))
+    n_constants = clauses.sizes.n_constants
+    return assemble(clauses.rules, n_constants, root, derive, is_tree=True)
 
 
 # -- what the rules lack

@@ -143,4 +143,5 @@ def proved_by_model(program):
 
 def modelled(program, derive, root):
     """The proof of a root by `derive`."""
-    return prove.from_model(program.rules, program.n_constants, derive, root)
+    last_step = lambda atom: (*(derive(atom) or (None, ())), None)
+    return prove.assemble(program.rules, program.n_constants, root, last_step)
