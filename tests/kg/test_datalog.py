@@ -326,8 +326,9 @@ def assert_absent(dataset, answers, random, object_identity=False):
         (number[name, len(args)], *(ids[x] for x in args))
         for name, args in answers
     ]
+    facts = [*map(tuple, dataset.facts.tolist())]
     conditions = proof.Conditions(
-        map(tuple, dataset.facts.tolist()),
+        lambda p: [fact for fact in facts if fact[0] == p],
         dataset.rules.tolist(),
         comparison_tests(dataset),
         dataset.n_constants,

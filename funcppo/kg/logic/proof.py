@@ -263,6 +263,9 @@ def _is_comparison(atom: Sequence[int]) -> bool:
 
 # -- conditions
 
+# a goal with a rule for it, the atoms of its body that are left, and the constants of its variables
+_Row = tuple[Atom, list[Atom], tuple[Atom, ...], dict[int, int]]
+
 
 class Conditions:
     """Which conditions hold: by the facts and rules, whose goals and answers are kept (tabling).
@@ -270,13 +273,14 @@ class Conditions:
     A goal is an atom in which 0 stands for any constant.
 
     Args:
+      facts: those of a predicate.
       comparisons: the test of two constants of each comparison, by its predicate.
       spend: is called as the work goes on; what it raises ends the work.
     """
 
     def __init__(
         self,
-        facts: Iterable[Atom],
+        facts: Callable[[int], Iterable[Atom]],
         rules: Rules,
         comparisons: Mapping[int, Callable[[int, int], bool]],
         n_constants: int,
@@ -289,9 +293,7 @@ class Conditions:
         for rule in rules:
             atoms = [tuple(atom) for atom in rule if atom[0]]
             self.rules[atoms[0][0]].append(atoms)
-        self.facts: dict[int, list[Atom]] = defaultdict(list)
-        for fact in facts:
-            self.facts[fact[0]].append(fact)
+        self.facts = facts
         # facts by predicate and places, and by their constants there
         self.indices: dict[Atom, dict[Atom, set[Atom]]] = {}
         self.is_derivable: dict[Atom, bool] = {}  # by goal
@@ -321,28 +323,51 @@ class Conditions:
         return not self.is_derivable[goal]
 
     def _solve(self, root: Atom) -> bool:
-        """Return whether a goal has an answer."""
-        answers = {root: self._matching_facts(root)}
-        users: dict[Atom, dict[Atom, None]] = defaultdict(dict)
-        active: dict[Atom, None] = {root: None}
-
-        def ask(goal: Atom, user: Atom) -> set[Atom]:
-            """Return the answers of a goal so far; more of them make its user active."""
-            if goal[0] not in self.rules:
-                return self._matching_facts(goal)
-            if goal not in answers:
-                answers[goal] = self._matching_facts(goal)
-                active[goal] = None
-            users[goal][user] = None
-            return answers[goal]
-
-        while active and not answers[root]:
-            goal, _ = active.popitem()
-            new = {*self._derive(goal, ask)} - answers[goal]
-            if new:
-                answers[goal] = answers[goal] | new
-                active |= users[goal]
+        """Return whether a goal has an answer; each answer meets each row that waits for it once."""
+        answers: dict[Atom, set[Atom]] = {}
+        # the rows that wait for answers to a goal, and rows to go on with
+        waiting: dict[Atom, list[tuple[Atom, _Row]]] = defaultdict(list)
+        rows = self._open(root, answers)
+        while rows and not answers[root]:
+            self.spend()
+            goal, rule, atoms, binding = rows.pop()
+            if atoms:
+                # The atom of which most is known comes next.
+                atom = min(atoms, key=lambda a: self._bind(a, binding).count(0))
+                asked = self._bind(atom, binding)
+                left = tuple(other for other in atoms if other is not atom)
+                if asked[0] in self.rules and asked not in answers:
+                    rows += self._open(asked, answers)
+                found = answers.get(asked) or self._matching_facts(asked)
+                row = goal, rule, left, binding
+                rows += self._longer_rows(row, atom, found)
+                if asked in answers:
+                    waiting[asked].append((atom, row))
+            elif self._satisfies(rule, binding):
+                new = {self._bind(rule[0], binding)} - answers[goal]
+                answers[goal] |= new
+                for pattern, row in waiting[goal]:
+                    rows += self._longer_rows(row, pattern, new)
         return bool(answers[root])
+
+    def _open(self, goal: Atom, answers: dict[Atom, set[Atom]]) -> list[_Row]:
+        """Add a goal to the answers; return the rows of its rules, the first rule last, which is the next to go on."""
+        answers[goal] = {*self._matching_facts(goal)}
+        return [
+            (goal, rule, tuple(atom for atom in rule[1:] if atom[0] > 0), row)
+            for rule in reversed(self.rules.get(goal[0], ()))
+            for row in self._match(rule[0], [goal], {})
+        ]
+
+    def _longer_rows(
+        self, row: _Row, pattern: Atom, found: Iterable[Atom]
+    ) -> list[_Row]:
+        """Return the rows that atoms which match a pattern make of a row."""
+        goal, rule, left, binding = row
+        return [
+            (goal, rule, left, longer)
+            for longer in self._match(pattern, found, binding)
+        ]
 
     def _matching_facts(self, goal: Atom) -> set[Atom]:
         """Return the facts that match a goal."""
@@ -350,32 +375,9 @@ class Conditions:
         index = self.indices.get((goal[0], *places))
         if index is None:
             index = self.indices[goal[0], *places] = defaultdict(set)
-            for fact in self.facts[goal[0]]:
+            for fact in self.facts(goal[0]):
                 index[tuple(fact[i] for i in places)].add(fact)
         return index.get(tuple(goal[i] for i in places), set())
-
-    def _derive(
-        self, goal: Atom, ask: Callable[[Atom, Atom], set[Atom]]
-    ) -> Iterator[Atom]:
-        """Yield the atoms that rules give for a goal by the answers so far."""
-        for rule in self.rules.get(goal[0], ()):
-            rows = [*self._match(rule[0], [goal], {})]
-            atoms = [atom for atom in rule[1:] if atom[0] > 0]
-            while atoms and rows:
-                self.spend()
-                # The atom of which most is known comes next.
-                atom = min(atoms, key=lambda a: self._bind(a, rows[0]).count(0))
-                atoms.remove(atom)
-                rows = [
-                    found
-                    for row in rows
-                    for found in self._match(
-                        atom, ask(self._bind(atom, row), goal), row
-                    )
-                ]
-            for row in rows:
-                if self._satisfies(rule, row):
-                    yield self._bind(rule[0], row)
 
     def _bind(self, atom: Atom, row: Mapping[int, int]) -> Atom:
         """Return an atom with its variables replaced by their constants, or by 0 without one."""

@@ -132,28 +132,43 @@ def assemble(
     while open_:
         position = open_.pop() if is_tree else open_.popleft()
         rule, body, probability = derive(goals[position])
-        n_before, children = len(goals), []
+        n_before = len(goals)
+        children: list[int] = []
         for atom in body:
-            known = None if is_tree else positions.get(atom)
-            children.append(len(goals) if known is None else known)
-            if known is None:
-                positions[atom] = len(goals)
+            place = len(goals)
+            if not is_tree:
+                place = positions.setdefault(atom, place)
+            children.append(place)
+            if place == len(goals):
                 goals.append(atom)
         new = range(n_before, len(goals))
         open_.extend(reversed(new) if is_tree else new)
         steps[position] = rule, probability, tuple(children)
 
-    nodes: list[Node] = []
     goals = [bind(goal) for goal in goals]
-    for position, goal in enumerate(goals):
-        rule, probability, children = steps[position]
-        binding: dict[int, int] = {}
-        if rule is not None:
-            for pattern, i in zip(rules[rule], (position, *children)):
-                binding.update(zip(pattern[1:], goals[i][1:]))
-        bound = sorted(x for x in binding.items() if x[0] > n_constants)
-        nodes.append(Node(goal, rule, tuple(bound), probability, children))
+    nodes = [
+        _make_node(rules, n_constants, goal, steps[position], goals)
+        for position, goal in enumerate(goals)
+    ]
     return Proof(nodes=tuple(nodes))
+
+
+def _make_node(
+    rules: Sequence[Sequence[Atom]],
+    n_constants: int,
+    goal: Atom,
+    step: tuple[int | None, float | None, tuple[int, ...]],
+    goals: Sequence[Atom],
+) -> Node:
+    """Return the node of a goal: its rule, with the constants of the rule's variables, its probability and children."""
+    rule, probability, children = step
+    binding: dict[int, int] = {}
+    if rule is not None:
+        atoms = (goal, *(goals[child] for child in children))
+        for pattern, atom in zip(rules[rule], atoms):
+            binding.update(zip(pattern[1:], atom[1:]))
+    pairs = (pair for pair in binding.items() if pair[0] > n_constants)
+    return Node(goal, rule, tuple(sorted(pairs)), probability, children)
 
 
 def from_trace(
@@ -652,22 +667,17 @@ class Clauses:
         return conditions
 
     def checker(
-        self,
-        conditions: Iterable[Atom],
-        object_identity: bool,
-        budget: RowBudget,
+        self, object_identity: bool, budget: RowBudget
     ) -> Callable[[Atom], bool]:
-        """Return a test of ground conditions that reads the facts and rules below them, and none of the tables."""
-        needed = [-c[0] for c in conditions if c[0] not in OPERATORS]
-        for predicate in needed:  # grows while it is traversed
-            for rule in self.rules_of(predicate):
-                atoms = rule.body + rule.conditions
-                used = {abs(a[0]) for a in atoms if a[0] not in OPERATORS}
-                needed += used.difference(needed)
-        spans = (self._fact_offsets[p : p + 2] for p in needed)
-        facts = (atom_tuples(self.kb.facts[slice(*span)]) for span in spans)
+        """Return a test of ground conditions that reads facts and rules, and none of the tables."""
+
+        def facts_of(predicate: int) -> list[Atom]:
+            """Return the facts of a predicate."""
+            span = self._fact_offsets[predicate : predicate + 2]
+            return atom_tuples(self.kb.facts[slice(*span)])
+
         return Conditions(
-            chain(*facts),
+            facts_of,
             self.rules,
             self.comparisons,
             self.sizes.n_constants,
@@ -1530,9 +1540,8 @@ def checked(
     """
     leaves = {node.goal for node in proof.nodes if node.rule is None}
     deadline = budget.deadline if budget else NO_DEADLINE
-    conditions = [goal for goal in leaves if goal[0] < 0]
     holds = clauses.checker(
-        conditions, object_identity, RowBudget(sys.maxsize, deadline=deadline)
+        object_identity, RowBudget(sys.maxsize, deadline=deadline)
     )
     errors = check_proof(
         proof,

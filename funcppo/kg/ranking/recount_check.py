@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -588,8 +588,15 @@ def compare_proof_file(path: Path, dataset: Dataset) -> Comparison:
     facts = set(map(tuple, dataset.facts.tolist()))
     rules, n_constants = dataset.rules.tolist(), dataset.n_constants
     object_identity = settings.get("object_identity") is True
+    facts_of: dict[int, list[proof.Atom]] = defaultdict(list)
+    for fact in facts:
+        facts_of[fact[0]].append(fact)
     conditions = proof.Conditions(
-        facts, rules, comparison_tests(dataset), n_constants, object_identity
+        facts_of.__getitem__,
+        rules,
+        comparison_tests(dataset),
+        n_constants,
+        object_identity,
     )
     check = partial(
         proof.check_proof,

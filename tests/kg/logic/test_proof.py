@@ -171,7 +171,8 @@ def ages_errors(proof, *more_facts):
     facts = {tuple(fact) for fact in AGES.facts.tolist()}
     facts |= {tuple(parse_query(AGES, fact).tolist()) for fact in more_facts}
     rules, n = AGES.rules.tolist(), AGES.n_constants
-    conditions = proof_.Conditions(facts, rules, comparison_tests(AGES), n)
+    facts_of = lambda p: [fact for fact in facts if fact[0] == p]
+    conditions = proof_.Conditions(facts_of, rules, comparison_tests(AGES), n)
     limits = {"max_height": 1, "leave_one_out": True, "n_constants": n}
     return proof_.check_proof(
         proof, facts, rules, holds=conditions.hold, **limits
@@ -229,9 +230,24 @@ def test_a_proof_with_a_changed_condition_is_rejected(position, change):
 
 def test_a_program_without_strata_gives_no_absent_atom():
     rules = [[(1, 1, 0), (-2, 1, 0)], [(2, 1, 0), (-1, 1, 0)]]
-    conditions = proof_.Conditions([], rules, {}, 1)
+    conditions = proof_.Conditions(lambda p: (), rules, {}, 1)
     assert not conditions.hold((-1, 1, 0))
     assert conditions.hold((-3, 1, 0))
+
+
+def test_the_checker_tests_each_row_of_a_recursive_rule_once():
+    n, compared, calls = 50, -(1 << 30), []
+    x, y, z = range(n + 1, n + 4)
+    facts = {1: [], 2: [(2, i, i + 1) for i in range(1, n - 1)]}
+    step = [(1, x, y), (1, x, z), (2, z, y), (compared, z, y)]
+    conditions = proof_.Conditions(
+        facts.__getitem__,
+        [[(1, x, y), (2, x, y)], step],
+        {compared: lambda *pair: calls.append(pair) or True},
+        n,
+    )
+    assert conditions.hold((-1, 1, n))
+    assert n - 3 == len(calls) == len({*calls})
 
 
 def test_the_checker_imports_nothing_of_the_package():
