@@ -1,4 +1,4 @@
-"""The metrics log of a run, metrics.jsonl, and the same rows for CSV, TensorBoard and Weights & Biases.
+"""The metrics log of a run, metrics.jsonl, and the same rows for CSV, TensorBoard, Weights & Biases and MLflow.
 
 metrics.jsonl has a first line with the format version, then one line for each update: `truncate` makes it ready to be
 continued, `append` adds the line of an update, `read` returns all of them. `open_loggers` makes the other logs from it,
@@ -12,6 +12,7 @@ import csv
 import dataclasses
 import io
 import json
+import logging
 import math
 import numbers
 import os
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 
 
 Row = Json  # numbers and texts of one update, by name
-LoggerName = Literal["jsonl", "csv", "tensorboard", "wandb"]
+LoggerName = Literal["jsonl", "csv", "tensorboard", "wandb", "mlflow"]
 LogFn: TypeAlias = Callable[[Row], None]
 CSV_FILE = "metrics.csv"
 TENSORBOARD_FOLDER = "tensorboard"
@@ -275,7 +276,7 @@ def check_loggers(names: Sequence[LoggerName]) -> None:
     """
     for name in names:
         check_value("log", LoggerName, name)
-        if name in ("tensorboard", "wandb"):
+        if name in ("tensorboard", "wandb", "mlflow"):
             import_extra(name, name, f"--log {name}")
     if "wandb" in names and not _has_wandb_account():
         raise FieldError("log", _WANDB_ACCOUNT, "none")
@@ -301,15 +302,15 @@ def open_loggers(
 
     Args:
       names: which; jsonl is metrics.jsonl itself and adds nothing.
-      folder: of the run; receives metrics.csv, tensorboard/ and wandb/.
+      folder: of the run; receives metrics.csv, tensorboard/, wandb/ and mlflow.db.
       rows: the lines of metrics.jsonl so far, which these logs get first.
-      settings: of the run, for W&B.
+      settings: of the run, for W&B and MLflow.
 
     Yields:
       Functions that log the row of an update.
 
     Raises:
-      FieldError: a name is unknown, a package is missing, or W&B has no account.
+      FieldError: a name is unknown, a package is missing, W&B has no account, or MLflow does not answer.
       OSError: a file cannot be written.
     """
     check_loggers(names)
@@ -321,8 +322,9 @@ def open_loggers(
             elif name == "tensorboard":
                 path = folder / TENSORBOARD_FOLDER
                 opened.append(_open_tensorboard(path, rows, stack))
-            elif name == "wandb":
-                opened.append(_open_wandb(folder, rows, settings, stack))
+            elif name in ("wandb", "mlflow"):
+                connect = _open_wandb if name == "wandb" else _open_mlflow
+                opened.append(connect(folder, rows, settings, stack))
         yield opened
 
 
@@ -394,6 +396,46 @@ def _open_wandb(
         raise FieldError("log", _WANDB_ACCOUNT, reason) from None
     stack.callback(run.finish)
     return lambda row: run.log(_scalars(row), step=row["update"])
+
+
+def _open_mlflow(
+    folder: Path,
+    rows: Sequence[Row],
+    settings: Mapping[str, Any],
+    stack: ExitStack,
+) -> LogFn:
+    """Return a function that logs a row to MLflow, at MLFLOW_TRACKING_URI or in the folder's mlflow.db."""
+    import mlflow
+
+    logging.getLogger("mlflow").setLevel(logging.WARNING)
+    place = f"sqlite:///{folder.absolute() / 'mlflow.db'}"
+    id_file = folder / "mlflow-id.txt"
+    is_known = bool(rows) and id_file.exists()
+    try:
+        mlflow.set_tracking_uri(os.environ.get("MLFLOW_TRACKING_URI", place))
+        mlflow.set_experiment(
+            os.environ.get("MLFLOW_EXPERIMENT_NAME", "funcppo")
+        )
+        run = mlflow.start_run(
+            run_id=id_file.read_text() if is_known else None,
+            run_name=folder.name,
+            nested=mlflow.active_run() is not None,
+        )
+    except mlflow.exceptions.MlflowException as error:
+        reason = " ".join(str(error).split())
+        raise FieldError("log", "a place for MLflow", reason) from None
+    stack.callback(mlflow.end_run)
+
+    def log(row: Row) -> None:
+        mlflow.log_metrics(_scalars(row), step=row["update"])
+
+    if not is_known:
+        with files.named_errors(id_file):
+            id_file.write_text(run.info.run_id)
+        mlflow.log_params(dict(settings))
+        for row in rows:
+            log(row)
+    return log
 
 
 def _scalars(row: Row) -> dict[str, float]:

@@ -194,7 +194,7 @@ class MetricsLog:
 
         Args:
           folder: created if it is missing.
-          names: csv, tensorboard or wandb, which go to the folder too.
+          names: csv, tensorboard, wandb or mlflow, which go to the folder too.
 
         Raises:
           FieldError: a name is unknown or a package is missing.

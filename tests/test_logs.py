@@ -206,12 +206,36 @@ def test_a_run_of_wandb_goes_on_under_its_id(tmp_path, monkeypatch):
     ]
 
 
+def test_a_run_of_mlflow_goes_on_under_its_id(tmp_path, monkeypatch):
+    mlflow = pytest.importorskip("mlflow")
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    write(tmp_path, ROWS[1:2], ["mlflow"], earlier=ROWS[:1])
+    write(tmp_path, ROWS[2:], ["mlflow"], earlier=ROWS[:2])
+    (run,) = mlflow.search_runs(output_format="list")
+    assert run.info.run_name == tmp_path.name and run.data.params["steps"]
+    client = mlflow.MlflowClient()
+    found = {
+        name: [
+            (one.step, one.value)
+            for one in client.get_metric_history(run.info.run_id, name)
+        ]
+        for name in run.data.metrics
+    }
+    assert found == {
+        "valid_metric": [(0, 0.25), (2, 0.5)],
+        "loss": [(1, 1.5)],
+    }
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "nowhere://x")
+    with pytest.raises(FieldError, match=r"log: expected a place for MLflow"):
+        write(tmp_path, [], ["mlflow"])
+
+
 def test_an_unknown_logger_is_refused_and_a_missing_package_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.raises(ValueError, match=r"--log wandb .*'funcppo\[wandb\]'"):
         logs.check_loggers(["csv", "wandb"])
     with pytest.raises(FieldError, match=r"log: expected one of jsonl, csv,"):
-        logs.check_loggers(["mlflow"])  # type: ignore[list-item]
+        logs.check_loggers(["neptune"])  # type: ignore[list-item]
 
 
 @pytest.mark.parametrize("key", [True, False])

@@ -1,21 +1,23 @@
 """Build the wheel and the source archive, and try them as somebody who installs them does.
 
-    python experiments/checks/wheel.py
+    python experiments/checks/wheel.py [PYTHON ...]        with each of these; by default with that of this program
 
 Needs the packages build and twine. It checks the metadata (`twine check --strict`), that the wheel holds every file of
 the package that is in git, that the wheel without extras imports no optional package, that programs without their extra
 name it, and that the wheel with the extra `cli` trains and predicts. Exit status 1 if a check fails.
 """
 
-import argparse
+import shlex
 import subprocess
 import sys
 import tempfile
-import venv
 import zipfile
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # project root
+
+from experiments.paths import ROOT, make_parser
+
 CONSTRAINTS = ROOT / "constraints.txt"
 # uses the core, then prints the optional packages that were imported
 CORE = """
@@ -26,38 +28,34 @@ graph = fp.load("countries_s1")
 learner = fp.ppo(env=fp.envs.cartpole(), network=fp.nets.mlp(4), n_envs=8, n_steps=8)
 learner.step(learner.init(fp.random.key(0)))
 optional = {"rich", "filelock", "ruamel", "matplotlib", "fastapi"}
-optional |= {"prometheus_client", "tensorboard", "wandb"}
+optional |= {"prometheus_client", "tensorboard", "wandb", "mlflow"}
 print("core imports", sorted(optional & set(sys.modules)))
 """
 # for each extra a command that needs it beside the extra cli
 LACKING = {
-    "plot": ["report", "countries_s1", "--plot", "curves", "--out", "x.svg"],
-    "serve": ["serve", "countries_s1"],
-    "metrics": ["train", "countries_s1", "--out", "r", "--metrics-port", "1"],
-    "tensorboard": [
-        "train",
-        "countries_s1",
-        "--out",
-        "r",
-        "--log",
-        "tensorboard",
-    ],
-    "wandb": ["train", "countries_s1", "--out", "r", "--log", "wandb"],
+    "plot": "report countries_s1 --plot curves --out x.svg",
+    "serve": "serve countries_s1",
+    "metrics": "train countries_s1 --out r --metrics-port 1",
+    "tensorboard": "train countries_s1 --out r --log tensorboard",
+    "wandb": "train countries_s1 --out r --log wandb",
+    "mlflow": "train countries_s1 --out r --log mlflow",
 }
+TRAIN = "train countries_s1 --out run --steps 512 --learner proofs --set ppo.n_envs=8 --set n_validations=1"
+PREDICT = "predict run 'locatedIn(france, X)' --known"
 
 
 class CheckError(Exception):
     """Something is not as it should be."""
 
 
-def run(*words: object, cwd: Path, status: int = 0) -> str:
+def run(command: str, *words: object, cwd: Path, status: int = 0) -> str:
     """The output of a command.
 
     Raises:
       CheckError: it ends with another status.
     """
     done = subprocess.run(
-        [str(word) for word in words],
+        [*shlex.split(command), *map(str, words)],
         cwd=cwd,
         text=True,
         stdout=subprocess.PIPE,
@@ -65,7 +63,7 @@ def run(*words: object, cwd: Path, status: int = 0) -> str:
     )
     if done.returncode != status:
         raise CheckError(
-            f"{words}: status {done.returncode}, expected {status}\n{done.stdout}"
+            f"{command} {words}: status {done.returncode}, expected {status}\n{done.stdout}"
         )
     return done.stdout
 
@@ -82,98 +80,67 @@ def check(condition: bool, text: str) -> None:
 
 
 def build(folder: Path) -> Path:
-    """The wheel, built from the source archive, both checked by twine."""
-    run(sys.executable, "-m", "build", "--outdir", folder, ROOT, cwd=folder)
+    """The wheel, built from the source archive, both checked by twine; it holds every file of the package in git."""
+    python = sys.executable
+    run(f"{python} -m build --outdir {folder}", ROOT, cwd=folder)
     (wheel,) = folder.glob("*.whl")
     (archive,) = folder.glob("*.tar.gz")
-    run(
-        sys.executable,
-        "-m",
-        "twine",
-        "check",
-        "--strict",
-        wheel,
-        archive,
-        cwd=folder,
-    )
+    run(f"{python} -m twine check --strict", wheel, archive, cwd=folder)
     check(True, f"twine check --strict {wheel.name} {archive.name}")
-    return wheel
-
-
-def check_files(wheel: Path) -> None:
-    """The wheel holds every file of the package that is in git, and no other."""
-    tracked = set(run("git", "ls-files", "funcppo", cwd=ROOT).split())
-    with zipfile.ZipFile(wheel) as archive:
-        packed = {n for n in archive.namelist() if n.startswith("funcppo/")}
+    tracked = set(run("git ls-files funcppo", cwd=ROOT).split())
+    with zipfile.ZipFile(wheel) as files:
+        packed = {n for n in files.namelist() if n.startswith("funcppo/")}
     check(
         packed == tracked,
         f"the wheel holds the {len(tracked)} files of git; differing: {sorted(packed ^ tracked) or 'none'}",
     )
+    return wheel
 
 
-def install(folder: Path, name: str, requirement: str) -> Path:
+def install(folder: Path, python: str, requirement: str) -> Path:
     """The folder of the programs of a new environment with a requirement."""
-    venv.create(folder / name, with_pip=True)
-    programs = folder / name / "bin"
-    run(
-        programs / "pip",
-        "install",
-        "--quiet",
-        "-c",
-        CONSTRAINTS,
-        requirement,
-        cwd=folder,
-    )
+    run(f"{python} -m venv --clear environment", cwd=folder)
+    programs = folder / "environment" / "bin"
+    pip = f"{programs}/pip install --quiet -c {CONSTRAINTS}"
+    run(pip, requirement, cwd=folder)
     return programs
 
 
-def check_core(folder: Path, wheel: Path) -> None:
+def check_core(folder: Path, python: str, wheel: Path) -> None:
     """Without extras: the library works, and each program says what it lacks."""
-    programs = install(folder, "core", str(wheel))
-    told = run(programs / "python", "-c", CORE, cwd=folder)
+    programs = install(folder, python, str(wheel))
+    told = run(f"{programs}/python -c", CORE, cwd=folder)
     check("core imports []" in told, "the core imports no optional package")
-    version = run(programs / "funcppo", "--version", cwd=folder).strip()
-    check(version.startswith("funcppo "), version)
-    told = run(programs / "funcppo", "doctor", cwd=folder, status=2)
+    version = run(f"{programs}/funcppo --version", cwd=folder).strip()
+    check(version.startswith("funcppo "), f"{python}: {version}")
+    told = run(f"{programs}/funcppo doctor", cwd=folder, status=2)
     check("funcppo[cli]" in told, told.strip())
 
 
-def check_programs(folder: Path, wheel: Path) -> None:
+def check_programs(folder: Path, python: str, wheel: Path) -> None:
     """With the extra cli: train and predict work, and the other extras are named."""
-    programs = install(folder, "cli", f"{wheel}[cli]")
-    funcppo = programs / "funcppo"
+    funcppo = f"{install(folder, python, f'{wheel}[cli]')}/funcppo"
+    check("usage:" in run(f"{funcppo} --help", cwd=folder), "--help")
     for extra, words in LACKING.items():
-        told = run(funcppo, *words, cwd=folder, status=2)
+        told = run(f"{funcppo} {words}", cwd=folder, status=2)
         check(f"funcppo[{extra}]" in told, told.strip())
-    train = ("train", "countries_s1", "--out", "run", "--steps", "512")
-    small = (
-        "--set",
-        "ppo.n_envs=8",
-        "--learner",
-        "proofs",
-        "--set",
-        "n_validations=1",
-    )
-    run(funcppo, *train, *small, cwd=folder)
-    told = run(
-        funcppo, "predict", "run", "locatedIn(france, X)", "--known", cwd=folder
-    )
+    run(f"{funcppo} {TRAIN} --overwrite", cwd=folder)
+    told = run(f"{funcppo} {PREDICT}", cwd=folder)
     check("europe" in told, "a run is trained, and answers a query")
 
 
 def main() -> int:
     """The exit status."""
-    argparse.ArgumentParser(
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    ).parse_args()
+    parser = make_parser(__doc__)
+    parser.add_argument("python", nargs="*", default=[sys.executable])
+    args = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         try:
             wheel = build(folder)
-            check_files(wheel)
-            check_core(folder, wheel)
-            check_programs(folder, wheel)
+            for python in args.python:
+                check_core(folder, python, wheel)
+                check_programs(folder, python, wheel)
         except CheckError as error:
             print(f"failed: {error}", file=sys.stderr)
             return 1

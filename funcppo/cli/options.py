@@ -127,7 +127,7 @@ OptionalFile: TypeAlias = Annotated[str | None, Opt("FILE")]
 JsonOutput: TypeAlias = Annotated[str | None, Opt("FILE|-")]
 MetricsPort: TypeAlias = Annotated[FixedPort | None, Opt("PORT")]
 LoggerNames: TypeAlias = Annotated[
-    tuple[LoggerName, ...], Opt("csv|tensorboard|wandb")
+    tuple[LoggerName, ...], Opt("csv|tensorboard|wandb|mlflow")
 ]
 MemoryOption: TypeAlias = Annotated[str | None, Opt("BYTES")]
 CacheFolder: TypeAlias = Annotated[Path | None, Opt("DIR")]

@@ -116,8 +116,8 @@ class Rl:
     """Start a new run in a folder that already holds one, replacing its files. Default: off."""
     log: LoggerNames = ()
     """Where the metrics of each update go beside RUN/metrics.jsonl, as means over seeds: csv writes RUN/metrics.csv at
-    the end, tensorboard RUN/tensorboard, wandb logs to Weights & Biases (WANDB_MODE=offline: to RUN/wandb); several may
-    be given. Default: nowhere."""
+    the end, tensorboard RUN/tensorboard, wandb logs to Weights & Biases (WANDB_MODE=offline: to RUN/wandb), mlflow to
+    MLFLOW_TRACKING_URI, or else RUN/mlflow.db; several may be given. Default: nowhere."""
     verbose: Verbose = False
     """Print every note on what was chosen, left out or estimated. Default: off."""
     json: JsonOutput = None

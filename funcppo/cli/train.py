@@ -136,8 +136,8 @@ class Train:
     $XDG_CACHE_HOME/funcppo."""
     log: LoggerNames = ()
     """Where the metrics of each update go beside RUN/metrics.jsonl: csv writes RUN/metrics.csv at the end, tensorboard
-    RUN/tensorboard, wandb logs to Weights & Biases (WANDB_MODE=offline: to RUN/wandb); several may be given. Default:
-    nowhere."""
+    RUN/tensorboard, wandb logs to Weights & Biases (WANDB_MODE=offline: to RUN/wandb), mlflow to MLFLOW_TRACKING_URI,
+    or else RUN/mlflow.db; several may be given. Default: nowhere."""
     metrics_port: MetricsPort = None
     """Serve metrics in Prometheus' format at http://127.0.0.1:PORT/metrics while the program runs. Of several processes
     the n-th of a host serves at PORT + n, from 0 on. Default: not served."""

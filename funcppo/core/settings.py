@@ -256,7 +256,8 @@ def _expected_value(
     if origin is not tuple:
         return _expected_kind(annotation, value)
     if not isinstance(value, tuple | list):
-        return "a tuple"
+        one = _expected_value(arguments[0], None, is_kind_enough)
+        return f"{one}, or several"
     problems = [
         _expected_value(arguments[0], item, is_kind_enough)
         for item in cast(Sequence[object], value)

@@ -821,7 +821,7 @@ def fit(
       graph: a graph, or what `load` takes.
       out: folder of the run, which the command line reads too; None: no files are left behind.
       on_update: receives the number of each update and its metrics.
-      log: where these go too: csv, tensorboard or wandb, in the folder `out`.
+      log: where these go too: csv, tensorboard, wandb or mlflow, in the folder `out`.
       memory: limit of this process, or of the GPU, in bytes, as `funcppo train --memory`; None for no limit. What would
         exceed it is computed in smaller parts, and a note of the run says so.
       progress: show on one line what is being done; None: in a notebook and on a terminal.

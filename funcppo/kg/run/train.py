@@ -845,7 +845,7 @@ def train_run(
       folder: receives config.json, metrics.jsonl and checkpoint.npz; created if it is missing.
       on_phase: receives what is being done before the first update.
       on_update: receives the number and the metrics of each update.
-      log: where the lines of metrics.jsonl go too: csv, tensorboard, wandb.
+      log: where the lines of metrics.jsonl go too: csv, tensorboard, wandb, mlflow.
       memory_limit: of the parts in which the run computes, in bytes; None for no limit.
       dataset: triples and rules; None to read those that the settings name.
       rules_file: see `begin`.
