@@ -167,7 +167,10 @@ def test_the_text_of_help(monkeypatch):
         ("s --count 0", "--count: expected 1 or more, got 0"),
         ("s --count 1_000", "--count: expected an integer, got '1_000'"),
         ("s --count \uff15", "--count: expected an integer, got '\uff15'"),
-        ("s --set sizes=1_0", "--set sizes: expected an integer, or several, got"),
+        (
+            "s --set sizes=1_0",
+            "--set sizes: expected an integer, or several, got",
+        ),
         ("s --limit x", "--limit: expected a number, got 'x'"),
         ("s --kind c", "--kind: expected one of a, b or an integer, got"),
         ("s --coun 3", "--coun: expected an option, ...did you mean --count?"),
@@ -181,7 +184,10 @@ def test_the_text_of_help(monkeypatch):
         ("s --set gama=1", "(did you mean ppo.gamma?)"),
         ("s --set ppo.n_envs", "--set ppo.n_envs: expected ppo.n_envs=VALUE"),
         ("s --set ppo.n_envs=0", "--set ppo.n_envs: expected 1 or more, got 0"),
-        ("s --set sizes=x", "--set sizes: expected an integer, or several, got"),
+        (
+            "s --set sizes=x",
+            "--set sizes: expected an integer, or several, got",
+        ),
         ("s --set ppo.n_minibatches=3", "n_minibatches"),
     ],
 )
