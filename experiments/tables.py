@@ -223,21 +223,27 @@ def levels() -> str:
 
 
 def readme_results() -> str:
-    """Return updates of PPO beside JAX, and rankings beside what is published."""
+    """Return updates of PPO beside JAX, rankings beside what is published, and answers beside other engines."""
     rows = [
         [f"PPO, {name}: ms an update, one GPU", ours, f"{jax} the same in JAX"]
         for name, ours, jax, _ in update_times()
     ]
     all_runs = zip(SETS.items(), runs_of("levels", SETS))
-    for (name, label), runs in [*all_runs][:4]:
+    for (name, label), runs in [*all_runs][:3]:
         last = max(runs, key=lambda run: run["device"])
         mrr, label = (
             reached(runs, last["device"]),
             label + sample_text(last["results"]),
         )
         rows.append([f"{label}: MRR", mrr, published_text(name)])
+    exact = load_record("exactness")
+    n_programs, n_answers = exact["programs"], exact["answers"]
+    n_different = exact["programs_with_differences"]
+    others = f"the same in SWI-Prolog and clingo; {n_different} programs differ"
+    label = f"Answers to queries of {n_programs:,} random Datalog programs"
+    rows.append([label, f"{n_answers:,}", others])
     head = ["", "funcppo", "others"]
-    origins = origin(*TIMED_RECORDS) + origin_of_runs("levels")
+    origins = origin(*TIMED_RECORDS, "exactness") + origin_of_runs("levels")
     return table(head, rows) + origins
 
 
