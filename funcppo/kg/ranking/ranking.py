@@ -30,14 +30,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from funcppo.core import random
 from funcppo.core.types import F64, I32, I64, Bool
 from funcppo.kg.graph.dataset import Dataset
 from funcppo.kg.graph.rules import format_atom
 from funcppo.kg.logic import derive
 from funcppo.kg.logic import kb as kbase
 from funcppo.kg.logic.kb import HEAD, TAIL, FilterIndex, KBSizes, TripleIndex
-from funcppo.kg.logic.row_index import unique_rows_with_inverse
+from funcppo.kg.logic.row_index import (
+    unique_rows_with_inverse,
+    unique_values,
+)
 from funcppo.kg.ranking import rank_metrics, scoring
 from funcppo.kg.ranking.rank_metrics import Metrics, RankCounts
 from funcppo.kg.scores.score import Score
@@ -429,13 +431,10 @@ def _rank_entities(
     Returns:
       The numbers of better and of equal candidates, the scores of the answers, and the best candidates.
     """
-    known = kbase.list_answers(listed.true_triples, queries, side)
     answer = queries[:, side, None] - 1
-    is_candidate = torch.zeros_like(line, dtype=torch.bool)
-    is_candidate = is_candidate.index_fill(1, listed.pool - 1, True)
-    taken = torch.zeros((), dtype=torch.bool, device=line.device)
-    cell = known.query_row, known.entity - 1
-    is_candidate = is_candidate.index_put(cell, taken).scatter(1, answer, True)
+    is_candidate = other_candidates(
+        listed.true_triples, listed.pool, queries, side
+    ).scatter(1, answer, True)
 
     own = line.gather(1, answer)
     n_better = (is_candidate & (line > own)).sum(1)
@@ -620,53 +619,35 @@ def list_candidates(
     The answer is one of the candidates, and is listed by the same rule.
 
     Args:
-      query_id: see `sample_corruptions`.
+      query_id: the number by which the corruptions of a query are sampled.
       pool: the entities to rank against, ascending.
     """
     if protocol.n_negatives is None and not protocol.score_unprovable:
         return _list_provable(filter_index, queries, side, len(pool))
 
-    true_triples = filter_index.true_triples
+    true_triples, derivable_triples = filter_index
     if protocol.n_negatives is None:
-        entity = pool.expand(len(queries), -1)
-        atom = _corrupt(queries, side, entity)
-        is_true = kbase.contains_triple(true_triples, atom, side)
-        is_other = ~is_true & (entity != queries[:, side, None])
+        is_other = other_candidates(true_triples, pool, queries, side)
+        query_row, column = is_other.nonzero().T
+        entity = column + 1
     else:
-        key = random.key(protocol.seed, queries.device)
-        # No query has more corruptions than the pool has entities, and a larger sample would take memory.
-        n_corruptions = min(protocol.n_negatives, len(pool))
-        entity, is_other = sample_corruptions(
-            key,
-            true_triples,
-            pool,
-            queries,
-            side,
-            n_corruptions,
-            query_id,
+        query_row, entity = sample_corruptions(
+            protocol, true_triples, pool, queries, side, query_id
         )
-
-    # The answer comes first, in column 0.
-    answer = queries[:, side, None]
-    entity = torch.cat([answer, entity], 1)
-    is_listed = torch.nn.functional.pad(is_other, (1, 0), value=True)
-    atom = _corrupt(queries, side, entity)
+    row = torch.arange(len(queries), device=queries.device)
+    query_row = torch.cat([row, query_row])
+    entity = torch.cat([queries[:, side], entity])
+    n_candidates = torch.bincount(query_row, minlength=len(queries))
+    atom = _replace_argument(queries[query_row], side, entity)
     if not protocol.score_unprovable:
-        is_listed = is_listed & kbase.contains_triple(
-            filter_index.derivable_triples, atom, side
-        )
-
-    query_row, column = is_listed.nonzero(as_tuple=True)
+        is_derivable = kbase.contains_triple(derivable_triples, atom, side)
+        query_row, atom = query_row[is_derivable], atom[is_derivable]
     return CandidateTable(
         query_row=query_row,
-        atom=atom[is_listed],
-        is_answer=column == 0,
-        n_candidates=is_other.sum(1) + 1,
-        answer_provable=kbase.contains_triple(
-            filter_index.derivable_triples,
-            queries,
-            side,
-        ),
+        atom=atom,
+        is_answer=atom[:, side] == queries[query_row, side],
+        n_candidates=n_candidates,
+        answer_provable=kbase.contains_triple(derivable_triples, queries, side),
     )
 
 
@@ -710,20 +691,41 @@ def _count_candidates(
     return pool_size - (stop - start) + answer_is_true.to(torch.int64)
 
 
-def sample_corruptions(
-    key: I64[Tensor, "2"],
+def other_candidates(
     true_triples: TripleIndex,
     pool: I64[Tensor, "E"],
     queries: I64[Tensor, "Q W"],
     side: int,
-    n_corruptions: int,
-    query_id: I64[Tensor, "Q"],
-) -> tuple[I64[Tensor, "Q G"], Bool[Tensor, "Q G"]]:
-    """Sample corruptions of each query: a uniform subset of its candidates other than the answer, unordered.
+) -> Bool[Tensor, "Q C"]:
+    """Return which entities are candidates of each query, its answer left out.
 
-    A query's sample depends on the key, the side and its id alone, not on the rest of the batch. There is no rejection
-    sampling, and a query with fewer than `n_corruptions` gets them all: a random subset of 0, 1, ... says which of the
-    allowed entities to take. The allowed entity number r, counted from 0, stands in the pool at
+    Args:
+      true_triples: the known triples, restricted to the pool.
+      pool: entities to choose from.
+    """
+    known = kbase.list_answers(true_triples, queries, side)
+    device, n_queries = queries.device, len(queries)
+    shape = n_queries, int(true_triples.base) - 1
+    is_other = torch.zeros(shape, dtype=torch.bool, device=device)
+    is_other = is_other.index_fill(1, pool - 1, True)
+    row = [known.query_row, torch.arange(n_queries, device=device)]
+    entity = torch.cat([known.entity, queries[:, side]])
+    taken = torch.zeros((), dtype=torch.bool, device=device)
+    return is_other.index_put((torch.cat(row), entity - 1), taken)
+
+
+def sample_corruptions(
+    protocol: RankingProtocol,
+    true_triples: TripleIndex,
+    pool: I64[Tensor, "E"],
+    queries: I64[Tensor, "Q W"],
+    side: int,
+    query_id: I64[Tensor, "Q"],
+) -> tuple[I64[Tensor, "n"], I64[Tensor, "n"]]:
+    """Sample corruptions of each query: a uniform subset of its candidates other than the answer, or all if too few.
+
+    A query's sample depends on the seed, the side and its id alone, not on the rest of the batch. The allowed entity
+    number r, counted from 0, stands in the pool at
 
         r + #{j : position_j - j <= r},    position_0 < position_1 < ... of the entities that are not allowed
 
@@ -733,43 +735,30 @@ def sample_corruptions(
     Args:
       true_triples: the known triples, restricted to the pool.
       pool: entities to choose from, ascending; it holds every answer.
-      query_id: a number below 2**32 that stays with the query, such as its row in its split.
+      query_id: a number that stays with the query, such as its row in its split.
 
     Returns:
-      The entities of each row, distinct and never the answer, 0 in an empty slot; and which slots hold one.
+      The row of the query, ascending, and the entity of each corruption.
     """
-    device, n_queries, width = queries.device, len(queries), len(pool) + 1
-
-    # Excluded entities of all queries in one ascending table, coded as query_row * width + position in the pool.
-    excluded = _excluded_entities(true_triples, pool, queries, side)
-    excluded_query = excluded // width
-    n_excluded = torch.bincount(excluded_query, minlength=n_queries)
-    first_excluded = n_excluded.cumsum(0) - n_excluded
-
-    side_key = random.fold_in(key, side)
-    query_key = random.fold_in(side_key, query_id)
-    n_allowed = len(pool) - n_excluded
-    allowed, mask = _sample_subset(query_key, n_allowed, n_corruptions)
-
-    # position_j - j, coded in the same way: one binary search counts the excluded entities before each allowed one.
-    index = torch.arange(len(excluded), device=device)
-    j = index - first_excluded[excluded_query]
-    query_row = torch.arange(n_queries, device=device)
-    code = query_row[:, None] * width + allowed
-    n_below = torch.searchsorted(excluded - j, code, right=True)
-    n_skipped = n_below - first_excluded[:, None]
-
-    position = torch.where(mask, allowed + n_skipped, 0)
-    entity = torch.where(mask, pool[position], 0)
-    return entity, mask
-
-
-def _corrupt(
-    queries: I64[Tensor, "Q W"], side: int, entity: I64[Tensor, "Q G"]
-) -> I64[Tensor, "Q G W"]:
-    """Return each query with each of its entities in place of the answer, [Q, G, W]."""
-    query = queries[:, None].expand(-1, entity.shape[1], -1)
-    return _replace_argument(query, side, entity)
+    known = kbase.list_answers(true_triples, queries, side)
+    row = torch.arange(len(queries), device=queries.device)
+    position = torch.searchsorted(
+        pool, torch.cat([known.entity, queries[:, side]])
+    )
+    code = torch.cat([known.query_row, row]) * len(pool) + position
+    excluded = unique_values(code).numpy(force=True)
+    starts = np.searchsorted(excluded, np.arange(1, len(row)) * len(pool))
+    found: list[np.ndarray] = []
+    for number, part in zip(query_id.tolist(), np.split(excluded, starts)):
+        n_allowed = len(pool) - len(part)
+        generator = np.random.default_rng([protocol.seed, side, number])
+        n = min(protocol.n_negatives or 0, n_allowed)
+        chosen = generator.choice(n_allowed, n, replace=False)
+        limits = part % len(pool) - np.arange(len(part))
+        found.append(chosen + np.searchsorted(limits, chosen, "right"))
+    count = torch.tensor([len(x) for x in found], device=row.device)
+    place = torch.from_numpy(np.concatenate(found)).to(pool.device)
+    return row.repeat_interleave(count), pool[place]
 
 
 def _replace_argument(atoms: Tensor, side: int, entity: Tensor) -> Tensor:
@@ -777,72 +766,3 @@ def _replace_argument(atoms: Tensor, side: int, entity: Tensor) -> Tensor:
     column = torch.arange(atoms.shape[-1], device=atoms.device)
     is_replaced = column == side
     return torch.where(is_replaced, entity[..., None], atoms)
-
-
-def _sample_subset(
-    key: I64[Tensor, "Q 2"], size: I64[Tensor, "Q"], n: int
-) -> tuple[I64[Tensor, "Q G"], Bool[Tensor, "Q G"]]:
-    """Sample for each row a uniform subset of 0 .. size - 1 with n members, or with all if there are fewer.
-
-    Returns the members and which slots hold one, the first ones of a row.
-
-    Member i of n is a uniform t_i <= j_i = size - n + i, or j_i itself when t_i is a member already, that is when
-    t_i = t_k for a k < i, or t_i = j_k for a k < i that had to give way itself: a chain, followed by doubling.
-
-    For example, size 5 and n = 3 have j = 2, 3, 4. Of the draws t = 1, 1, 3 the second repeats the first and gives way
-    to j_1 = 3; the third is 3 = j_1, a member since slot 1 gave way, and gives way to j_2 = 4. The subset is 1, 3, 4.
-
-    Source: Floyd's algorithm in Bentley 1987, "A sample of brilliance", CACM 30(9).
-    """
-    slot = torch.arange(n, device=size.device)
-    size = size[:, None]
-
-    # In the docstring's terms: first is j_0, last is j_i, draw is t_i.
-    first = size - n
-    last = (first + slot).clamp_min(0)
-    slot_key = random.fold_in(key[:, None], slot)
-    draw = random.integer_from_key(slot_key, last + 1)
-
-    # t_i gives way to an equal t_k of an earlier slot: a stable sort puts the earliest of equal draws first.
-    value, order = torch.sort(draw, dim=1, stable=True)
-    is_repeated = value[:, 1:] == value[:, :-1]
-    is_repeated = torch.nn.functional.pad(is_repeated, (1, 0))
-    is_taken = torch.zeros_like(is_repeated).scatter(1, order, is_repeated)
-
-    # t_i = j_k gives way where slot k did. Each doubling joins the chains of k to those of i; a slot without such a k
-    # points to itself.
-    link = draw - first
-    is_linked = (link >= 0) & (link < slot)
-    link = torch.where(is_linked, link, slot)
-    for _ in range(n.bit_length()):
-        is_taken = is_taken | is_taken.gather(1, link)
-        link = link.gather(1, link)
-
-    # A row with fewer than n elements takes them all.
-    member = torch.where(is_taken, last, draw)
-    member = torch.where(size < n, slot, member)
-    return member, slot < size
-
-
-def _excluded_entities(
-    true_triples: TripleIndex,
-    pool: I64[Tensor, "E"],
-    queries: I64[Tensor, "Q W"],
-    side: int,
-) -> I64[Tensor, "X"]:
-    """List the entities that may not corrupt each query: its answer and its other true answers.
-
-    Returns:
-      [X], query_row * (E + 1) + position in the pool for each of them, ascending.
-    """
-    answers = kbase.list_answers(true_triples, queries, side)
-
-    # The answer of a query that is no known triple is not listed among the true ones.
-    is_listed = kbase.contains_triple(true_triples, queries, side)
-    unlisted = (~is_listed).nonzero()[:, 0]
-    query_row = torch.cat([answers.query_row, unlisted])
-    entity = torch.cat([answers.entity, queries[unlisted, side]])
-
-    position = torch.searchsorted(pool, entity)
-    code = query_row * (len(pool) + 1) + position
-    return torch.sort(code).values

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from funcppo.core import random, tree
+from funcppo.core import tree
 from funcppo.kg.config import ProverTaskConfig
 from funcppo.kg.graph import loaders
 from funcppo.kg.logic import fixpoint
@@ -276,13 +276,25 @@ def indices(C, pool, known, model):
     return pool, *(kbase.build_triple_index(x, C, pool) for x in tables)
 
 
+def sample(seed, known, pool, queries, side, n, query_id):
+    """Sampled candidates beside the answer, as entities in n slots, and which slots hold one."""
+    protocol = RankingProtocol(seed=seed, n_negatives=n)
+    row, entity = ranking.sample_corruptions(
+        protocol, known, pool, queries, side, query_id
+    )
+    slots = torch.zeros((len(queries), n), dtype=torch.int64)
+    place = torch.arange(len(row)) - torch.searchsorted(row, row)
+    slots[row, place] = entity
+    return slots, slots > 0
+
+
 @given(worlds(), st.integers(1, 7), st.integers(0, 2**32))
 def test_a_sample_is_distinct_filtered_and_of_its_size(world, n, seed):
     C, pool, known, model, side, asked = world
     pool_, known_index, _ = indices(C, pool, known, model)
     ids = torch.arange(len(asked)) + 5
-    entity, mask = ranking.sample_corruptions(
-        random.key(seed), known_index, pool_, torch.tensor(asked), side, n, ids
+    entity, mask = sample(
+        seed, known_index, pool_, torch.tensor(asked), side, n, ids
     )
     for i, query in enumerate(asked):
         allowed = set(candidates_of(query, side, pool, known)) - {query[side]}
@@ -299,8 +311,8 @@ def test_a_sample_depends_on_the_query_not_on_the_batch(world, data, seed):
     ids, rows = torch.arange(len(asked)) + 3, torch.tensor(asked)
     order = torch.tensor(data.draw(st.permutations(range(len(asked)))))
     order = order[: data.draw(st.integers(1, len(asked)))]
-    draw = lambda which: ranking.sample_corruptions(
-        random.key(seed), known_index, pool_, rows[which], side, 3, ids[which]
+    draw = lambda which: sample(
+        seed, known_index, pool_, rows[which], side, 3, ids[which]
     )
     every, _ = draw(torch.arange(len(asked)))
     assert torch.equal(draw(order)[0], every[order])
@@ -324,11 +336,8 @@ def test_a_table_lists_candidates(world, n_negatives, score_unprovable, seed):
     got = ranking.list_candidates(protocol, index, rows, ids, pool_, side)
     sampled = [candidates_of(query, side, pool, known) for query in asked]
     if n_negatives is not None:
-        key = random.key(seed)
-        sample = ranking.sample_corruptions(
-            key, known_index, pool_, rows, side, n_negatives, ids
-        )
-        sampled = [[q[side], *e[m].tolist()] for q, e, m in zip(asked, *sample)]
+        drawn = sample(seed, known_index, pool_, rows, side, n_negatives, ids)
+        sampled = [[q[side], *e[m].tolist()] for q, e, m in zip(asked, *drawn)]
     assert got.n_candidates.tolist() == [len(entities) for entities in sampled]
     assert got.answer_provable.tolist() == [q in derivable for q in asked]
     listed = [
@@ -347,9 +356,7 @@ def test_every_subset_of_the_corruptions_is_equally_likely():
     """8 entities, the answer and one known answer out: 6 remain, so 15 subsets of 4, in 15,000 draws."""
     known = kbase.build_triple_index(table([(1, 2, 2), (1, 2, 5)]), 8)
     rows, ids = torch.tensor([[1, 2, 5]]).expand(15000, 3), torch.arange(15000)
-    got, _ = ranking.sample_corruptions(
-        random.key(1), known, torch.arange(1, 9), rows, TAIL, 4, ids
-    )
+    got, _ = sample(1, known, torch.arange(1, 9), rows, TAIL, 4, ids)
     subsets = list(itertools.combinations([1, 3, 4, 6, 7, 8], 4))
     drawn = [tuple(p) for p in got.sort(1).values.tolist()]
     assert set(drawn) == set(subsets)
