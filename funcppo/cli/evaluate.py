@@ -63,6 +63,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from funcppo.core.files import Record, RecordLog
+    from funcppo.kg.answers import TripleScorer
     from funcppo.kg.graph.dataset import Dataset
     from funcppo.kg.ranking.evaluate import Evaluator, ProofFinder
     from funcppo.kg.run.run import Run
@@ -159,8 +160,6 @@ class Evaluate(ScoreOptions):
           The exit status.
         """
         set_caches(self.cache_dir)
-        if self.holes == "relation":
-            return self._rank_relations()
         processes = distributed.current_processes()
         is_main = processes is None or processes.is_main
         if is_main:
@@ -192,55 +191,6 @@ class Evaluate(ScoreOptions):
             if exporter and status == 0:
                 exporter.telemetry.finish()
             return status
-
-    def _rank_relations(self) -> int:
-        """Rank the relation of each triple and print the metrics; return the exit status.
-
-        Raises:
-          ValueError: an option of ranking entities is given.
-        """
-        for name in ("details", "negatives", "resume", "overwrite", "out"):
-            if getattr(self, name) != getattr(Evaluate, name):
-                raise ValueError(
-                    f"--{name}: expected --holes entity, got relation"
-                )
-        self.prepare()
-
-        # Rank.
-        start = time.perf_counter()
-        answerer, notes = self.open_answerer()
-        from funcppo.kg.answers import TripleScorer
-        from funcppo.kg.ranking import ranking
-        from funcppo.logs import package_versions
-
-        dataset, subject = answerer.dataset, answerer.subject
-        split = getattr(dataset, self.table)[self._query_rows(dataset)]
-        with WorkDisplay("ranking relations") as bar:
-            ranked = TripleScorer(answerer).rank_relations(
-                split, partial(bar.update, "ranking relations")
-            )
-
-        # Tell.
-        result: JsonObject = {
-            **ranking.summarise_rows([ranked], list(dataset.predicates)),
-            "holes": self.holes,
-            "score": subject.score.name,
-            "split": self.split,
-            "height": subject.task.max_height,
-            "dataset": dataset.name,
-            "notes": notes,
-            "versions": package_versions(),
-            "device": self.device,
-            "total_seconds": time.perf_counter() - start,
-        }
-        result["accuracy"] = result["hits@1"]
-        write_json(self.json, result)
-        screen = Screen(make_console(self.json == "-"), self.verbose)
-        screen.add(notes, "answers")
-        title = f"{dataset.name}, {self.split}, relations of pairs (hits@1 is the accuracy)"
-        table = metrics_table(title, {result["score"]: result})
-        print_table(screen.console, table)
-        return 0
 
     def open_subject(self, on_phase: PhaseCallback) -> Subject:
         """Return what scores candidates: a file of rankings, or as other programs open it."""
@@ -324,6 +274,8 @@ class Evaluate(ScoreOptions):
                 Path(self.out), lambda file: file.write(text.encode())
             )
         result = self._summarise(setup, records)
+        if setup.relations is not None:
+            result["accuracy"] = result["hits@1"]
         result["total_seconds"] = time.perf_counter() - start
         write_json(self.json, result)
         self._show_result(setup, screen, result)
@@ -364,6 +316,8 @@ class Evaluate(ScoreOptions):
         screen.add(notes, "answers")
         screen.show_cut(notes)
         title = f"{result['dataset']}, {self.split}, {self.negatives} negatives"
+        if setup.relations is not None:
+            title = f"{result['dataset']}, {self.split}, relations of pairs (hits@1 is the accuracy)"
         default = setup.score if self.score == "auto" else ""
         table = metrics_table(title, {setup.score: result}, default)
         print_table(screen.console, table)
@@ -408,6 +362,12 @@ class Evaluate(ScoreOptions):
             ("--out", self.out),
         ]
         is_file = Path(self.score).is_file()
+        for name in ("negatives", "out"):
+            is_default = getattr(self, name) == getattr(Evaluate, name)
+            if self.holes == "relation" and not is_default:
+                raise ValueError(
+                    f"--{name}: expected --holes entity, got relation"
+                )
         if (is_file or self.out) and self.negatives != "all":
             raise ValueError(
                 f"--negatives: expected all for a file of rankings, got {self.negatives}"
@@ -516,22 +476,23 @@ class Evaluate(ScoreOptions):
 
         split = self.split_of(setup)
         processes = distributed.current_processes()
-        # A window is ranked whole, so that its records do not depend on what is done.
-        windows = [
-            window
-            for window in plan_windows(
-                setup.evaluator,
-                split,
-                self._query_rows(setup.evaluator.task.dataset),
-                is_shared=processes is not None,
+        rows = self._query_rows(setup.evaluator.task.dataset)
+        is_shared = processes is not None
+        rank_rows = partial(rank_window, setup.evaluator, split)
+        if setup.relations is not None:
+            rank_rows = partial(setup.relations.rank_relations, split)
+            windows = setup.relations.relation_windows(rows)
+        else:
+            windows = plan_windows(
+                setup.evaluator, split, rows, is_shared=is_shared
             )
-            if not done.issuperset(window.tolist())
-        ]
+        # A window is ranked whole, so that its records do not depend on what is done.
+        windows = [x for x in windows if not done.issuperset(x.tolist())]
 
         is_main = processes is None or processes.is_main
 
         def rank(place: int) -> list[list[Record]]:
-            found = rank_window(setup.evaluator, split, windows[place])
+            found = rank_rows(windows[place])
             if not is_main:
                 _record_metrics(setup, found)
             return found
@@ -605,6 +566,7 @@ class Evaluate(ScoreOptions):
             ),
             "score": setup.score,
             "split": self.split,
+            "holes": self.holes,
             "negatives": self.negatives,
             "height": task.max_height,
             "dataset": task.dataset.name,
@@ -707,6 +669,8 @@ class EvaluationSetup:
     """The search is compiled."""
     exporter: Exporter | None = None
     """Exports metrics."""
+    relations: TripleScorer | None = None
+    """Ranks the relations of pairs; None to rank entities."""
 
     def memory_limited(self, device: str) -> AbstractContextManager[None]:
         """Return a context that limits the memory of a search; without a search it does nothing."""
@@ -737,6 +701,8 @@ def prepare_evaluation(
     Raises:
       ValueError: an option is bad or does not fit the target, or the memory limit is too small.
     """
+    from funcppo.kg.answers import Answerer, TripleScorer
+    from funcppo.kg.logic.kb import TAIL
     from funcppo.kg.ranking.evaluate import Evaluator
     from funcppo.kg.ranking.ranking import RankingProtocol, ranked_sides
     from funcppo.kg.search.task import with_ranking_on
@@ -752,7 +718,7 @@ def prepare_evaluation(
     evaluator = Evaluator(
         task=task,
         protocol=RankingProtocol(
-            sides=ranked_sides(task),
+            sides=ranked_sides(task) if options.holes == "entity" else (TAIL,),
             n_negatives=n_negatives,
             seed=options.seed,
             n_best=N_WRITTEN if options.out else 0,
@@ -761,8 +727,12 @@ def prepare_evaluation(
         prove=_make_prover(subject) if with_proofs else None,
         all_scores=options.all_scores,
     )
+    relations = None
+    if options.holes == "relation":
+        relations = TripleScorer(Answerer(subject))
     setup = EvaluationSetup(
         evaluator=evaluator,
+        relations=relations,
         score=subject.score.name,
         log_settings=_log_settings(options, subject, n_negatives),
         search_stats=Counter(),
@@ -811,7 +781,9 @@ def _log_settings(
     return {
         "dataset": subject.task.dataset.name,
         **score_settings(subject),
-        "negatives": n_negatives,
+        "negatives": "relations"
+        if options.holes == "relation"
+        else n_negatives,
         "seed": options.seed,
         "all_scores": options.all_scores,
         **({"n_best": N_WRITTEN} if options.out else {}),

@@ -72,7 +72,6 @@ from funcppo.kg.run.subject import Subject
 from funcppo.kg.scores import learned
 from funcppo.kg.scores.learned import LearnedScore, Weights
 from funcppo.kg.search import guide
-from funcppo.kg.search.beam import ProgressCallback
 from funcppo.kg.search.task import (
     inference_world,
     is_unproved_fact,
@@ -940,40 +939,47 @@ class TripleScorer:
         order = np.argsort(-value[0], kind="stable")
         return [records[i] for i in order.tolist() if is_listed[i]]
 
-    def rank_relations(
-        self, split: I32[np.ndarray, "n W"], on_progress: ProgressCallback
-    ) -> ranking.RankedRows:
-        """Rank the relation of each triple among all relations of its pair, without those of other known triples.
+    def relation_windows(
+        self, rows: I64[np.ndarray, "Q"]
+    ) -> list[I64[np.ndarray, "n"]]:
+        """Cut rows of a split into windows for `rank_relations`."""
+        size = max(1, CHUNK_TRIPLES // len(self._relations))
+        return np.split(rows, range(size, len(rows), size))
 
-        Args:
-          on_progress: called with the number of ranked triples, and of all.
+    def rank_relations(
+        self, split: I32[np.ndarray, "n W"], rows: I64[np.ndarray, "Q"]
+    ) -> list[list[Json]]:
+        """Rank the relations of triples among all of their pairs, without those of other known triples.
+
+        Returns:
+          For each of the rows of the split a list of one record, as in `evaluate`, without scores.
         """
-        n = len(self._relations)
-        parts: list[np.ndarray] = []
-        for rows in np.split(
-            split, range(size := max(1, CHUNK_TRIPLES // n), len(split), size)
-        ):
-            found, value = self._score_relations(rows)
-            is_own = found.atoms[:, 0].reshape(-1, n) == rows[:, :1]
-            is_other = ~is_own & ~found.is_known.reshape(-1, n)
-            own = value[is_own][:, None]
-            counts = (
-                (is_other & (value > own)).sum(1),
-                (is_other & (value == own)).sum(1),
-                is_other.sum(1) + 1,
-                found.is_derived.reshape(-1, n)[is_own],
+        n, queries = len(self._relations), split[rows]
+        found, value = self._score_relations(queries)
+        is_own = found.atoms[:, 0].reshape(-1, n) == queries[:, :1]
+        is_other = ~is_own & ~found.is_known.reshape(-1, n)
+        own = value[is_own][:, None]
+        counts = rank_metrics.RankCounts(
+            *map(
+                torch.from_numpy,
+                (
+                    (is_other & (value > own)).sum(1),
+                    (is_other & (value == own)).sum(1),
+                    is_other.sum(1) + 1,
+                ),
             )
-            parts.append(np.stack(counts))
-            on_progress(sum(x.shape[1] for x in parts), len(split))
-        *counts, is_derived = torch.from_numpy(np.concatenate(parts, 1))
-        relation = torch.from_numpy(split[:, 0].astype(np.int64))
-        return ranking.RankedRows(
-            rank_metrics.RankCounts(*counts),
-            torch.full_like(relation, TAIL),
-            relation,
-            is_derived.bool(),
-            n * len(split),
         )
+        is_derived = found.is_derived.reshape(-1, n)[is_own].tolist()
+        columns: dict[str, Iterable[object]] = {
+            **evaluate.rank_columns(
+                self._answerer.dataset, rows, queries, [TAIL], counts
+            ),
+            "answer_provable": is_derived,
+            "status": ["proved" if x else NO_PROOF for x in is_derived],
+            "n_scored": [n] * len(rows),
+            "near_boundary": [False] * len(rows),
+        }
+        return [[record] for record in evaluate.as_records(columns)]
 
     def _score_relations(
         self, rows: I32[np.ndarray, "n W"]

@@ -182,9 +182,16 @@ def test_lines_that_were_dropped_are_named(verbose, programs, tmp_path):
         assert repeated not in printed
 
 
-def test_relations_are_ranked_as_predict_lists_them(graph, runs, programs):
+def test_relations_are_ranked_as_predict_lists_them(
+    graph, runs, programs, tmp_path
+):
     run = runs / "questions"
-    result = programs.json("evaluate", run, "--holes", "relation")
+    details = tmp_path / "ranks.jsonl"
+    words = ("--holes", "relation", "--details", details)
+    result = programs.json("evaluate", run, *words)
+    assert len(read_records(details)) == result["n_queries"]
+    error = programs.refused("check", run, "--details", details)
+    assert "expected None, got 'relations'" in error
     knowledge = fp.open(run)
     triples = load(graph).test
     reciprocals, hits = [], []

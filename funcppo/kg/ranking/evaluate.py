@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -29,7 +29,7 @@ from torch import Tensor
 from funcppo.core import files
 from funcppo.core.files import Json, Record, RecordLog, Settings, shorten
 from funcppo.core.settings import INT32_MAX
-from funcppo.core.types import F64, I64, Bool
+from funcppo.core.types import F64, I32, I64, Bool
 from funcppo.kg.graph.dataset import Dataset, index_entities
 from funcppo.kg.graph.rules import format_atom
 from funcppo.kg.graph.text import read_text
@@ -152,7 +152,6 @@ def _records(
 ) -> list[Record]:
     """Build the records of all queries on one side after the other, without proofs."""
     dataset = evaluator.task.dataset
-    queries = ranked.queries.tolist()
     provable = ranked.answer_provable.tolist()
     scores = list(map(_none_if_zero, ranked.answer_score.tolist()))
     logs = [x if x is None else rank_metrics.log_score(x) for x in scores]
@@ -163,18 +162,9 @@ def _records(
     for row, score in zip(*(column.tolist() for column in listed)):
         other_scores[row].append(score)
 
-    n_sides = len(evaluator.protocol.sides)
-    ranks = rank_metrics.ranks(ranked.counts)[:, :3].tolist()
-    reciprocal = rank_metrics.expected_reciprocal_ranks(ranked.counts)
+    sides, counts = evaluator.protocol.sides, ranked.counts
     columns: dict[str, Iterable[object]] = {
-        "query_row": rows.tolist() * n_sides,
-        "side": [SIDE_NAMES[side] for side in ranked.side.tolist()],
-        "relation": [
-            dataset.predicates[relation - 1]
-            for relation in ranked.relation.tolist()
-        ],
-        "atom": [format_atom(dataset, atom) for atom in queries] * n_sides,
-        **{k: column.tolist() for k, column in ranked.counts._asdict().items()},
+        **rank_columns(dataset, rows, ranked.queries.numpy(), sides, counts),
         "answer_provable": provable,
         "status": [
             _answer_status(is_provable, score)
@@ -182,8 +172,6 @@ def _records(
         ],
         "log_score": logs,
         "quantised_score": scores,
-        "rank": [dict(zip(rank_metrics.TIE_POLICIES, row)) for row in ranks],
-        "reciprocal_rank": reciprocal.tolist(),
         "n_scored": [
             len(others) + (score is not None)
             for others, score in zip(other_scores, scores)
@@ -204,6 +192,38 @@ def _records(
             )
             for best in ranked.best.tolist()
         ]
+    return as_records(columns)
+
+
+def rank_columns(
+    dataset: Dataset,
+    rows: I64[np.ndarray, "n"],
+    queries: I32[np.ndarray, "n W"],
+    sides: Sequence[int],
+    counts: RankCounts,
+) -> dict[str, Iterable[object]]:
+    """Return the columns of records that follow from rank counts, of all queries on one side after the other.
+
+    Args:
+      rows: of the queries in their split.
+    """
+    n_sides, ranks = len(sides), rank_metrics.ranks(counts)[:, :3].tolist()
+    relations = [dataset.predicates[i - 1] for i in queries[:, 0].tolist()]
+    return {
+        "query_row": rows.tolist() * n_sides,
+        "side": [SIDE_NAMES[side] for side in sides for _ in rows],
+        "relation": relations * n_sides,
+        "atom": [format_atom(dataset, atom) for atom in queries] * n_sides,
+        **{k: column.tolist() for k, column in counts._asdict().items()},
+        "rank": [dict(zip(rank_metrics.TIE_POLICIES, row)) for row in ranks],
+        "reciprocal_rank": rank_metrics.expected_reciprocal_ranks(
+            counts
+        ).tolist(),
+    }
+
+
+def as_records(columns: Mapping[str, Iterable[object]]) -> list[Record]:
+    """Return the records that columns hold."""
     return [dict(zip(columns, row)) for row in zip(*columns.values())]
 
 
@@ -333,7 +353,7 @@ def summarise_records(
     metrics["mrr_scored"] = sum(
         record["reciprocal_rank"]
         for record in records
-        if record["quantised_score"] is not None
+        if record.get("quantised_score", 0) is not None
     ) / len(records)
     metrics["n_missed"] = sum(
         record["status"] == "missed" for record in records
