@@ -261,7 +261,8 @@ class ScoreOptions(TargetOptions):
     """File of more triples that are known to be true, which are no wrong answers. Default: those of all splits and of
     facts.txt."""
     candidates: Annotated[OptionalFile, HIDDEN] = None
-    """File of the entities that are answers, one a line. Default: all."""
+    """File of the entities that are answers, one a line; in `funcppo evaluate` also types: of each query the entities
+    that known triples of its relation have in the asked place. Default: all."""
     choice_seconds: Annotated[PositiveFloat, HIDDEN] = CHOICE_SECONDS
     """Time limit of choosing these settings and the score, in seconds (data sets only). What it leaves out is noted."""
 
@@ -329,6 +330,8 @@ class ScoreOptions(TargetOptions):
         def change(dataset: Dataset) -> Dataset:
             if self.filter is not None:
                 dataset = with_known(dataset, Path(self.filter))
+            if self.candidates == "types":
+                return dataclasses.replace(dataset, by_type=True)
             if self.candidates is not None:
                 dataset = with_candidates(dataset, Path(self.candidates))
             return dataset

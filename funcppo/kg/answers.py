@@ -354,8 +354,16 @@ class Answerer:
     """
 
     def __init__(self, subject: Subject) -> None:
-        """Index the known and the derivable triples."""
+        """Index the known and the derivable triples.
+
+        Raises:
+          ValueError: candidates are limited by types, which evaluations alone do.
+        """
         task = subject.task
+        if task.dataset.by_type:
+            raise ValueError(
+                "candidates: expected a file of entities, got types, which `funcppo evaluate` takes for --holes entity"
+            )
         self.subject = subject
         self.dataset = task.dataset
         n_constants = task.sizes.n_constants

@@ -280,13 +280,23 @@ def test_a_named_split_known_and_candidates(graph, runs, programs, tmp_path):
         (graph / "test_hard.txt").unlink()
 
 
-def judge(path, folder, mark):
+def judge(path, folder, mark, by_type=False):
     """MRR and hits@10 of a file of rankings by Python sets, and both with 0 for answers that are not listed."""
-    true, entities, sums = set(), set(), np.zeros(4)
+    true, sums = set(), np.zeros(4)
     for split in ("train", "valid", "test"):
         triples = [x.split("\t") for x in (folder / f"{split}.txt").open()]
         true |= {(h, r, t.strip()) for h, r, t in triples}
-    entities = {name for h, _, t in true for name in (h, t)}
+    # the entities that known triples of a relation have in a place, or all
+    entities = {
+        (relation, place): {
+            name
+            for x in true
+            for name in ((x[place],) if by_type else x[::2])
+            if x[1] == relation or not by_type
+        }
+        for relation in "pqrs"
+        for place in (0, 2)
+    }
     lists = {}  # of each question, whichever triple asks it
     for line in path.read_text().splitlines():
         word, _, text = line.partition(" ")
@@ -297,8 +307,8 @@ def judge(path, folder, mark):
         key = (word, r, t) if word == "Heads:" else (word, h, r)
         lists.setdefault(key, {}).update(zip(cells[::2], cells[1::2]))
     for h, r, t in [(h, r, t.strip()) for h, r, t in triples]:
-        heads = {x for x in entities if x == h or (x, r, t) not in true}
-        tails = {x for x in entities if x == t or (h, r, x) not in true}
+        heads = {x for x in entities[r, 0] if x == h or (x, r, t) not in true}
+        tails = {x for x in entities[r, 2] if x == t or (h, r, x) not in true}
         for key, answer, kept in (
             (("Heads:", r, t), h, heads),
             (("Tails:", h, r), t, tails),
@@ -327,6 +337,18 @@ def test_rankings_are_written_and_judged(graph, runs, programs, tmp_path):
             values = [result[name] for name in names]
             assert values == pytest.approx(expected, abs=1e-12)
             assert result["n_candidates"] == written["n_candidates"]
+        for height in (1, 2)[: 1 + (target == graph)]:
+            words = ["evaluate", target, *options]
+            words[3:4] = [height] * (target == graph)
+            programs.json(*words, "--out", out)
+            words += settings("candidates=types")
+            typed = programs.json(*words)
+            assert typed["n_candidates"] < written["n_candidates"]
+            expected = judge(out, graph, " ", by_type=True)
+            values = [typed[name] for name in names]
+            assert values == pytest.approx(expected, abs=1e-12)
+        words[0] = "predict"
+        assert "got types" in programs.refused(*words, "p(e0, X)", notes=True)
 
     # Another system: ties, known answers, a triple of no split, triples that are missing, any numbers.
     lines = []

@@ -92,6 +92,8 @@ class Dataset:
     known: np.ndarray | None = None
     # ids of the entities that queries are ranked against, ascending; None for all
     candidates: np.ndarray | None = None
+    # a query is ranked against the entities that known triples of its relation have in the asked place
+    by_type: bool = False
     # what people call entities and relations, by name; files hold names
     labels: Mapping[str, str] = field(default_factory=dict[str, str])
     # what a folder of `funcppo data --index` holds beside the data set; None where it was read from elsewhere
@@ -156,6 +158,7 @@ class Dataset:
                 continue
             digest.update(json.dumps(table.shape).encode())
             digest.update(np.ascontiguousarray(table, dtype="<i4").data)
+        digest.update(b"by type" * self.by_type)
         return digest.hexdigest()[:16]
 
     @property

@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -45,7 +45,7 @@ from funcppo.kg.ranking.rank_metrics import (
 )
 from funcppo.kg.ranking.ranking import Ranking, RankingProtocol
 from funcppo.kg.scores.score import Candidates, Need, Score
-from funcppo.kg.search.task import ProverTask
+from funcppo.kg.search.task import ProverTask, with_pool_of
 
 # version of the records and of the settings beside them
 FORMAT = 3
@@ -128,6 +128,8 @@ def rank_window(
       split: atoms [n, W].
       rows: rows of the split, such as one of the windows of `plan_windows`.
     """
+    if evaluator.task.dataset.by_type:
+        return _rank_by_type(evaluator, split, rows)
     ranked = ranking.rank_split(
         evaluator.task, split[rows], evaluator.score, evaluator.protocol, rows
     )
@@ -142,6 +144,25 @@ def rank_window(
     by_query = [list(sides) for sides in zip(*by_side)]
     _add_proofs(evaluator, by_query, ranked.queries)
     return by_query
+
+
+def _rank_by_type(
+    evaluator: Evaluator, split: np.ndarray, rows: np.ndarray
+) -> list[list[Record]]:
+    """Rank queries as `rank_window` does, each among the entities of the asked place of its relation."""
+    found: dict[int, list[Record]] = {row: [] for row in rows.tolist()}
+    for relation in np.unique(split[rows, 0]).tolist():
+        of_relation = rows[split[rows, 0] == relation]
+        for side in evaluator.protocol.sides:
+            typed = replace(
+                evaluator,
+                task=with_pool_of(evaluator.task, relation, side),
+                protocol=replace(evaluator.protocol, sides=(side,)),
+            )
+            ranked = rank_window(typed, split, of_relation)
+            for row, records in zip(of_relation.tolist(), ranked):
+                found[row] += records
+    return list(found.values())
 
 
 # -- records

@@ -617,6 +617,29 @@ def _choose_fact_selection(
     )
 
 
+def with_pool_of(task: ProverTask, relation: int, side: int) -> ProverTask:
+    """Return the task whose queries are ranked against the entities that known triples of a relation have on a side."""
+    known = known_triples(task.dataset)
+    of_relation = known[known[:, 0] == relation, side]
+    pool = torch.from_numpy(np.unique(of_relation)).to(task.entity_pool)
+    pool = pool[torch.isin(pool, task.entity_pool)]
+    filter_index = task.filter_index
+    if task.answers_plan is None:
+        filter_index = fixpoint.build_filter_index(
+            task.sizes,
+            task.least_model,
+            torch.from_numpy(known).to(pool.device),
+            pool,
+            task.unproved_facts,
+        )
+    return replace(
+        task,
+        dataset=replace(task.dataset, by_type=False),
+        entity_pool=pool,
+        filter_index=filter_index,
+    )
+
+
 def entity_pool(dataset: Dataset) -> tuple[I64[Tensor, "E"], bool]:
     """Return the entities to rank against, ascending, and whether they are the regions of the Countries protocol."""
     if dataset.candidates is not None:
