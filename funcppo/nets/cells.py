@@ -99,10 +99,49 @@ def adjoints(
       before: of `memories`.
       grads: of the loss in each of them, the others being given; a tensor [T, B, H] for each of the memory's.
     """
-    found = _adjoints(
-        inputs, done, *recurrent, torch.stack(before), torch.stack(grads)
+    products = before.h @ recurrent.weight + recurrent.bias
+    is_lstm = isinstance(before, LSTMMemory)
+    factors = (_lstm_factors if is_lstm else _gru_factors)(
+        inputs, products, before
     )
+    of_gates, through = (torch.where(done[..., None], 0.0, x) for x in factors)
+    found = _adjoints(of_gates, through, recurrent.weight, torch.stack(grads))
     return list(found)
+
+
+def _gru_factors(
+    x: Tensor, products: Tensor, memory: Any
+) -> tuple[Tensor, Tensor]:
+    """Return factors of the gradient in a memory after a step: for that of the products V h, and of the memory before.
+
+    Returns:
+      [T, B, G] for the products; [1, T, B, H] for what reaches the memory before the step beside them.
+    """
+    input_r, input_z, input_n = x.chunk(3, -1)
+    r, z, hidden = products.chunk(3, -1)
+    r, z = torch.sigmoid(input_r + r), torch.sigmoid(input_z + z)
+    n = torch.tanh(input_n + r * hidden)
+    of_n = (1 - z) * (1 - n * n)
+    of_z = (memory.h - n) * z * (1 - z)
+    of_r = of_n * hidden * r * (1 - r)
+    return torch.cat([of_r, of_z, of_n * r], -1), z[None]
+
+
+def _lstm_factors(
+    x: Tensor, products: Tensor, memory: Any
+) -> tuple[Tensor, Tensor]:
+    """As `_gru_factors`, of an LSTM: factors of the gradient in c for the first three gates, of that in h for the last.
+
+    Returns:
+      [T, B, G] for the products; [2, T, B, H]: from the gradient in h to that in c, and from that to c before the step.
+    """
+    i, f, g, o = (x + products).chunk(4, -1)
+    i, f, g, o = i.sigmoid(), f.sigmoid(), g.tanh(), o.sigmoid()
+    y = torch.tanh(f * memory.c + i * g)
+    of_i, of_f = g * i * (1 - i), memory.c * f * (1 - f)
+    of_g, of_o = i * (1 - g * g), y * o * (1 - o)
+    of_gates = torch.cat([of_i, of_f, of_g, of_o], -1)
+    return of_gates, torch.stack([o * (1 - y * y), f])
 
 
 # -- by PyTorch. A memory is [K, B, H]: h alone of a GRU, h and c of an LSTM.
@@ -124,53 +163,23 @@ def _memories_by_steps(
 
 
 def _adjoints_by_steps(
-    x: Tensor,
-    done: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    before: Tensor,
-    grads: Tensor,
+    of_gates: Tensor, through: Tensor, weight: Tensor, grads: Tensor
 ) -> Tensor:
-    products = before[0] @ weight + bias
-    pull_back = _pull_back_gru if len(before) == 1 else _pull_back_lstm
     adjoint = torch.zeros_like(grads[:, 0])
     after: list[Tensor] = []
-    for t in reversed(range(len(x))):
+    for t in reversed(range(len(of_gates))):
         after.append(adjoint)
-        kept = adjoint.masked_fill(done[t][:, None], 0.0)
-        of_products, past = pull_back(x[t], products[t], before[:, t], kept)
-        of_h = past[0] + of_products @ weight.mT
-        adjoint = grads[:, t] + torch.stack([of_h, *past[1:]])
+        h, c = adjoint[0], adjoint[-1]
+        past = adjoint * through[:, t]
+        gates = [h, h, h]
+        if len(adjoint) == 2:
+            c = c + past[0]
+            past = torch.stack([torch.zeros_like(c), c * through[1, t]])
+            gates = [c, c, c, h]
+        of_h = (of_gates[t] * torch.cat(gates, -1)) @ weight.mT
+        adjoint = grads[:, t] + past
+        adjoint = torch.cat([adjoint[:1] + of_h, adjoint[1:]])
     return torch.stack(after[::-1], 1)
-
-
-def _pull_back_gru(
-    x: Tensor, products: Tensor, memory: Tensor, d: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Return the gradient of the products V h, and that of the memory which does not pass through them."""
-    input_r, input_z, input_n = x.chunk(3, -1)
-    r, z, n = products.chunk(3, -1)
-    r, z, hidden = torch.sigmoid(input_r + r), torch.sigmoid(input_z + z), n
-    n = torch.tanh(input_n + r * hidden)
-    of_n = d[0] * (1 - z) * (1 - n * n)
-    of_z = d[0] * (memory[0] - n) * z * (1 - z)
-    of_r = of_n * hidden * r * (1 - r)
-    return torch.cat([of_r, of_z, of_n * r], -1), d * z
-
-
-def _pull_back_lstm(
-    x: Tensor, products: Tensor, memory: Tensor, d: Tensor
-) -> tuple[Tensor, Tensor]:
-    """As `_pull_back_gru`, of an LSTM."""
-    i, f, g, o = (x + products).chunk(4, -1)
-    i, f, g, o = i.sigmoid(), f.sigmoid(), g.tanh(), o.sigmoid()
-    c = memory[1]
-    y = torch.tanh(f * c + i * g)
-    of_c = d[1] + d[0] * o * (1 - y * y)
-    of_i, of_f = of_c * g * i * (1 - i), of_c * c * f * (1 - f)
-    of_g, of_o = of_c * i * (1 - g * g), d[0] * y * o * (1 - o)
-    past = torch.stack([torch.zeros_like(c), of_c * f])
-    return torch.cat([of_i, of_f, of_g, of_o], -1), past
 
 
 # -- by kernels
@@ -190,23 +199,15 @@ def _memories_on_gpu(
 
 
 def _adjoints_on_gpu(
-    x: Tensor,
-    done: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    before: Tensor,
-    grads: Tensor,
+    of_gates: Tensor, through: Tensor, weight: Tensor, grads: Tensor
 ) -> Tensor:
-    if not _has_kernel(x, grads):
-        return _adjoints_by_steps(x, done, weight, bias, before, grads)
+    if not _has_kernel(of_gates, grads):
+        return _adjoints_by_steps(of_gates, through, weight, grads)
     from funcppo.runtime import triton_kernels
 
-    out = torch.empty_like(grads)
-    products = before[0] @ weight + bias
-    inputs = (x, done, weight.mT, products, before, grads)
-    _launch(
-        triton_kernels.adjoints_kernel, [v.contiguous() for v in inputs], out
-    )
+    out = _empty_adjoints(grads)
+    inputs = [v.contiguous() for v in (of_gates, through, weight.mT, grads)]
+    _launch(triton_kernels.adjoints_kernel, inputs, out)
     return out
 
 
@@ -214,8 +215,8 @@ def _has_kernel(x: Tensor, memory: Tensor) -> bool:
     """Return whether a program of a kernel holds the weights of a cell in the memory that it shares."""
     from funcppo.runtime import triton_kernels
 
-    # as measured: of a GRU's kernels the larger takes 10 tiles of padded units by units, of an LSTM's 13
-    n_tiles = 10 if len(memory) == 1 else 13
+    # as Triton allots: 7 tiles of padded units by units to each kernel of a GRU, 9 to one of an LSTM
+    n_tiles = 7 if len(memory) == 1 else 9
     n_bytes = 4 * n_tiles * _padded(memory.shape[-1]) ** 2
     is_small = n_bytes <= triton_kernels.shared_memory(x.device)
     return is_small and x.dtype == torch.float32
@@ -255,9 +256,12 @@ def _empty_adjoints(*inputs: Tensor) -> Tensor:
 # -- the operators, declared by hand, because `torch.library.custom_op` imports Dynamo
 
 _LIBRARY = torch.library.Library("funcppo", "FRAGMENT")
-_GIVEN = "Tensor x, Tensor done, Tensor weight, Tensor bias"
-_LIBRARY.define(f"memories({_GIVEN}, Tensor memory) -> Tensor")
-_LIBRARY.define(f"adjoints({_GIVEN}, Tensor before, Tensor grads) -> Tensor")
+_LIBRARY.define(
+    "memories(Tensor x, Tensor done, Tensor weight, Tensor bias, Tensor memory) -> Tensor"
+)
+_LIBRARY.define(
+    "adjoints(Tensor of_gates, Tensor through, Tensor weight, Tensor grads) -> Tensor"
+)
 _LIBRARY.impl("memories", _memories_by_steps, "CPU")
 _LIBRARY.impl("adjoints", _adjoints_by_steps, "CPU")
 _LIBRARY.impl("memories", _memories_on_gpu, "CUDA")

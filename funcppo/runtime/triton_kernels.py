@@ -454,29 +454,6 @@ def _gates_of(
 
 
 @triton.jit
-def _step_back(
-    x0, x1, x2, x3, p0, p1, p2, p3, h, c, dh, dc, is_lstm: tl.constexpr
-):
-    """Compute the gradients of p, and that of the memory before a step which does not pass through p."""
-    if is_lstm:
-        i, f = _sigmoid(x0 + p0), _sigmoid(x1 + p1)
-        g, o = _activate(x2 + p2, True), _sigmoid(x3 + p3)
-        y = _activate(f * c + i * g, True)
-        dc += dh * o * (1.0 - y * y)
-        d0, d1 = dc * g * i * (1.0 - i), dc * c * f * (1.0 - f)
-        d2, d3 = dc * i * (1.0 - g * g), dh * y * o * (1.0 - o)
-        dc, dh = dc * f, dh * 0.0
-    else:
-        r, z = _sigmoid(x0 + p0), _sigmoid(x1 + p1)
-        n = _activate(x2 + r * p2, True)
-        d2 = dh * (1.0 - z) * (1.0 - n * n)
-        d0, d1 = d2 * p2 * r * (1.0 - r), dh * (h - n) * z * (1.0 - z)
-        d2 = d2 * r
-        d3, dh = d2, dh * z
-    return d0, d1, d2, d3, dh, dc
-
-
-@triton.jit
 def _places(
     n_rows,
     n_units: tl.constexpr,
@@ -564,12 +541,36 @@ def memories_kernel(
 
 
 @triton.jit
+def _load_factors(
+    of_gates,
+    through,
+    grads,
+    t,
+    place,
+    of_place,
+    is_there,
+    size,
+    total,
+    n_gates: tl.constexpr,
+    n_units: tl.constexpr,
+    is_lstm: tl.constexpr,
+):
+    """Load what `adjoints_kernel` reads of a step; nothing before the first one."""
+    is_there = is_there & (t >= 0)
+    f0, f1, f2, f3 = _load_gates(
+        of_gates + t * (size * n_gates) + of_place, is_there, n_units, is_lstm
+    )
+    here = t * size + place
+    s0, s1 = _load_memory(through + here, is_there, total, is_lstm)
+    gh, gc = _load_memory(grads + here, is_there, total, is_lstm)
+    return f0, f1, f2, f3, s0, s1, gh, gc
+
+
+@triton.jit
 def adjoints_kernel(
-    x,
-    done,
+    of_gates,
+    through,
     weight,  # transposed
-    products,
-    before,
     grads,
     out,
     n_steps,
@@ -582,11 +583,10 @@ def adjoints_kernel(
 ):
     """Compute out[:, t], the gradient of a loss in the memory after each step t: see `nets.cells.adjoints`.
 
-    Args:
-      products: V h of each step.
+    What a step reads is loaded in the step after it, while products are computed.
     """
     n_gates: tl.constexpr = 4 if is_lstm else 3
-    row, place, of_gates, is_there = _places(n_rows, n_units, n_gates, U, R)
+    _, place, of_place, is_there = _places(n_rows, n_units, n_gates, U, R)
     size = n_rows * n_units
     total = n_steps * size
     w0, w1, w2, w3 = _load_weights(
@@ -594,24 +594,45 @@ def adjoints_kernel(
     )
     dh = tl.zeros([R, U], tl.float32)
     dc = dh
+    f0, f1, f2, f3, s0, s1, gh, gc = _load_factors(
+        of_gates,
+        through,
+        grads,
+        n_steps - 1,
+        place,
+        of_place,
+        is_there,
+        size,
+        total,
+        n_gates,
+        n_units,
+        is_lstm,
+    )
     for step in range(n_steps):
         t = n_steps - 1 - step
-        here = t * size + place
-        gates = t * (size * n_gates) + of_gates
-        x0, x1, x2, x3 = _load_gates(x + gates, is_there, n_units, is_lstm)
-        p0, p1, p2, p3 = _load_gates(
-            products + gates, is_there, n_units, is_lstm
+        _store_memory(out + t * size + place, dh, dc, is_there, total, is_lstm)
+        n0, n1, n2, n3, m0, m1, nh, nc = _load_factors(
+            of_gates,
+            through,
+            grads,
+            t - 1,
+            place,
+            of_place,
+            is_there,
+            size,
+            total,
+            n_gates,
+            n_units,
+            is_lstm,
         )
-        h, c = _load_memory(before + here, is_there, total, is_lstm)
-        gh, gc = _load_memory(grads + here, is_there, total, is_lstm)
-        _store_memory(out + here, dh, dc, is_there, total, is_lstm)
-        dh = _kept(dh, done + t * n_rows, row, n_rows)
-        dc = _kept(dc, done + t * n_rows, row, n_rows)
-        d0, d1, d2, d3, dh, dc = _step_back(
-            x0, x1, x2, x3, p0, p1, p2, p3, h, c, dh, dc, is_lstm
-        )
-        dh = gh + dh + _product(d0, w0, precision)
-        dh += _product(d1, w1, precision) + _product(d2, w2, precision)
+        past = dh * s0
         if is_lstm:
-            dh += _product(d3, w3, precision)
-        dc = gc + dc
+            dc += past
+            d0, d1, d2 = dc * f0, dc * f1, dc * f2
+            past = _product(dh * f3, w3, precision)
+            dc = gc + dc * s1
+        else:
+            d0, d1, d2 = dh * f0, dh * f1, dh * f2
+        dh = gh + past + _product(d0, w0, precision)
+        dh += _product(d1, w1, precision) + _product(d2, w2, precision)
+        f0, f1, f2, f3, s0, s1, gh, gc = n0, n1, n2, n3, m0, m1, nh, nc

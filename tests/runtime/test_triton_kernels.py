@@ -143,20 +143,33 @@ def test_the_kernels_give_the_same_bits_again():
 
 
 @pytest.mark.parametrize("n_kinds", [1, 2], ids=["gru", "lstm"])
-def test_the_loops_of_recurrent_cells_equal_their_steps(n_kinds, on_numpy):
+def test_the_loops_of_recurrent_cells_equal_autograd(
+    n_kinds, on_numpy, monkeypatch
+):
     """Of 18 rows in two programs, with a number of units that is padded; episodes end at random. 1e-5."""
     given = torch.Generator().manual_seed(0)
     normal = lambda *shape: torch.randn(shape, generator=given)
     n_gates = (2 + n_kinds) * 9
     x, done = normal(4, 18, n_gates), normal(4, 18) > 1
     weight, bias = normal(9, n_gates) / 3, normal(n_gates)
-    args = x, done, weight, bias
     memory, grads = normal(n_kinds, 18, 9), normal(n_kinds, 4, 18, 9)
-    before = cells._memories_by_steps(*args, memory)
-    after = cells._adjoints_by_steps(*args, before, grads)
-    assert done.any() and after.any()
+    recurrent = cells.Dense(weight, bias)
+    steps = [memory.requires_grad_()]
+    for inputs, is_last in zip(x, done):
+        given = cells._as_memory(steps[-1])
+        after = torch.stack(cells.cell_step(recurrent, inputs, given))
+        steps.append(after.masked_fill(is_last[:, None], 0.0))
+    before = torch.stack(steps[:-1], 1)
+    of_later = torch.autograd.grad((before * grads).sum(), steps[1:-1])
+    expected = torch.stack([*of_later, torch.zeros_like(memory)], 1)
+    before, memory = before.detach(), memory.detach()
+    args = recurrent, x, done
+    assert done.any() and expected.any()
     close = {"rtol": 0, "atol": 1e-5}
-    found = cells._memories_on_gpu(*args, memory)
-    torch.testing.assert_close(found, before, **close)
-    found = cells._adjoints_on_gpu(*args, before, grads)
-    torch.testing.assert_close(found, after, **close)
+    for _ in range(2):  # by PyTorch, and by the kernels
+        found = cells.memories(*args, cells._as_memory(memory))
+        torch.testing.assert_close(torch.stack(found), before, **close)
+        found = cells.adjoints(*args, cells._as_memory(before), [*grads])
+        torch.testing.assert_close(torch.stack(found), expected, **close)
+        monkeypatch.setattr(cells, "_memories", cells._memories_on_gpu)
+        monkeypatch.setattr(cells, "_adjoints", cells._adjoints_on_gpu)
