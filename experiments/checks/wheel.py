@@ -7,6 +7,7 @@ the package that is in git, that the wheel without extras imports no optional pa
 name it, and that the wheel with the extra `cli` trains and predicts. Exit status 1 if a check fails.
 """
 
+import os
 import shlex
 import subprocess
 import sys
@@ -19,6 +20,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # project root
 from experiments.paths import ROOT, make_parser
 
 CONSTRAINTS = ROOT / "constraints.txt"
+# Another funcppo on the path would be taken for the installed one.
+ENVIRONMENT = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
 # uses the core, then prints the optional packages that were imported
 CORE = """
 import sys
@@ -57,6 +60,7 @@ def run(command: str, *words: object, cwd: Path, status: int = 0) -> str:
     done = subprocess.run(
         [*shlex.split(command), *map(str, words)],
         cwd=cwd,
+        env=ENVIRONMENT,
         text=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
