@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 Row = Json  # numbers and texts of one update, by name
-LoggerName = Literal["jsonl", "csv", "tensorboard", "wandb", "mlflow"]
+LoggerName = Literal["csv", "tensorboard", "wandb", "mlflow"]
 LogFn: TypeAlias = Callable[[Row], None]
 CSV_FILE = "metrics.csv"
 TENSORBOARD_FOLDER = "tensorboard"
@@ -276,7 +276,7 @@ def check_loggers(names: Sequence[LoggerName]) -> None:
     """
     for name in names:
         check_value("log", LoggerName, name)
-        if name in ("tensorboard", "wandb", "mlflow"):
+        if name != "csv":
             import_extra(name, name, f"--log {name}")
     if "wandb" in names and not _has_wandb_account():
         raise FieldError("log", _WANDB_ACCOUNT, "none")
@@ -301,7 +301,7 @@ def open_loggers(
     """Open the named loggers for the rest of a run, yield them, and close them at the end.
 
     Args:
-      names: which; jsonl is metrics.jsonl itself and adds nothing.
+      names: which.
       folder: of the run; receives metrics.csv, tensorboard/, wandb/ and mlflow.db.
       rows: the lines of metrics.jsonl so far, which these logs get first.
       settings: of the run, for W&B and MLflow.
@@ -317,20 +317,15 @@ def open_loggers(
     opened: list[LogFn] = []
     with ExitStack() as stack:
         for name in dict.fromkeys(names):
-            if name == "csv":
-                opened.append(_open_csv(folder / CSV_FILE, rows, stack))
-            elif name == "tensorboard":
-                path = folder / TENSORBOARD_FOLDER
-                opened.append(_open_tensorboard(path, rows, stack))
-            elif name in ("wandb", "mlflow"):
-                connect = _open_wandb if name == "wandb" else _open_mlflow
-                opened.append(connect(folder, rows, settings, stack))
+            opened.append(_OPEN[name](folder, rows, settings, stack))
         yield opened
 
 
-def _open_csv(path: Path, rows: Sequence[Row], stack: ExitStack) -> LogFn:
+def _open_csv(
+    folder: Path, rows: Sequence[Row], _: object, stack: ExitStack
+) -> LogFn:
     """Return a function that collects rows; they are written as CSV when the log is closed, with null left empty."""
-    lines = list(rows)
+    path, lines = folder / CSV_FILE, list(rows)
 
     def write() -> None:
         names = (name for line in lines for name in line)
@@ -346,11 +341,12 @@ def _open_csv(path: Path, rows: Sequence[Row], stack: ExitStack) -> LogFn:
 
 
 def _open_tensorboard(
-    folder: Path, rows: Sequence[Row], stack: ExitStack
+    folder: Path, rows: Sequence[Row], _: object, stack: ExitStack
 ) -> LogFn:
     """Return a function that logs a row to TensorBoard, under the names of metrics.jsonl."""
     from torch.utils.tensorboard.writer import SummaryWriter
 
+    folder = folder / TENSORBOARD_FOLDER
     # Event files cannot be cut at an update, so all of this run are written again.
     with files.named_errors(folder):
         for path in folder.glob(_OWN_EVENTS):
@@ -436,6 +432,14 @@ def _open_mlflow(
         for row in rows:
             log(row)
     return log
+
+
+_OPEN: Mapping[LoggerName, Callable[..., LogFn]] = {
+    "csv": _open_csv,
+    "tensorboard": _open_tensorboard,
+    "wandb": _open_wandb,
+    "mlflow": _open_mlflow,
+}
 
 
 def _scalars(row: Row) -> dict[str, float]:

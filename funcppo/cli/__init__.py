@@ -21,7 +21,7 @@ import sys
 import textwrap
 import threading
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any, NoReturn
@@ -71,6 +71,7 @@ SHARED_PROGRAMS = ("train", "evaluate")
 EXIT_BAD_INPUT, EXIT_UNFINISHED = 2, 3
 EXIT_INTERRUPTED, EXIT_TERMINATED = 130, 143
 STANDARD_OUTPUT = "standard output"  # its name in errors
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Terminated(KeyboardInterrupt):
@@ -146,16 +147,26 @@ def raise_terminated() -> Iterator[None]:
             Terminated if signal_number == signal.SIGTERM else KeyboardInterrupt
         )
 
-    handlers = {
-        number: signal.signal(number, handle_signal)
-        for number in (signal.SIGINT, signal.SIGTERM)
+    heard = (
+        number
+        for number in STOP_SIGNALS
         if signal.getsignal(number) is not signal.SIG_IGN
-    }
+    )
+    with handled(heard, handle_signal):
+        yield
+
+
+@contextmanager
+def handled(
+    numbers: Iterable[int], handler: Callable[[int, FrameType | None], None]
+) -> Iterator[None]:
+    """Handle signals by a function within the context."""
+    before = {number: signal.signal(number, handler) for number in numbers}
     try:
         yield
     finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
+        for number, old in before.items():
+            signal.signal(number, old)
 
 
 def exit_with_error(message: str, status: int = EXIT_BAD_INPUT) -> NoReturn:

@@ -90,7 +90,6 @@ class Check(TargetOptions):
     def _recount(self, is_over: Callable[[], bool]) -> int:
         """Recount the sample and print how much agrees; return the exit status."""
         console = make_console(self.json == "-")
-        most_notes = None if self.verbose else 1
         comparisons: list[Comparison] = []
         start = time.perf_counter()
         with WorkDisplay("reading") as status:
@@ -100,9 +99,7 @@ class Check(TargetOptions):
             task = setup.evaluator.task
             seconds = time.perf_counter() - start
             prepared = f"data read and settings chosen in {seconds:.1f} s"
-            print_notes(
-                [*setup.notes, *task.notes, prepared], console, most_notes
-            )
+            print_notes([*setup.notes, *task.notes, prepared], console, 1)
             parts = self._compare(
                 setup, options, details, status, self.seconds - seconds
             )
@@ -112,7 +109,7 @@ class Check(TargetOptions):
                     comparisons.append(comparison)
         notes = [note for part in comparisons for note in part.notes]
         late = f"--seconds {self.seconds:g}: no more is compared"
-        print_notes([late] * is_over() + notes, console, most_notes)
+        print_notes([late] * is_over() + notes, console, 1)
 
         result = {
             "dataset": task.dataset.name,

@@ -42,7 +42,9 @@ from rich.text import Text
 
 from funcppo.cli import (
     STANDARD_OUTPUT,
+    STOP_SIGNALS,
     Terminated,
+    handled,
     interrupt_main,
     named_output,
     package_version,
@@ -90,10 +92,12 @@ class _PlainConsole(Console):
 
     Attributes:
       is_quiet: with -q neither notes nor progress are shown.
+      is_verbose: with -v all notes are.
       live: the terminal on which progress is shown; what others print on a terminal goes there, above it.
     """
 
     is_quiet: ClassVar[bool] = False
+    is_verbose: ClassVar[bool] = False
     live: ClassVar[Console | None] = None
 
     def print(self, *objects: Any, **options: Any) -> None:
@@ -115,9 +119,15 @@ class _PlainConsole(Console):
         raise BrokenPipeError
 
 
-def set_quiet(is_quiet: bool) -> None:
-    """Show notes and progress of the program, or none with -q."""
+def set_verbosity(is_quiet: bool, is_verbose: bool) -> None:
+    """Show few notes and the progress of the program, neither with -q, or all notes with -v."""
     _PlainConsole.is_quiet = is_quiet
+    _PlainConsole.is_verbose = is_verbose
+
+
+def is_verbose() -> bool:
+    """Return whether all notes are shown."""
+    return _PlainConsole.is_verbose
 
 
 def _break_lines(console: Console, text: str) -> str:
@@ -302,7 +312,7 @@ def print_notes(
 
     Args:
       console: None for standard error, after what has been printed of a result.
-      most: notes that are printed; the last one says how many more there are. None for all, as with -v.
+      most: notes that are printed without -v; the last one says how many more there are. None for all.
       label: before each.
     """
     if _PlainConsole.is_quiet:
@@ -310,8 +320,10 @@ def print_notes(
     sys.stdout.flush()
     console = console or make_console(use_stderr=True)
     lines = list(notes)
-    n_more = 0 if most is None else max(0, len(lines) - most)
-    if n_more:
+    if most is None or is_verbose():
+        most = len(lines)
+    n_more = len(lines) - most
+    if n_more > 0:
         lines = lines[:most]
         lines[-1] += f" (and {n_more} more: -v)"
     for line in lines:
@@ -325,10 +337,9 @@ class Screen:
       console: for the table.
     """
 
-    def __init__(self, console: Console, is_verbose: bool) -> None:
+    def __init__(self, console: Console) -> None:
         """Build a screen on which nothing is printed yet."""
         self.console = console
-        self._is_verbose = is_verbose
         self._told: set[str] = set()
 
     def print(self, *lines: str) -> None:
@@ -342,7 +353,7 @@ class Screen:
         for note in notes:
             if note in self._told:
                 continue
-            if self._is_verbose:
+            if is_verbose():
                 print_notes([note], self.console)
             elif _kind(note) in kinds:
                 self.print(note)
@@ -362,7 +373,7 @@ class Screen:
 
     def _show_first(self, label: str, notes: Sequence[str]) -> None:
         """Print the first note and the number of further ones; nothing if verbose, which prints each note."""
-        if notes and not self._is_verbose:
+        if notes and not is_verbose():
             print_notes(notes, self.console, 1, label)
 
 
@@ -947,22 +958,17 @@ def defer_interrupt() -> Iterator[Interrupt]:
             repeat.start()
             repeats.append(repeat)
             return
-        for number in handlers:
+        for number in STOP_SIGNALS:
             signal.signal(number, signal.SIG_DFL)
         is_sigterm = signal_number == signal.SIGTERM
         raise Terminated if is_sigterm else KeyboardInterrupt
 
-    handlers = {
-        number: signal.signal(number, handle_signal)
-        for number in (signal.SIGINT, signal.SIGTERM)
-    }
-    try:
-        yield interrupt
-    finally:
-        for repeat in repeats:
-            repeat.cancel()
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
+    with handled(STOP_SIGNALS, handle_signal):
+        try:
+            yield interrupt
+        finally:
+            for repeat in repeats:
+                repeat.cancel()
 
 
 @contextmanager

@@ -35,7 +35,6 @@ from funcppo.cli.options import (
     JsonOutput,
     Opt,
     OptionalFile,
-    Verbose,
 )
 from funcppo.core.host import Deadline
 from funcppo.core.settings import PositiveFloat, PositiveInt, Size
@@ -55,6 +54,7 @@ if TYPE_CHECKING:
     from funcppo.kg.logic.kb import KnowledgeBase
     from funcppo.kg.search.task import PhaseCallback
 
+MAX_NOTES = 3  # that are printed without -v
 _SPLIT_COLUMNS = (
     *("split", "triples", "entities", "relations", "known"),
     *("linked\npairs", "new\nentities", "new\nrelations"),
@@ -126,8 +126,6 @@ class Data:
     """Time limit of deriving, in seconds. The step that would exceed it is left out and reported."""
     threads: Annotated[PositiveInt | None, HIDDEN] = None
     """Number of CPU threads of an operation. Default: all cores."""
-    verbose: Verbose = False
-    """Print every note on what was chosen, left out or estimated. Default: off."""
     json: JsonOutput = None
     """Write the result as JSON to FILE; - writes it to standard output in place of the text. Default: no JSON."""
 
@@ -155,7 +153,7 @@ class Data:
             show(result)
             notes = map(escape_unprintable, result.get("notes", ()))
             console = make_console(use_stderr=False)
-            print_notes(notes, console, self._most_notes)
+            print_notes(notes, console, MAX_NOTES)
         elif result.get("stop_reason"):
             print_notes([result["stop_reason"]])
         return 0
@@ -179,11 +177,6 @@ class Data:
             if Path(path).is_file():
                 raise ValueError(f"--set out {path}: expected a new file")
         return sources
-
-    @property
-    def _most_notes(self) -> int | None:
-        """Return how many notes are printed; None for all."""
-        return None if self.verbose else 3
 
     def _write_triples(self, out: str) -> JsonObject:
         """Read the data set and write its triples; return the files."""
@@ -243,7 +236,7 @@ class Data:
             raise ValueError(
                 f"--height {self.height}: expected 1 for --provable train, whose triples are all known facts"
             )
-        print_notes(dataset.notes, None, self._most_notes)
+        print_notes(dataset.notes, None, MAX_NOTES)
         check_horn(dataset)
 
         split: np.ndarray = getattr(dataset, str(self.provable))
@@ -305,7 +298,7 @@ class Data:
             status.update("writing")
             n_bytes = loaders.write(dataset, tables, sources, out)
             end_phase("write")
-        print_notes(dataset.notes, None, self._most_notes)
+        print_notes(dataset.notes, None, MAX_NOTES)
         return {
             "dataset": dataset.name,
             "folder": str(out),

@@ -175,7 +175,7 @@ class Evaluate(ScoreOptions):
         ):
             is_over = limits.enter_context(bounded(self.seconds, self.device))
             console = make_console(self.json == "-")
-            screen = Screen(console, self.verbose)
+            screen = Screen(console)
             start = time.perf_counter()
             setup = self._prepare(console, exporter)
 

@@ -28,7 +28,6 @@ from funcppo.cli.options import (
     JsonOutput,
     MemoryOption,
     Opt,
-    Verbose,
 )
 from funcppo.core.settings import (
     DeviceName,
@@ -88,11 +87,9 @@ class Mine:
     """Minimum support: facts that a rule derives from other facts. Default: 5; 3 in a tiny dense graph."""
     min_confidence: UnitInterval = _DEFAULT.min_confidence
     """Minimum leave-one-out confidence, 0 to 1."""
-    constants: bool = False
-    """Also mine rules with constants, h(X,c) :- b(X,Z) and h(X,c) :- b(X,d), and with h(X,X) in place of h(X,c).
-    Default: on, unless without_constants is set."""
-    without_constants: Annotated[bool, HIDDEN] = False
-    """Mine no rules with constants. Default: off."""
+    constants: bool = True
+    """Mine rules with constants too, h(X,c) :- b(X,Z) and h(X,c) :- b(X,d), and with h(X,X) in place of h(X,c).
+    Default: on."""
     votes_per_fact: Annotated[PositiveInt | None, HIDDEN] = None
     """Keep a rule if it is among the N best rules for at least one fact that it derives. Default: 1; 3 in a tiny dense
     graph, and in one of 2,000 to 50,000 facts."""
@@ -108,8 +105,6 @@ class Mine:
     """Random seed of the samples."""
     device: DeviceName = "cpu"
     """Device to count on: cpu, cuda, or cuda:N for GPU number N."""
-    verbose: Verbose = False
-    """Print every note on what was chosen, left out or estimated. Default: off."""
     json: JsonOutput = None
     """Write a summary as JSON to FILE; - writes it to standard output in place of the text. Default: no JSON."""
 
@@ -154,7 +149,7 @@ class Mine:
         }
         write_json(self.json, summary)
         notes = (*dataset.notes, *mined.result.notes)
-        print_notes(notes, console, None if self.verbose else 3)
+        print_notes(notes, console, 3)
         _print_summary(console, mined, summary)
         interrupt = mined.result.interrupt
         if isinstance(interrupt, Terminated):
@@ -176,11 +171,8 @@ class Mine:
         """Build the miner's settings from the options; options not given take the data set's defaults."""
         from funcppo.kg.run import rule_files
 
-        options = {
-            field.name: getattr(self, field.name)
-            for field in fields(MiningConfig)
-        }
-        options["constants"] = self.constants or not self.without_constants
+        names = [field.name for field in fields(MiningConfig)]
+        options = {name: getattr(self, name) for name in names}
         given = {k: v for k, v in options.items() if v is not None}
         return rule_files.mining_config(dataset, **given)
 

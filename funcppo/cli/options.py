@@ -40,8 +40,8 @@ from funcppo.cli.common import (
     data_files,
     is_run_folder,
     select_device,
-    set_quiet,
     set_target_threads,
+    set_verbosity,
     tell_others,
     write_output,
 )
@@ -107,22 +107,17 @@ class Opt:
       metavar: what stands for the value in --help; by the type if empty.
       shown: of a field of settings.
       is_hidden: it is set by --set alone.
-      short: another name, such as -v.
-      is_common: it is listed by that name among the options of all programs.
     """
 
     metavar: str = ""
     shown: tuple[str, ...] = ()
     is_hidden: bool = False
-    short: str = ""
-    is_common: bool = False
 
 
 HIDDEN = Opt(is_hidden=True)
 # Fields of settings that a program sets itself, by other options.
 SET_BY_PROGRAMS = ("n_updates", "source")
 
-Verbose: TypeAlias = Annotated[bool, Opt(short="-v", is_common=True)]
 OptionalFile: TypeAlias = Annotated[str | None, Opt("FILE")]
 JsonOutput: TypeAlias = Annotated[str | None, Opt("FILE|-")]
 MetricsPort: TypeAlias = Annotated[FixedPort | None, Opt("PORT")]
@@ -165,8 +160,6 @@ class TargetOptions:
     """Number of CPU threads of an operation. Default: as many as the run was trained with; 1 for a data set."""
     json: JsonOutput = None
     """Write the result as JSON to FILE; - writes it to standard output in place of the text. Default: no JSON."""
-    verbose: Verbose = False
-    """Print every note on what was chosen, left out or estimated. Default: off."""
 
     @property
     def is_run(self) -> bool:
@@ -638,10 +631,6 @@ def _add_argument(group: Any, setting: Setting) -> None:
         words["nargs"] = "+" if has_several else None
         if setting.field == "log":  # several places add up
             words["action"] = "extend"
-    short = setting.opt.short if setting.opt else ""
-    if short:
-        group.add_argument(short, **words)
-        words["help"] = argparse.SUPPRESS
     group.add_argument(setting.option, **words)
 
 
@@ -660,7 +649,7 @@ def _read_arguments(
         raise ValueError(_describe_unknown(unknown[0], settings))
 
     words = vars(found)
-    set_quiet(words["--quiet"])
+    set_verbosity(words["--quiet"], words["--verbose"])
     given: dict[Setting, object] = {}
     if config := words["--config"]:
         given |= _read_config(Path(config), settings)
@@ -779,7 +768,7 @@ def completion_script(programs: Mapping[str, type]) -> str:
     for name, program in programs.items():
         shown = [s for s in settings_of(program) if s.opt]
         words = [setting.option for setting in shown if not setting.is_argument]
-        words += ["--help", "--quiet", "--set", "--help-all"]
+        words += ["--help", "--quiet", "--verbose", "--set", "--help-all"]
         cases.append(f"    {name}) words='{' '.join(words)}' ;;")
 
     script = COMPLETION.replace("CASES", "\n".join(cases))
@@ -850,8 +839,7 @@ def _make_parser(
         setting = by_field[field]
         group = of_first_run if field in first else more
         group = arguments if setting.is_argument else group
-        is_common = setting.opt is not None and setting.opt.is_common
-        _add_argument(common if is_common else group, setting)
+        _add_argument(group, setting)
     _add_common_options(common, settings, has_all)
     return parser
 
@@ -865,9 +853,11 @@ def _add_common_options(
         ("--help", "Show this text and exit. Default: off."),
         ("-q", "Print results alone, without notes and progress."),
         ("--quiet", argparse.SUPPRESS),
+        ("-v", "Print every note on what was chosen, left out or estimated."),
+        ("--verbose", argparse.SUPPRESS),
         ("--help-all", "List the settings of --set too. Default: off."),
     ):
-        dest = "--quiet" if words == "-q" else words
+        dest = {"-q": "--quiet", "-v": "--verbose"}.get(words, words)
         group.add_argument(words, action="store_true", dest=dest, help=text)
 
     names = [setting.name for setting in settings if setting.opt is None]

@@ -164,7 +164,7 @@ class Predict(ScoreOptions):
                 status = EXIT_UNFINISHED
                 notes = [f"--seconds {self.seconds:g} is over", *notes]
             # Answers come first; an error stands alone.
-            print_notes(notes, most=None if self.verbose else 5)
+            print_notes(notes, most=5)
         return status
 
     def _answer_pair(self, answerer: Answerer, head: str, tail: str) -> None:

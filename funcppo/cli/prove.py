@@ -145,7 +145,7 @@ class Prove(TargetOptions):
             (write_output if self.dot else print_text)(text)
         # The answer comes first; an error stands alone.
         notes = [*query.notes, *query.dataset.notes]
-        print_notes(notes, most=None if self.verbose else 3)
+        print_notes(notes, most=3)
         return {"proved": 0, "refuted": 1, "unknown": 3}[result["verdict"]]
 
     def _with_settings_of_run(self) -> Prove:

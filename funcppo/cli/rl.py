@@ -19,6 +19,7 @@ from funcppo.cli.common import (
     check_outputs,
     defer_interrupt,
     graphs_allowed,
+    is_verbose,
     lock_folder,
     make_console,
     make_table,
@@ -34,7 +35,6 @@ from funcppo.cli.options import (
     JsonOutput,
     LoggerNames,
     Opt,
-    Verbose,
 )
 from funcppo.core.files import remove_stale_parts
 from funcppo.core.settings import (
@@ -118,8 +118,6 @@ class Rl:
     """Where the metrics of each update go beside RUN/metrics.jsonl, as means over seeds: csv writes RUN/metrics.csv at
     the end, tensorboard RUN/tensorboard, wandb logs to Weights & Biases (WANDB_MODE=offline: to RUN/wandb), mlflow to
     MLFLOW_TRACKING_URI, or else RUN/mlflow.db; several may be given. Default: nowhere."""
-    verbose: Verbose = False
-    """Print every note on what was chosen, left out or estimated. Default: off."""
     json: JsonOutput = None
     """Also write the results as JSON to FILE; - writes them to standard output in place of the text. Default: only
     RUN/results.json."""
@@ -185,9 +183,7 @@ class Rl:
         notes += [f"removed {x}, left by a killed process" for x in removed]
         print_notes(notes, console)
 
-        update, exit_status = _train(
-            config, learner, self.log, folder, console, self.verbose
-        )
+        update, exit_status = _train(config, learner, self.log, folder, console)
         if update < rl.n_updates(config):
             words = ("rl", "--out", self.out) if self.out else ()
             print_interrupted(console, update, *words)
@@ -291,7 +287,6 @@ def _train(
     log: tuple[LoggerName, ...],
     folder: Path,
     console: Console,
-    is_verbose: bool,
 ) -> tuple[int, int]:
     """Train until the last update or an interrupt; return the update of the checkpoint, and the exit status."""
     from funcppo import rl, trainer
@@ -334,9 +329,9 @@ def _train(
                 checkpoint=checkpoint,
             )
             notes = list(result.notes)
-            if is_verbose and result.record is not None:
+            if is_verbose() and result.record is not None:
                 notes = [describe_strategy(result.record), *notes]
-            print_notes(notes, console, None if is_verbose else 1)
+            print_notes(notes, console, 1)
     return trainer.saved_update(checkpoint), interrupt.exit_status
 
 

@@ -73,7 +73,7 @@ class Serve(ScoreOptions):
         with listener:
             self._warn()
             answerer, notes = self.open_answerer()
-            print_notes(notes, most=None if self.verbose else 5)
+            print_notes(notes, most=5)
             self._serve(listener, answerer)
         return 0
 

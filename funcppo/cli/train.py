@@ -45,7 +45,6 @@ from funcppo.cli.options import (
     MetricsPort,
     Opt,
     OptionalFile,
-    Verbose,
 )
 from funcppo.core.host import NO_DEADLINE, Deadline
 from funcppo.core.settings import (
@@ -150,8 +149,6 @@ class Train:
     json: JsonOutput = None
     """Also write the results as JSON to FILE; - writes them to standard output in place of the text. Default: only
     RUN/results.json."""
-    verbose: Verbose = False
-    """Print every note on what was chosen, left out or estimated; results.json has them all. Default: off."""
     checkpoint_every: Annotated[PositiveFloat, HIDDEN] = 60.0
     """Save a checkpoint after the update that ends this many seconds after the last one; validations save too. It does
     not change the result."""
@@ -226,7 +223,7 @@ class Train:
             settings.seconds, device=settings.device, began=began
         )
         console = make_console(self.json == "-")
-        screen = Screen(console, self.verbose)
+        screen = Screen(console)
         set_threads(settings.threads)
         run = self._open_run(screen, run_time)
         _show_run(screen, run)

@@ -164,18 +164,12 @@ def rule_file(tmp_path):
     return str(path)
 
 
-def test_a_run_brings_its_data_set_and_its_rules(tmp_path, rule_file):
-    write_config(RunConfig(dataset="countries_s1", rules=rule_file), tmp_path)
-    dataset = common.open_dataset(str(tmp_path), None)
-    own, theirs = load("countries_s1"), load("countries_s1", rule_file)
-    assert dataset.fingerprint == theirs.fingerprint != own.fingerprint
+def test_a_run_brings_its_data_set_and_its_rules(trained, rule_file):
+    dataset = common.open_dataset(str(trained), None)
+    assert dataset.fingerprint == load("countries_s1").fingerprint
     line = "is a trained run, expected the rules it was trained with"
     with pytest.raises(ValueError, match=line):
-        common.open_dataset(str(tmp_path), rule_file)
-
-    write_config(RunConfig(dataset=str(tmp_path / "moved")), tmp_path)
-    with pytest.raises(ValueError, match="the run needs its data set"):
-        common.open_dataset(str(tmp_path), None)
+        common.open_dataset(str(trained), rule_file)
 
 
 def test_the_files_of_a_target_are_those_it_is_read_from(tmp_path, rule_file):

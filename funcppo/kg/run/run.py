@@ -44,7 +44,6 @@ from funcppo.kg.graph.dataset import (
     index_entities,
     predicate_ids,
 )
-from funcppo.kg.graph.triples import DataConfig
 from funcppo.kg.logic.derive import RulePlan
 from funcppo.kg.logic.fixpoint import RuleCounts
 from funcppo.kg.ranking import ranking, scoring
@@ -518,23 +517,13 @@ def write_graph(task: ProverTask, folder: Path) -> None:
     )
 
 
-def read_graph(
-    folder: Path, config: RunConfig | None = None
-) -> tuple[Dataset, RuleCounts | None]:
-    """Return the data set that a run was trained on, and its counts of rules; None where they are to be counted.
-
-    Args:
-      config: the settings; None for those in the folder.
+def read_graph(folder: Path) -> tuple[Dataset, RuleCounts]:
+    """Return the data set that a run was trained on, and its counts of rules.
 
     Raises:
-      ValueError: the folder holds no run, or its file is damaged; of a folder without one, the data set that its
-        settings name cannot be read.
+      ValueError: their file is missing or damaged.
     """
-    path = folder / GRAPH_FILE
-    if not path.exists():
-        config = config or read_config(folder)
-        return _load_source(config, folder, config.data), None
-    arrays, meta = checkpoint.read(path)
+    arrays, meta = checkpoint.read(folder / GRAPH_FILE)
     del meta[files.FORMAT_KEY]
     support, pairs = (
         torch.from_numpy(arrays.pop(name)).round().long()
@@ -546,22 +535,6 @@ def read_graph(
     # Where they are not derived from themselves alone: see `with_confidence`.
     counts = RuleCounts(support, pairs, torch.zeros_like(support))
     return Dataset(**values), counts
-
-
-def _load_source(
-    config: RunConfig, folder: Path, cfg: DataConfig, **options: bool
-) -> Dataset:
-    """Load the data set that a run's settings name; an error names the run's folder.
-
-    Raises:
-      ValueError: it cannot be read.
-    """
-    try:
-        return loaders.load(config.dataset, config.rules, cfg=cfg, **options)
-    except ValueError as error:
-        raise ValueError(
-            f"{folder}: the run needs its data set {shorten(config.dataset)}, or other facts (--graph): {error}"
-        ) from None
 
 
 def present_graph(
@@ -582,8 +555,8 @@ def present_graph(
     Raises:
       ValueError: a file cannot be read, or the rules of the run have no relation of the graph.
     """
-    trained, counts = read_graph(folder)
     config = read_config(folder)
+    trained, counts = read_graph(folder)
     is_source, ratios = graph is None, None
     if graph is None:
         graph, ratios = _read_source(config, folder, trained)
@@ -602,9 +575,8 @@ def present_graph(
     changes = _describe_changes(trained, before, moved)
     notes = [Note("answers", changes)] if changes else []
     moved = replace(moved, notes=(*moved.notes, *notes))
-    if counts is not None:
-        rows = torch.from_numpy(where.rule)
-        counts = RuleCounts(*(column[rows] for column in counts))
+    rows = torch.from_numpy(where.rule)
+    counts = RuleCounts(*(column[rows] for column in counts))
     return PresentGraph(moved, counts, trained, where)
 
 
@@ -613,19 +585,24 @@ def _read_source(
 ) -> tuple[Dataset, str | None]:
     """Return the data set of a run as it is now, with the shares by which training split it; None for no such split.
 
-    It is that of training where it is gone, where it has a name and no path, or where the run does not hold it.
+    It is that of training where it is gone, or has a name and no path.
+
+    Raises:
+      ValueError: it cannot be read.
     """
     source = Path(config.dataset)
     if not (source.is_absolute() and source.exists()):
         note = f"{source} is not there: the facts are those of training"
         notes = (*trained.notes, *[note] * source.is_absolute())
         return replace(trained, notes=notes), None
-    if not (folder / GRAPH_FILE).exists():
-        return trained, None
     ratios = config.data.split_ratios
     cfg = replace(config.data, split_ratios=None, split_seed=0)
-    config = replace(config, rules=None)
-    return _load_source(config, folder, cfg, with_rules=False), ratios
+    try:
+        return loaders.load(source, with_rules=False, cfg=cfg), ratios
+    except ValueError as error:
+        raise ValueError(
+            f"{folder}: the run needs its data set {shorten(config.dataset)}, or other facts (--graph): {error}"
+        ) from None
 
 
 def _align(trained: Dataset, graph: Dataset) -> tuple[Dataset, Alignment]:
@@ -829,7 +806,7 @@ def resume_run(
       ValueError: the checkpoint does not belong to the facts.
     """
     on_phase("reading data")
-    dataset, _ = read_graph(folder, run_config)
+    dataset, _ = read_graph(folder)
     present = PresentGraph(dataset, None, dataset)
     return _restore(run_config, folder, present, on_phase)
 

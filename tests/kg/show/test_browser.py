@@ -85,6 +85,10 @@ def test_hostile_names_are_text_and_pages_fit(watched, url, explorers):
     relation = explorer.find("relation", ALSO)
     page.set_viewport_size({"width": 320, "height": 600})
     width = "document.documentElement.scrollWidth <= innerWidth"
+    rules = (
+        "[...document.querySelectorAll('td > .rule')].map(e => e.offsetWidth)"
+    )
+    widths = []
     for name in HOSTILE[:9]:
         entity = explorer.find("entity", name)
         paths = [f"/entity?entity_id={entity}"]
@@ -95,6 +99,8 @@ def test_hostile_names_are_text_and_pages_fit(watched, url, explorers):
             page.goto(url + path)
             assert display(name) in page.inner_text("h1").replace("\xa0", " ")
             assert page.evaluate(width), path
+            widths += page.evaluate(rules)
+    assert min(widths) > 150  # a rule is not broken after each letter
     page.goto(f"{url}/api")
     assert page.evaluate(width)
 
