@@ -402,6 +402,7 @@ def _open_mlflow(
 ) -> LogFn:
     """Return a function that logs a row to MLflow, at MLFLOW_TRACKING_URI or in the folder's mlflow.db."""
     import mlflow
+    from mlflow.exceptions import MlflowException
 
     logging.getLogger("mlflow").setLevel(logging.WARNING)
     place = f"sqlite:///{folder.absolute() / 'mlflow.db'}"
@@ -417,7 +418,7 @@ def _open_mlflow(
             run_name=folder.name,
             nested=mlflow.active_run() is not None,
         )
-    except mlflow.exceptions.MlflowException as error:
+    except MlflowException as error:
         reason = " ".join(str(error).split())
         raise FieldError("log", "a place for MLflow", reason) from None
     stack.callback(mlflow.end_run)
