@@ -402,13 +402,12 @@ def _open_mlflow(
 ) -> LogFn:
     """Return a function that logs a row to MLflow, at MLFLOW_TRACKING_URI or in the folder's mlflow.db."""
     import mlflow
-    from mlflow.exceptions import MlflowException
 
     logging.getLogger("mlflow").setLevel(logging.WARNING)
     place = f"sqlite:///{folder.absolute() / 'mlflow.db'}"
     id_file = folder / "mlflow-id.txt"
     is_known = bool(rows) and id_file.exists()
-    try:
+    with _mlflow_errors():
         mlflow.set_tracking_uri(os.environ.get("MLFLOW_TRACKING_URI", place))
         mlflow.set_experiment(
             os.environ.get("MLFLOW_EXPERIMENT_NAME", "funcppo")
@@ -418,21 +417,32 @@ def _open_mlflow(
             run_name=folder.name,
             nested=mlflow.active_run() is not None,
         )
-    except MlflowException as error:
-        reason = " ".join(str(error).split())
-        raise FieldError("log", "a place for MLflow", reason) from None
-    stack.callback(mlflow.end_run)
+        stack.callback(mlflow.end_run)
+        if not is_known:
+            mlflow.log_params(dict(settings))
 
     def log(row: Row) -> None:
-        mlflow.log_metrics(_scalars(row), step=row["update"])
+        with _mlflow_errors():
+            mlflow.log_metrics(_scalars(row), step=row["update"])
 
     if not is_known:
         with files.named_errors(id_file):
             id_file.write_text(run.info.run_id)
-        mlflow.log_params(dict(settings))
         for row in rows:
             log(row)
     return log
+
+
+@contextmanager
+def _mlflow_errors() -> Generator[None, None, None]:
+    """Raise an error of MLflow within the context as one line."""
+    from mlflow.exceptions import MlflowException
+
+    try:
+        yield
+    except MlflowException as error:
+        reason = " ".join(str(error).split())
+        raise FieldError("log", "a place for MLflow", reason) from None
 
 
 _OPEN: Mapping[LoggerName, Callable[..., LogFn]] = {

@@ -225,8 +225,11 @@ def test_a_run_of_mlflow_goes_on_under_its_id(tmp_path, monkeypatch):
         "valid_metric": [(0, 0.25), (2, 0.5)],
         "loss": [(1, 1.5)],
     }
+    line = r"log: expected a place for MLflow"
+    with pytest.raises(FieldError, match=line):
+        write(tmp_path, [{"update": 1, "hits@1": 0.5}], ["mlflow"])
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "nowhere://x")
-    with pytest.raises(FieldError, match=r"log: expected a place for MLflow"):
+    with pytest.raises(FieldError, match=line):
         write(tmp_path, [], ["mlflow"])
 
 

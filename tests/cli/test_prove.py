@@ -8,15 +8,13 @@ from functools import partial
 
 import pytest
 
-from funcppo.core.settings import write_config
 from funcppo.kg.config import ProverTaskConfig, RunConfig
 from funcppo.kg.graph.loaders import load
 from funcppo.kg.logic import proof as proof_
-from funcppo.kg.run.run import save_checkpoint
 from tests import prolog
 from tests.cli.runner import contains, json_of, prove
 from tests.kg.logic.proof_cases import read_proof
-from tests.kg.run.runs import new_run
+from tests.kg.run.runs import new_run, store
 
 WORLD = """
 path(X, Y) :- path(X, Z), edge(Z, Y).
@@ -354,8 +352,7 @@ def test_a_run_shows_the_most_probable_proof_of_its_policy(tmp_path, capsys):
     choices = {"learner": "proofs", "score": "best-proof"}
     prover = ProverTaskConfig(embed_dim=4, hidden_dim=4)
     run = new_run(RunConfig(dataset="countries_s1", prover=prover, **choices))
-    write_config(run.run_config, tmp_path)
-    save_checkpoint(run, tmp_path)
+    store(run, tmp_path)
     query, target = "locatedIn(france, europe)", str(tmp_path)
     status, result = json_of(capsys, prove, target, query)
     assert (status, result["proof_by"]) == (0, "policy")
@@ -374,8 +371,7 @@ def test_a_guide_costs_time_never_the_verdict(tmp_path, capsys):
         prover=ProverTaskConfig(max_height=2, embed_dim=4, hidden_dim=4),
     )
     run = new_run(config)
-    write_config(run.run_config, tmp_path)
-    save_checkpoint(run, tmp_path)
+    store(run, tmp_path)
     guided = ("--guide", str(tmp_path))
     for region, status in (("europe", 0), ("asia", 1)):
         words = (

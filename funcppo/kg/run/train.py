@@ -884,7 +884,8 @@ def train_run(
         Monitor() as monitor,
         open_loggers(log, folder, (), settings) as loggers,
     ):
-        captured, _ = prepare_train_step(run)
+        captured, record = prepare_train_step(run)
+        logs.truncate(folder / METRICS_FILE, -1, logs.run_header(record))
         monitor.record_capture(captured)
         deadline = NO_DEADLINE if run_config.steps else run_time.part()
         updates = train(

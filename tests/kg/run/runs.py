@@ -8,7 +8,7 @@ import torch
 
 from funcppo import checkpoint, logs
 from funcppo.config import PPOConfig
-from funcppo.core.settings import METRICS_FILE
+from funcppo.core.settings import METRICS_FILE, write_config
 from funcppo.kg.config import (
     CHECKPOINT_FILE,
     BellmanFordConfig,
@@ -21,6 +21,7 @@ from funcppo.kg.graph import loaders
 from funcppo.kg.graph.rules import format_rule
 from funcppo.kg.run import train
 from funcppo.kg.run.choices import start_run
+from funcppo.kg.run.run import save_checkpoint, write_graph
 from funcppo.runtime.monitor import Monitor
 
 # A run that learns from proofs.
@@ -57,8 +58,16 @@ def new_run(config, **arguments):
     return start_run(config, dataset, **arguments)
 
 
+def store(run, folder):
+    """Write what opens a run: its settings, its graph and its state."""
+    write_config(run.run_config, folder)
+    write_graph(run.task, folder)
+    save_checkpoint(run, folder)
+
+
 def trained(run, folder, stop_at=None):
     """The run after its last update, and the metrics of each; stopped after an update or in its validation."""
+    write_graph(run.task, folder)
     captured, _ = train.prepare_train_step(run)
     rows = []
     for after, metrics in train.train(

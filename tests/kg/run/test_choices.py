@@ -34,7 +34,6 @@ from funcppo.kg.run.choices import (
 )
 from funcppo.kg.run.run import (
     resume_run,
-    save_checkpoint,
     validation_queries,
     with_valid_evidence,
 )
@@ -51,6 +50,7 @@ from tests.kg.run.runs import (
     on_graph,
     random_graph,
     seating,
+    store,
 )
 
 OPEN = ProverTaskConfig(smoothing="auto", object_identity="auto")
@@ -564,7 +564,7 @@ def test_answers_without_a_proof_keep_their_time(tmp_path, monkeypatch):
 
 def assert_opened_run_scores_the_same(run, folder):
     """A run that is stored and opened again scores with the same evidence and priors."""
-    save_checkpoint(run, folder)
+    store(run, folder)
     again = with_valid_evidence(resume_run(run.run_config, folder))
     assert again.choices == run.choices and again.notes == run.notes
     assert again.step_names == run.step_names

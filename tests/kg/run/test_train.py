@@ -21,7 +21,12 @@ from funcppo.kg.config import RESULTS_FILE, ProverTaskConfig, read_config
 from funcppo.kg.graph import loaders
 from funcppo.kg.run import held_out, train
 from funcppo.kg.run.budget import RunTime
-from funcppo.kg.run.run import open_run, resume_run, saved_update
+from funcppo.kg.run.run import (
+    open_run,
+    resume_run,
+    saved_update,
+    write_graph,
+)
 from funcppo.kg.run.train import rank_results, validate, with_capacity
 from funcppo.kg.search import task as prover_task
 from funcppo.runtime.compile import StrategyRecord
@@ -53,6 +58,7 @@ def train_at(times, run, folder, n_updates):
       times: in seconds, of the start and of each update.
       n_updates: after which the run is left, without a stop that would save it.
     """
+    write_graph(run.task, folder)
     captured, _ = train.prepare_train_step(run)
     arguments = run, folder, captured, lambda: False, Monitor()
     updates = train.train(*arguments, checkpoint_seconds=60.0)
@@ -260,6 +266,8 @@ def test_the_run_is_what_its_folder_opens(uninterrupted, tmp_path, monkeypatch):
         )
     lines = (tmp_path / "a" / "metrics.csv").read_text().splitlines()
     assert [line.partition(",")[0] for line in lines][:2] == ["update", "0"]
+    # by which a resumed run decides as this one did
+    assert logs.read_header(tmp_path / "a" / METRICS_FILE)["strategy"]
 
     # A folder in use is refused before any work, and several processes, which would write into one.
     before = {x: x.read_bytes() for x in (tmp_path / "a").iterdir()}
