@@ -1498,9 +1498,10 @@ def prove_ground(clauses: Clauses, atom: Atom, limits: Limits) -> QueryResult:
     if found.heights:
         found.tables.limits = limits
         try:
-            proof = found.tables.build_proof(atom)
-            checked(clauses, proof, identity, budget=budget)
-            height = proof_height(proof)
+            with paused_collection():
+                proof = found.tables.build_proof(atom)
+                checked(clauses, proof, identity, budget=budget)
+                height = proof_height(proof)
         except TimeBudgetExceeded as error:
             proof = None
             found = replace(
