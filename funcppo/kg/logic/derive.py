@@ -1244,27 +1244,6 @@ def answering_facts(
     return kb.facts[unique_values(torch.cat(found)).long()]
 
 
-def is_answering(
-    atoms: I32[Tensor, "N W"],
-    queries: I64[Tensor, "Q W"],
-    sides: Sequence[int],
-    sizes: KBSizes,
-) -> Bool[Tensor, "N"]:
-    """Check, per atom, whether it shares the predicate and kept argument of some query.
-
-    Arguments are those of `answering_facts`.
-    """
-    base = sizes.n_constants + 1
-    is_answer = torch.zeros_like(atoms[:, 0], dtype=torch.bool)
-
-    for side in sides:
-        given = HEAD + TAIL - side
-        asked = unique_values(queries[:, 0] * base + queries[:, given])
-        code = atoms[:, 0].long() * base + atoms[:, given]
-        is_answer |= torch.isin(code, asked)
-    return is_answer
-
-
 # -- what a search knows
 
 

@@ -141,7 +141,7 @@ class PhaseCallback(Protocol):
         ...
 
 
-# What the rules derive, without atoms if queries derive their own; the rules that derive each atom; and notes.
+# what the rules derive, the rules that derive each atom, and notes
 _Derived = tuple[LeastModel, DerivabilityIndex | None, list[str]]
 
 
@@ -208,9 +208,10 @@ def build_task(
     kb = with_confidence(kb, counts, settings.smoothing)
 
     # What the rules derive, and who selects facts.
+    by_query = not with_derivations and settings.max_height == 1
     model, index, model_notes = (
-        _without_atoms(kb, sizes, settings, True)
-        if as_guide
+        (_no_atoms(kb, sizes, settings), None, [])
+        if as_guide or by_query
         else _derived_atoms(
             dataset,
             cfg,
@@ -383,10 +384,8 @@ def with_answers(
         facts=facts,
     )
 
-    others = known_triples(task.dataset)[len(task.dataset.facts) :]
-    held_out = torch.from_numpy(others).to(facts.device)
-    known = held_out[derive.is_answering(held_out, queries, sides, sizes)]
     device = task.entity_pool.device
+    others = torch.from_numpy(other_triples(task.dataset))
     answered = replace(
         with_ranking_on(replace(task, least_model=model), str(device)),
         answers_plan=None,
@@ -394,7 +393,7 @@ def with_answers(
     filter_index = fixpoint.build_filter_index(
         sizes,
         answered.least_model,
-        torch.cat([facts, known]).to(device),
+        torch.cat([facts.to(device), others.to(device)]),
         task.entity_pool,
         task.unproved_facts,
     )
@@ -405,13 +404,7 @@ def is_unproved_fact(
     task: ProverTask, atoms: I64[Tensor, "n W"]
 ) -> Bool[Tensor, "n"]:
     """Check, per atom, whether it is among the task's `unproved_facts`."""
-    return _is_listed(atoms, task.unproved_facts, task.sizes)
-
-
-def _is_listed(
-    atoms: I64[Tensor, "n W"], table: I64[Tensor, "N W"], sizes: KBSizes
-) -> Bool[Tensor, "n"]:
-    """Check, per atom, whether a table contains it."""
+    sizes, table = task.sizes, task.unproved_facts
     _, index = kbase.sort_and_index_atoms(
         table.long(), sizes.n_predicates, sizes.n_constants
     )
@@ -476,15 +469,9 @@ def _derived_atoms(
 ) -> _Derived:
     """Compute all that the rules derive up to the height of the settings, its index, and notes.
 
-    The model holds no derived atoms if each query is to derive its own answers.
-
     Raises:
       ValueError: T_P is too large to hold, and a search or training reads it.
     """
-    if not with_derivations and settings.max_height == 1:
-        is_mapped = dataset.fact_tables is not None
-        return _without_atoms(kb, sizes, settings, not is_mapped)
-
     # What a resumed run computes again must not depend on the time.
     deadline = deadline if settings.max_height > 1 else NO_DEADLINE
     budget = RowBudget(sys.maxsize, deadline=deadline)
@@ -522,9 +509,7 @@ def _index_derivations(
     Args:
       n_known: derivations that there are at least.
     """
-    blind = "the policy does not see which rules derive its goal"
-    index = None
-
+    reason = "too many derivations to hold"
     if n_known <= max_derivations:
         text = f"{INDEXING}, within {MAX_INDEX_ROWS:,} rows of joins"
         on_phase(text, 0, sizes.n_rules)
@@ -539,28 +524,25 @@ def _index_derivations(
                 partial(on_phase, text),
             )
         except RowBudgetExceeded as error:
-            return None, [f"{INDEXING} makes {error}: {blind}"]
-    if index is None:
-        return None, [f"too many derivations to hold: {blind}"]
-    return index, []
+            index, reason = None, f"{INDEXING} makes {error}"
+        if index is not None:
+            return index, []
+    return None, [
+        f"{reason}: the policy does not see which rules derive its goal"
+    ]
 
 
-def _without_atoms(
-    kb: KnowledgeBase,
-    sizes: KBSizes,
-    settings: ProofSettings,
-    with_facts: bool,
-) -> _Derived:
-    """Return a model without derived atoms, and without facts too unless `with_facts`; and no index."""
-    none = kb.facts[:0]
-    model = fixpoint.partial_model(
+def _no_atoms(
+    kb: KnowledgeBase, sizes: KBSizes, settings: ProofSettings
+) -> LeastModel:
+    """Return a model without atoms: each query derives its own answers, or none are needed."""
+    return fixpoint.partial_model(
         kb,
         sizes,
-        none,
+        kb.facts[:0],
         object_identity=settings.object_identity,
-        facts=None if with_facts else none,
+        facts=kb.facts[:0],
     )
-    return model, None, []
 
 
 def _unproved_facts(
@@ -654,10 +636,13 @@ def entity_pool(dataset: Dataset) -> tuple[I64[Tensor, "E"], bool]:
 
 def known_triples(dataset: Dataset) -> np.ndarray:
     """Return all triples that are known to be true, [N, W]: facts, valid and test, others; with repetitions."""
-    parts = [dataset.facts, held_out_triples(dataset)]
-    if dataset.known is not None:
-        parts.append(dataset.known)
-    return np.concatenate(parts)
+    return np.concatenate([dataset.facts, other_triples(dataset)])
+
+
+def other_triples(dataset: Dataset) -> np.ndarray:
+    """Return the known triples beside the facts, [N, W], with repetitions."""
+    known = [] if dataset.known is None else [dataset.known]
+    return np.concatenate([held_out_triples(dataset), *known])
 
 
 def held_out_triples(dataset: Dataset) -> np.ndarray:
