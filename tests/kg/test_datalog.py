@@ -154,10 +154,15 @@ def format_prolog(clauses, random):
     return format_program(guarded, random, n_spellings=1)
 
 
+def read_clauses(dataset):
+    base = kb.from_dataset(dataset)
+    return prove.Clauses(*base, comparisons=comparison_tests(dataset))
+
+
 def assert_answers(path, clauses, random, expected, object_identity=False):
     """Assert that `prove` gives the expected ground atoms, for open queries and for others, each in two spellings."""
     dataset = load(path)
-    rules = prove.Clauses(*kb.from_dataset(dataset))
+    rules = read_clauses(dataset)
     heads = sorted({(c[0].predicate, len(c[0].args)) for c in clauses})
     for predicate, arity in heads:
         mixed = [*VARIABLES[:2], *random.sample(NAMES, 2)]
@@ -166,7 +171,7 @@ def assert_answers(path, clauses, random, expected, object_identity=False):
             query = read_query(dataset, format_atom(atom, set(), random))
             if query.dataset is not dataset:  # it has a constant of its own
                 dataset = query.dataset
-                rules = prove.Clauses(*kb.from_dataset(dataset))
+                rules = read_clauses(dataset)
             limits = prove.Limits(object_identity=object_identity)
             ids = tuple(query.atom.tolist())
             found = prove.solve(rules, ids, limits)

@@ -42,7 +42,8 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
+from decimal import Decimal
+from functools import cache, partial
 from itertools import pairwise
 from typing import Literal, NamedTuple
 
@@ -643,11 +644,15 @@ def comparison_tests(
     A comparison of numbers does not hold of names that are none.
     """
 
+    @cache
+    def number(constant: int) -> Decimal | None:
+        """Return the value of a constant's name."""
+        return read_number(dataset.entities[constant - 1])
+
     def test(name: str, left: int, right: int) -> bool:
-        names = dataset.entities[left - 1], dataset.entities[right - 1]
-        values = names
-        if name not in ("=", "!="):
-            values = read_number(names[0]), read_number(names[1])
+        if name in ("=", "!="):
+            return TESTS[name](left, right)
+        values = number(left), number(right)
         return None not in values and TESTS[name](*values)
 
     return {i: partial(test, name) for i, name in OPERATORS.items()}

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from decimal import Decimal
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -29,8 +28,6 @@ from torch.nn.functional import pad
 
 from funcppo.core import tree
 from funcppo.core.types import F32, I32, I64, Bool
-from funcppo.kg.graph.dataset import OPERATORS
-from funcppo.kg.graph.text import read_number
 from funcppo.kg.logic import row_index
 from funcppo.kg.logic.row_index import (
     HashTable,
@@ -88,8 +85,6 @@ class KnowledgeBase(NamedTuple):
     rule_ids_by_predicate: I64[Tensor, "R"]
     support: F32[Tensor, "R"]  # number of known atoms that the rule derives
     body_pairs: F32[Tensor, "R"]  # number of atoms that the rule derives
-    # by constant: the rank of its value among those of all, from 1, 0 for no number; empty if no rule compares numbers
-    number_rank: I64[Tensor, "C1"]
 
 
 class _FactTables(NamedTuple):
@@ -118,7 +113,6 @@ def build(
     n_predicates: int,
     device: torch.device | str = "cpu",
     tables: Mapping[str, np.ndarray] | None = None,
-    number_rank: Sequence[int] | Tensor = (),
 ) -> tuple[KnowledgeBase, KBSizes]:
     """Build the knowledge base of a fact table and a rule table.
 
@@ -129,7 +123,6 @@ def build(
       rules: integers [R, M, W], head first; an id above `n_constants` is a variable. A rule without a body atom for a
         variable of its head would derive infinitely many atoms: readers of rules refuse it.
       tables: `index_facts` of these facts, whose memory the knowledge base shares; None to make them.
-      number_rank: see `KnowledgeBase`; for rules that compare numbers.
 
     Returns:
       The knowledge base on `device`, and its static sizes.
@@ -162,9 +155,6 @@ def build(
         rule_ids_by_predicate=rule_order,
         support=zeros,
         body_pairs=zeros,
-        number_rank=torch.as_tensor(
-            number_rank, dtype=torch.int64, device=device
-        ),
     )
     sizes = KBSizes(
         n_constants=n_constants,
@@ -186,21 +176,7 @@ def from_dataset(dataset: Dataset) -> tuple[KnowledgeBase, KBSizes]:
         n_constants=dataset.n_constants,
         n_predicates=dataset.n_predicates,
         tables=dataset.fact_tables,
-        number_rank=_rank_numbers(dataset),
     )
-
-
-def _rank_numbers(dataset: Dataset) -> list[int]:
-    """Return the rank of each constant's value among all numbers; none if no rule compares numbers."""
-    used = {OPERATORS.get(p) for p in np.unique(dataset.rules[..., 0]).tolist()}
-    if not used.difference((None, "=", "!=")):
-        return []
-    values = [read_number(name) for name in dataset.entities]
-    numbers = sorted({value for value in values if value is not None})
-    rank: dict[Decimal | None, int] = {
-        value: i for i, value in enumerate(numbers, 1)
-    }
-    return [0, *(rank.get(value, 0) for value in values)]
 
 
 def index_facts(

@@ -46,7 +46,6 @@ from torch import Tensor
 from funcppo.core.host import NO_DEADLINE, paused_collection
 from funcppo.core.types import I32, I64
 from funcppo.kg.graph.dataset import OPERATORS
-from funcppo.kg.graph.text import TESTS
 from funcppo.kg.logic import derive, fixpoint
 from funcppo.kg.logic.fixpoint import (
     StepCallback,
@@ -460,16 +459,13 @@ class Clauses:
         max_indexed: int = _MAX_INDEXED_FACTS,
         comparisons: Mapping[int, Callable[[int, int], bool]] | None = None,
     ) -> None:
+        """Set the knowledge base and, for rules with comparisons, the `comparison_tests` of its names."""
         self.kb, self.sizes, self.max_indexed = kb, sizes, max_indexed
-        # by which proofs are checked, such as `comparison_tests` of the names
-        self.comparisons = comparisons or {
-            i: partial(self._compare, name) for i, name in OPERATORS.items()
-        }
+        self.comparisons = comparisons or {}
         self._fact_offsets = int_list(kb.fact_offsets)
         self._rule_offsets = int_list(kb.rule_offsets)
         self._indices: dict[tuple[int, Row], dict[Packed, list[Packed]]] = {}
         self._rules: dict[int, list[Rule]] = {}
-        self._number_rank = int_list(kb.number_rank)
         # goals of negations, by object identity and by how many negations are above them; what bounds their evaluation
         self._negated: dict[tuple[bool, int], _Tables] = {}
         self.limits = Limits()
@@ -659,8 +655,9 @@ class Clauses:
         ]
         key = object_identity, n_negations + 1
         for atom in rule.conditions:
-            test = partial(self._compare, OPERATORS.get(atom[0], ""))
-            if atom[0] not in OPERATORS:
+            if atom[0] in OPERATORS:
+                test = self.comparisons[atom[0]]
+            else:
                 places = tuple(i for i, term in enumerate(atom[1:]) if term)
                 test = partial(self._is_absent, key, -atom[0], places)
             conditions.append((_arguments(atom), test))
@@ -684,12 +681,6 @@ class Clauses:
             object_identity,
             partial(budget.spend, 0),
         ).hold
-
-    def _compare(self, name: str, left: int, right: int) -> bool:
-        """Return whether a comparison holds; one of numbers does not hold of other names."""
-        if name not in ("=", "!="):
-            left, right = self._number_rank[left], self._number_rank[right]
-        return left > 0 and right > 0 and TESTS[name](left, right)
 
     def _is_absent(
         self,

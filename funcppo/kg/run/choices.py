@@ -866,6 +866,7 @@ def _start_guide(
     run_config: RunConfig, dataset: Dataset, run_time: RunTime
 ) -> Run:
     """Return a run that learns to order a search, from goals that rules derive; others of them are its valid split."""
+    check_horn(dataset)
     prover = run_config.prover
     height = prover.max_height or GUIDE_HEIGHT
     run_time.on_phase("sampling goals")

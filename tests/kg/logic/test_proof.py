@@ -148,10 +148,13 @@ AGES = from_text("""
 """)
 
 
+AGES_BASE, AGES_TESTS = kb.from_dataset(AGES), comparison_tests(AGES)
+
+
 def ages_proof():
     """The proof of q(ann, eve): its rule, two ages, two comparisons, two negations."""
     atom = tuple(parse_query(AGES, "q(ann, eve)").tolist())
-    clauses = prove.Clauses(*kb.from_dataset(AGES))
+    clauses = prove.Clauses(*AGES_BASE, comparisons=AGES_TESTS)
     proof = prove.prove_ground(clauses, atom, prove.Limits()).proof
     assert proof is not None
     return proof
@@ -161,7 +164,7 @@ def test_prove_does_not_trust_the_conditions_of_its_tables(monkeypatch):
     """q(ann, bob) needs that there is no path from ann to bob, and no edge from bob."""
     atom = tuple(parse_query(AGES, "q(ann, bob)").tolist())
     monkeypatch.setattr(prove.Clauses, "_is_absent", lambda *_: True)
-    clauses = prove.Clauses(*kb.from_dataset(AGES))
+    clauses = prove.Clauses(*AGES_BASE, comparisons=AGES_TESTS)
     with pytest.raises(AssertionError, match="does not hold"):
         prove.prove_ground(clauses, atom, prove.Limits())
 
@@ -172,7 +175,7 @@ def ages_errors(proof, *more_facts):
     facts |= {tuple(parse_query(AGES, fact).tolist()) for fact in more_facts}
     rules, n = AGES.rules.tolist(), AGES.n_constants
     facts_of = lambda p: [fact for fact in facts if fact[0] == p]
-    conditions = proof_.Conditions(facts_of, rules, comparison_tests(AGES), n)
+    conditions = proof_.Conditions(facts_of, rules, AGES_TESTS, n)
     limits = {"max_height": 1, "leave_one_out": True, "n_constants": n}
     return proof_.check_proof(
         proof, facts, rules, holds=conditions.hold, **limits
