@@ -35,8 +35,9 @@ from funcppo.kg.search.env import (
     World,
     make_observation,
     single_goal,
+    take,
 )
-from funcppo.kg.search.network import Params
+from funcppo.kg.search.network import Params, filled_positions
 from funcppo.nets.networks import Agent
 
 ScoreName = Literal["success", "best-proof"]
@@ -183,23 +184,10 @@ def _select_rows(
     Returns:
       The slots; the beam entry of each row, slot * K + entry, B * K where it is empty; and which rows hold one.
     """
-    device = search.log_prob.device
-    n_rows, n_entries = cfg.rows_per_step, cfg.slots * cfg.beam
     is_open = torch.isfinite(search.log_prob)
     selected = _select_slots(cfg, is_open.sum(1))
-
-    # Stream compaction: the selected entries go to rows 0, 1, ...; all others to a spare row, which is cut off.
-    entry = torch.arange(n_entries, device=device)
-    entry_selected = (is_open & selected[:, None]).flatten()
-    position = entry_selected.long().cumsum(0) - 1
-    row = torch.where(entry_selected, position, n_rows)
-    empty = torch.full(
-        (n_rows + 1,), n_entries, dtype=torch.int64, device=device
-    )
-    source = empty.scatter(0, row, entry)[:n_rows]
-
-    mask = torch.arange(n_rows, device=device) < entry_selected.sum()
-    return selected, torch.where(mask, source, n_entries), mask
+    source = filled_positions(is_open & selected[:, None], cfg.rows_per_step)
+    return selected, source, source < is_open.numel()
 
 
 def _select_slots(
@@ -282,9 +270,9 @@ def _advance_slots(
 ) -> SearchState:
     """Return the search after one step: each slot's K most probable open children form its new beam."""
     open_log_prob = torch.where(children.proved, -torch.inf, children.log_prob)
-    target, dropped = _place_children(cfg, children.source, open_log_prob)
+    child, dropped = _place_children(cfg, children.source, open_log_prob)
     result = _update_result(cfg, search, children, open_log_prob, dropped)
-    child, has_child = _child_of_entry(cfg, target)
+    has_child, child = child >= 0, child.clamp_min(0)
 
     # Entries without a child, at the depth limit, or no better than a proof are empty.
     log_prob = open_log_prob.flatten()[child]
@@ -322,11 +310,11 @@ def _place_children(
     cfg: SearchConfig,
     source: I64[Tensor, "R"],
     open_log_prob: F32[Tensor, "R S"],
-) -> tuple[I64[Tensor, "RS"], Bool[Tensor, "R S"]]:
+) -> tuple[I64[Tensor, "BK"], Bool[Tensor, "R S"]]:
     """Rank the open children of each slot by probability and give the first K their beam entries.
 
     Returns:
-      The beam entry of each child, slot * K + rank, B * K where it is not kept; and which children are not kept.
+      The child (row * S + successor) of each beam entry, -1 without one; and which children have no entry.
     """
     n_entries = cfg.slots * cfg.beam
     row_slot = source // cfg.beam
@@ -342,29 +330,16 @@ def _place_children(
     slot, by_slot = torch.sort(slot[best_first], stable=True)
     order = best_first[by_slot]
 
-    position = torch.arange(len(order), device=order.device)
-    first_of_slot = torch.searchsorted(slot, slot)
-    rank = position - first_of_slot
+    rank = torch.arange(len(order), device=order.device)
+    rank = rank - torch.searchsorted(slot, slot)
     is_kept = (rank < cfg.beam) & (slot < cfg.slots)
+
+    # Children without an entry go to a spare one, which is cut off.
     place = torch.where(is_kept, slot * cfg.beam + rank, n_entries)
-
-    target = torch.zeros_like(order).scatter(0, order, place)
-    is_dropped = target == n_entries
-    return target, is_dropped.view_as(open_log_prob)
-
-
-def _child_of_entry(
-    cfg: SearchConfig, target: I64[Tensor, "RS"]
-) -> tuple[I64[Tensor, "BK"], Bool[Tensor, "BK"]]:
-    """Return the child (row * S + successor) of each beam entry, 0 without one, and which entries have a child."""
-    n_entries = cfg.slots * cfg.beam
-    child_index = torch.arange(len(target), device=target.device)
-    empty = torch.full(
-        (n_entries + 1,), -1, dtype=torch.int64, device=target.device
-    )
-    child = empty.scatter(0, target, child_index)[:n_entries]
-    has_child = child >= 0
-    return torch.where(has_child, child, 0), has_child
+    child = order.new_full((n_entries + 1,), -1)
+    child = child.scatter(0, place, order)[:n_entries]
+    is_dropped = torch.zeros_like(is_kept).scatter(0, order, ~is_kept)
+    return child, is_dropped.view_as(open_log_prob)
 
 
 def _update_result(
@@ -445,11 +420,11 @@ def _best_proof(
     )
     log_prob, entry = entry_log_prob.max(1)
 
-    row_choice = _take(children.choice_id, row_action[:, None])
+    row_choice = take(children.choice_id, row_action[:, None])
     entry_choice = _scatter_to_entries(cfg, children, row_choice[:, 0], 0)
     choice_id = entry_choice.gather(1, entry[:, None])
 
-    parent_trace = _take(search.trace, entry[:, None])
+    parent_trace = take(search.trace, entry[:, None])
     trace = _append_choice(parent_trace, search.depth, choice_id)
     return log_prob, trace[:, 0]
 
@@ -500,13 +475,6 @@ def _append_choice(
     position = torch.arange(trace.shape[-1], device=trace.device)
     is_next = position == depth[:, None, None]
     return torch.where(is_next, choice_id[..., None], trace)
-
-
-def _take(x: Tensor, index: I64[Tensor, "B n"]) -> Tensor:
-    """Return x[b, index[b, i]] for x [B, m, ...]."""
-    trailing_shape = x.shape[2:]
-    index = index.view(*index.shape, *[1] * len(trailing_shape))
-    return x.gather(1, index.expand(-1, -1, *trailing_shape))
 
 
 # -- slots

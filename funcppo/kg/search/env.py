@@ -399,10 +399,7 @@ def _successor_slot(
 def _chosen_goals(state: EnvState, action: I64[Tensor, "B"]) -> Goals:
     """Return the goal list of each row's chosen successor."""
     slot = _successor_slot(state, action)
-    goals = state.successors.goals
-    return Goals(
-        _gather_slot(goals.atoms, slot), _gather_slot(goals.height, slot)
-    )
+    return tree.map(lambda x: take(x, slot).squeeze(1), state.successors.goals)
 
 
 def _apply_rule_by_index(
@@ -490,13 +487,11 @@ def _status(
     return status.to(torch.int32)
 
 
-def _gather_slot(x: Tensor, slot: I64[Tensor, "B 1"]) -> Tensor:
-    """Return entry `slot[b]` of each row b of x: [B, S, ...] to [B, ...]."""
-    entry_shape = x.shape[2:]
-    ones = [1] * len(entry_shape)
-    index = slot.view(-1, 1, *ones)
-    index = index.expand(-1, 1, *entry_shape)
-    return x.gather(1, index).squeeze(1)
+def take(x: Tensor, index: I64[Tensor, "B n"]) -> Tensor:
+    """Return x[b, index[b, i]] for x [B, m, ...]."""
+    trailing_shape = x.shape[2:]
+    index = index.view(*index.shape, *[1] * len(trailing_shape))
+    return x.gather(1, index.expand(-1, -1, *trailing_shape))
 
 
 # -- training queries: which atoms to prove, and whether each of them is true

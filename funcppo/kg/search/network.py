@@ -266,7 +266,7 @@ def _ragged_successor_vectors(
     """Compute the vectors of the first `capacity` successors of the batch; zero for all other slots."""
     mask = obs.action_mask[:, :-1]
     n_slots = mask.numel()
-    position = _filled_positions(mask, capacity)
+    position = filled_positions(mask, capacity)
 
     # An unused position is n_slots: it reads the last slot, and writes a row that is cut off at the end.
     readable = position.clamp_max(n_slots - 1)
@@ -283,7 +283,7 @@ def _ragged_successor_vectors(
     return all_slots.view(*mask.shape, -1), None
 
 
-def _filled_positions(
+def filled_positions(
     mask: Bool[Tensor, "B S"], capacity: int
 ) -> I64[Tensor, "C"]:
     """Return flat positions of the first `capacity` true entries, in order, padded with `mask.numel()`."""
