@@ -46,6 +46,7 @@ from funcppo.kg.logic.joins import (
     RowBudget,
     RowBudgetExceeded,
     Rule,
+    Table,
     TimeBudgetExceeded,
     atom_variables,
     collect_answers,
@@ -298,7 +299,7 @@ def _iter_step_atoms(
                 rule, relations, kb, sizes, inequalities, budget
             )
             if heads is not None:
-                yield _atoms_of(rule.head[0], heads)
+                yield _atoms_of(rule.head[0], heads.columns)
         report(n_done, len(active))
 
 
@@ -321,11 +322,12 @@ def derive_heads(
     inequalities: Sequence[Inequality],
     budget: RowBudget | None = None,
     among: Literal | None = None,
-) -> Columns | None:
-    """Return the argument columns of the distinct heads that a rule derives; None if it derives none.
+) -> Table | None:
+    """Return the arguments of the distinct heads that a rule derives, as a table; None if it derives none.
 
     Args:
-      relations: one for each atom of the body; None for one without atoms.
+      relations: one for each atom of the body; None for one without atoms. Where they have values, the table has the
+        largest product of those of a body in place of counts.
       inequalities: pairs of term tuples that must differ.
       budget: bounds the rows that the joins make; None for no bound.
       among: a condition on the rule's variables, such as the heads to look for; None for none.
@@ -342,6 +344,7 @@ def derive_heads(
             tuple(inequalities),
             sizes.n_constants,
             budget,
+            is_counted=any(x.relation.values is not None for x in literals),
         )
     )
     if answers is None:
@@ -352,7 +355,10 @@ def derive_heads(
         if term not in columns:
             constant = torch.full((answers.size,), term, device=kb.facts.device)
             columns[term] = constant
-    return tuple(columns[term] for term in rule.head[1:])
+    terms = rule.head[1:]
+    return Table(
+        terms, tuple(columns[t] for t in terms), answers.size, answers.counts
+    )
 
 
 def _select_missing(
@@ -488,15 +494,25 @@ def best_products(
     for _ in range(max_height):
         parts = (value > 0) & ~is_new, is_new, value > 0
         first, second, third = (
-            relations_by_predicate(model.atoms[part]) for part in parts
+            relations_by_predicate(model.atoms[part], values=value[part])
+            for part in parts
         )
         for rule in rules:
+            apart = object_identity_constraints(
+                rule, sizes.n_constants, model.object_identity
+            )
+            apart += _differing_atoms(rule)
             for relations in _iter_bodies(rule, (first, second, third)):
-                for row, product in _iter_products(
-                    rule, relations, sizes, model, value
-                ):
-                    product = product * weight[rule.id]
-                    best = best.scatter_reduce(0, row, product, "amax")
+                heads = derive_heads(rule, relations, kb, sizes, apart)
+                if heads is None:
+                    continue
+                atoms = _atoms_of(rule.head[0], heads.columns).long()
+                row = find_atoms(model.atom_index, model.sizes, atoms)
+                # A rule without a body has no counts. What is not held gets 0 at some row.
+                product = (row >= 0) * weight[rule.id]
+                if heads.counts is not None:
+                    product = product * heads.counts
+                best = best.scatter_reduce(0, row.clamp_min(0), product, "amax")
         after = torch.where(is_fact, 1.0, best)
         value, is_new = after, after > value
         if not is_new.any():
@@ -504,53 +520,13 @@ def best_products(
     return best
 
 
-def _iter_products(
-    rule: Rule,
-    relations: Sequence[Relation | None],
-    sizes: KBSizes,
-    model: LeastModel,
-    value: F64[Tensor, "n"],
-) -> Iterator[tuple[I64[Tensor, "b"], F64[Tensor, "b"]]]:
-    """Yield the rows of the heads that a rule derives with the product of the values of their bodies."""
-    literals = [
-        make_literal(relation, atom[1:], sizes.n_constants)
-        for relation, atom in zip(relations, rule.body)
-        if relation is not None
+def _differing_atoms(rule: Rule) -> list[Inequality]:
+    """Return inequalities that keep the atoms of a rule's body from being its head."""
+    return [
+        (rule.head[1:], atom[1:])
+        for atom in rule.body
+        if atom[0] == rule.head[0]
     ]
-    if len(literals) < len(rule.body):
-        return
-    terms = (0, *rule.head[1:], *(x for atom in rule.body for x in atom[1:]))
-
-    # All variables of the rule, so that a row is a grounding.
-    query = ConjunctiveQuery(
-        tuple(literals),
-        atom_variables(terms, sizes.n_constants),
-        tuple(
-            object_identity_constraints(
-                rule, sizes.n_constants, model.object_identity
-            )
-        ),
-        sizes.n_constants,
-        None,
-    )
-
-    def rows_of(atom: tuple[int, ...], table: joins.Table) -> Tensor:
-        """Return the row of an atom in the model for each row of a table."""
-        columns = dict(zip(table.variables, table.columns))
-        terms = model.atoms.new_zeros((table.size, model.atoms.shape[1]))
-        terms[:, 0] = atom[0]
-        for place, term in enumerate(atom[1:], 1):
-            terms[:, place] = columns.get(term, term)
-        return find_atoms(model.atom_index, sizes, terms.long())
-
-    for table in joins.iter_answers(query):
-        head = rows_of(rule.head, table)
-        is_kept, product = head >= 0, torch.ones_like(head, dtype=value.dtype)
-        for atom in rule.body:
-            row = rows_of(atom, table)
-            product = product * value[row]
-            is_kept = is_kept & (row != head)
-        yield head[is_kept], product[is_kept]
 
 
 def build_filter_index(
@@ -648,10 +624,10 @@ def _apply_rule(
 ) -> tuple[Columns, I64[Tensor, "n"]]:
     """Return the distinct heads that a rule derives from the facts, and the fact id of each (-1 for no fact)."""
     body = [relations.get(atom[0]) for atom in rule.body]
-    columns = derive_heads(rule, body, kb, sizes, inequalities, budget, among)
-    if columns is None:
-        none = kb.rule_ids_by_predicate[:0]
-        columns = (none,) * (len(rule.head) - 1)
+    heads = derive_heads(rule, body, kb, sizes, inequalities, budget, among)
+    columns = (kb.rule_ids_by_predicate[:0],) * (len(rule.head) - 1)
+    if heads is not None:
+        columns = heads.columns
     fact = torch.full_like(columns[0], -1)
     facts = relations.get(rule.head[0])
     if facts is not None:
@@ -687,19 +663,18 @@ def _circular_heads(
             heads = derive_heads(
                 instance, body, kb, sizes, apart, budget, limited
             )
-            suspects += [] if heads is None else [heads]
+            suspects += [] if heads is None else [heads.columns]
     suspect = _distinct_rows(suspects, sizes)
     if not len(suspect[0]):
         return suspect
 
     # Join the suspects with the bodies in which no atom equals the head: what is left has a derivation without itself.
-    differs = [(rule.head[1:], atom[1:]) for atom in same_predicate]
-    apart = [*inequalities, *differs]
+    apart = [*inequalities, *_differing_atoms(rule)]
     wanted = make_literal(Relation(suspect), rule.head[1:], sizes.n_constants)
     others = derive_heads(rule, body, kb, sizes, apart, budget, wanted)
     if others is None:
         return suspect
-    derivable = Relation(_distinct_rows([others], sizes))
+    derivable = Relation(_distinct_rows([others.columns], sizes))
     is_circular = ~find_rows(suspect, derivable, sizes.n_constants).found
     return tuple(column[is_circular] for column in suspect)
 

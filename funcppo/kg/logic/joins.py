@@ -9,6 +9,7 @@ pairs. A step with more than `MAX_CHUNK_ROWS` resulting rows is computed in chun
 
 A counted query also counts, for each answer, the assignments of all its variables that satisfy the literals: the rows
 of a table carry how many assignments of projected variables they stand for, which joins multiply and projections add.
+Where rows of relations have values, it finds the largest product of values instead.
 
 Runs on the device of the relations, in a loop on the host: the sizes depend on the data. `iter_answers` is the entry
 point.
@@ -31,7 +32,7 @@ import torch
 from torch import Tensor
 
 from funcppo.core.host import NO_DEADLINE, Deadline
-from funcppo.core.types import I32, I64
+from funcppo.core.types import F64, I32, I64
 from funcppo.kg.graph.dataset import OPERATORS
 from funcppo.kg.logic import row_index
 from funcppo.kg.logic.kb import KnowledgeBase
@@ -88,6 +89,8 @@ class Relation:
     """Argument tuples of one predicate: distinct rows of int64 columns in lexicographic order, with cached views."""
 
     columns: Columns  # at least one
+    # of the rows, not negative: a counted query finds their largest product; None: it counts
+    values: F64[Tensor, "n"] | None = None
     view_cache: dict[ViewKey, IndexedView] = field(
         default_factory=dict[ViewKey, IndexedView]
     )
@@ -160,8 +163,9 @@ def distinct(table: Table, bits: int) -> Table:
 
     if not columns:
         size = min(table.size, 1)
-        if counts is not None:
-            counts = counts.sum(0, keepdim=True)[:size]
+        if counts is not None and size:
+            group = torch.zeros_like(counts, dtype=torch.int64)
+            counts = _sum_groups(counts, group, 1)
         return Table((), (), size, counts)
     if counts is None:
         columns = row_index.unique_columns(columns, [bits] * len(columns))
@@ -175,6 +179,8 @@ def sum_equal_rows(
 ) -> tuple[Columns, list[I64[Tensor, "g"]]]:
     """Return the distinct rows of a table, in lexicographic order, and the sum of each value over equal rows.
 
+    Of values that are no integers it is the largest.
+
     Args:
       columns: at least one.
       bits: how many bits hold any value of a column.
@@ -184,12 +190,19 @@ def sum_equal_rows(
     is_first = row_index.first_of_run(key)
     first = order[is_first]
     group = is_first.cumsum(0) - 1
-    totals: list[Tensor] = []
-    for value in values:
-        zeros = torch.zeros_like(value[: first.numel()])
-        in_order = value.index_select(0, order)
-        totals.append(zeros.index_add(0, group, in_order))
+    totals = [
+        _sum_groups(value.index_select(0, order), group, first.numel())
+        for value in values
+    ]
     return tuple(column.index_select(0, first) for column in columns), totals
+
+
+def _sum_groups(value: Tensor, group: Tensor, n_groups: int) -> Tensor:
+    """Return the sum of the values of each group; of values that are no integers the largest."""
+    zeros = value.new_zeros(n_groups)
+    if value.is_floating_point():
+        return zeros.scatter_reduce(0, group, value, "amax")
+    return zeros.index_add(0, group, value)
 
 
 def indexed_view(
@@ -244,7 +257,9 @@ def _make_view(
             masks.append(columns[j] == term)
         elif literal.terms.index(term) != j:
             masks.append(columns[j] == columns[literal.terms.index(term)])
-    counts = torch.ones_like(columns[0]) if is_counted else None
+    counts = literal.relation.values if is_counted else None
+    if is_counted and counts is None:
+        counts = torch.ones_like(columns[0])
     variables = tuple(range(len(columns)))
     table = Table(variables, columns, literal.relation.size, counts)
     if masks:
@@ -415,7 +430,7 @@ def iter_answers(query: ConjunctiveQuery) -> Iterator[Table]:
     if any(left == right for left, right in query.inequalities):
         return
     unit = UNIT_TABLE
-    if query.is_counted:
+    if query.is_counted and query.literals:
         column = query.literals[0].relation.columns[0]
         unit = replace(unit, counts=column.new_ones(1))
     unit = _filter(unit, query, set())
@@ -706,31 +721,33 @@ def rules_from_kb(
 
 
 def relations_by_predicate(
-    atoms: I32[Tensor, "N W"], predicates: Collection[int] | None = None
+    atoms: I32[Tensor, "N W"],
+    predicates: Collection[int] | None = None,
+    values: F64[Tensor, "N"] | None = None,
 ) -> dict[int, Relation]:
     """Group atoms by predicate; return {predicate: relation of its argument rows}.
 
     Args:
       atoms: distinct, in lexicographic order.
       predicates: those wanted; None for all.
+      values: of the atoms; None for none.
     """
     if predicates is not None and not predicates:
         return {}
     present, counts = runs(atoms[:, 0])
-    parts = torch.split(atoms, int_list(counts))
+    sizes = int_list(counts)
+    parts = torch.split(atoms, sizes)
+    values_of: Sequence[Tensor | None] = [None] * len(parts)
+    if values is not None:
+        values_of = torch.split(values, sizes)
     return {
-        predicate: relation_from_atoms(part)
-        for predicate, part in zip(int_list(present), parts)
+        predicate: Relation(
+            tuple(column.long().contiguous() for column in part[:, 1:].T),
+            of_part,
+        )
+        for predicate, part, of_part in zip(int_list(present), parts, values_of)
         if predicates is None or predicate in predicates
     }
-
-
-def relation_from_atoms(atoms: I32[Tensor, "N W"]) -> Relation:
-    """Return the argument columns of distinct sorted atoms of one predicate, as a relation."""
-    columns = tuple(
-        column.to(torch.int64).contiguous() for column in atoms[:, 1:].unbind(1)
-    )
-    return Relation(columns)
 
 
 def object_identity_constraints(
