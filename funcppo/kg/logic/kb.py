@@ -296,15 +296,13 @@ def lookup_facts(
 
     # The span of facts for each constant argument; the shortest is the most selective.
     position = torch.arange(len(argument), device=argument.device)
-    key = _argument_key(
+    span_start, span_count = find_postings(
+        kb,
+        sizes,
         position.view(-1, *[1] * predicate.dim()),
         predicate,
         torch.where(is_constant, argument, 0),
-        sizes.n_predicates,
-        sizes.n_constants,
     )
-    span, _ = row_index.hash_lookup(kb.argument_index, key)
-    span_start, span_count = row_index.decode_span(span)
     count, position = torch.where(is_constant, span_count, _NO_LIMIT).min(0)
 
     # Without a constant: all facts of the predicate. Postings of position 0 are in the order of all facts.

@@ -58,12 +58,10 @@ from funcppo.kg.logic.joins import (
     RowBudgetExceeded,
     Rule,
     TimeBudgetExceeded,
-    atom_variables,
     most_general_unifier,
     object_identity_constraints,
     rules_from_kb,
     substitute_atom,
-    substitute_rule,
 )
 from funcppo.kg.logic.kb import (
     TAIL,
@@ -291,12 +289,8 @@ def _extension(
     """Return the projection of packed terms to rows of the new ones among them."""
     project = _projection(free, new)
 
-    def extend(packed: Collection[Packed]) -> Collection[Row]:
-        if len(free) == 1 and new:
-            return [*zip(cast("Collection[int]", packed))]
-        rows = cast("Collection[Row]", packed)
-        if len(free) == 1:
-            return [()] if rows else []
+    def extend(packed: Any) -> Any:
+        rows = [*zip(packed)] if len(free) == 1 else packed
         return project(rows) if project else rows
 
     return extend
@@ -469,7 +463,11 @@ class Clauses:
         # goals of negations, by object identity and by how many negations are above them; what bounds their evaluation
         self._negated: dict[tuple[bool, int], _Tables] = {}
         self.limits = Limits()
-        self._searches: dict[tuple[int, frozenset[int], Row, bool], _Plan] = {}
+        # how a body is searched for the values of some variables
+        self._searches: dict[
+            tuple[int, frozenset[int], Row, bool], tuple[_Plan, Picker]
+        ] = {}
+        self._variables: dict[int, Row] = {}  # of rules, by id
 
     @cached_property
     def rules(self) -> list[list[Atom]]:
@@ -627,8 +625,8 @@ class Clauses:
         while open_:
             n_bound, binding = open_.pop()
             if n_bound == len(steps):
-                ground = substitute_rule(rule, binding)
-                yield ground.body + ground.conditions
+                atoms = rule.body + rule.conditions
+                yield tuple(substitute_atom(atom, binding) for atom in atoms)
                 continue
             output = steps[n_bound]
             values = self._search(
@@ -743,11 +741,14 @@ class Clauses:
             raise
         return goal
 
-    def _body_variables(self, rule: Rule) -> dict[int, None]:
+    def _body_variables(self, rule: Rule) -> Row:
         """Return the variables of a rule's body in order of occurrence."""
-        n_constants = self.sizes.n_constants
-        variables = (atom_variables(atom, n_constants) for atom in rule.body)
-        return dict.fromkeys(chain(*variables))
+        if rule.id not in self._variables:
+            terms = chain(*map(_arguments, rule.body))
+            n = self.sizes.n_constants
+            variables = dict.fromkeys(term for term in terms if term > n)
+            self._variables[rule.id] = (*variables,)
+        return self._variables[rule.id]
 
     def _search(
         self,
@@ -760,9 +761,8 @@ class Clauses:
     ) -> set[Row]:
         """Return the values of some variables with which a rule's body holds."""
         key = rule.id, frozenset(binding), output, object_identity
-        plan = self._searches.get(key)
-        if plan is None:
-            plan = self._searches[key] = _plan_body(
+        if key not in self._searches:
+            plan = _plan_body(
                 rule.body,
                 binding,
                 output,
@@ -770,6 +770,8 @@ class Clauses:
                 self.sizes.n_constants,
                 self.rank,
             )
+            self._searches[key] = plan, _picker(plan.layouts[-1], output)
+        plan, pick = self._searches[key]
         # The plan takes the given terms in the order in which they were bound at first.
         given = tuple(binding[term] for term in plan.layouts[0][: len(binding)])
         rows = {(*given, *plan.constants)}
@@ -780,7 +782,7 @@ class Clauses:
                 break
             found = find(step, set(map(step.key, rows)))
             rows = _join(step, _pair_facts(step, rows, found), budget)
-        return {*map(_picker(plan.layouts[-1], output), rows)}
+        return {*map(pick, rows)}
 
 
 def _pair_facts(step: _Step, rows: set[Row], found: Found) -> list[Pair]:
@@ -1080,11 +1082,9 @@ class _Tables:
         if self.opens_goals and self.changed and is_turn:
             return [], self._take_deepest()
         fresh, limit = self.fresh, self.limit
-        if limit < math.inf:
-            fresh = [goal for goal in self.fresh if goal.depth < limit]
-            self.fresh = [goal for goal in self.fresh if goal.depth >= limit]
-        else:
-            self.fresh = []
+        self.fresh = [goal for goal in fresh if goal.depth >= limit]
+        if self.fresh:
+            fresh = [goal for goal in fresh if goal.depth < limit]
         if not self.opens_goals or not fresh:
             return fresh, self._take_deepest()
         if not self.changed:
@@ -1630,6 +1630,8 @@ def best_proofs(
     proofs: list[Proof] = []
     probabilities: list[float] = []
     reason = ""
+
+    # What the atom leads to first; then its proofs, one by one.
     try:
         with paused_collection():
             tables.run()
@@ -1785,7 +1787,7 @@ def _iter_proofs(
             total -= ways[goals[0][0]][0][0]  # the least cost of the next goal
             push(total, n + 1, (way, chosen), goals, possible)
         else:
-            yield [*_iter_links((way, chosen))][::-1]
+            yield [*iter_links((way, chosen))][::-1]
 
 
 def _possible_ways(
@@ -1795,13 +1797,13 @@ def _possible_ways(
     goal, above, depth = leaf
     if depth == max_height:
         return
-    line = {goal, *_iter_links(above)}
+    line = {goal, *iter_links(above)}
     for way in ways[goal]:
         if line.isdisjoint(way[2]):
             yield way
 
 
-def _iter_links(link: Any) -> Iterator[Any]:
+def iter_links(link: Any) -> Iterator[Any]:
     """Yield the values of a linked list."""
     while link:
         value, link = link

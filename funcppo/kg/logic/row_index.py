@@ -132,7 +132,7 @@ def sort_values(values: Tensor) -> Tensor:
         return torch.sort(values).values
     array = values.numpy().copy()
     _sort_in_place(array)
-    return _from_numpy(array)
+    return from_numpy(array)
 
 
 def sort_keys(key: I64[Tensor, "n"]) -> SortedKeys:
@@ -150,7 +150,7 @@ def sort_keys(key: I64[Tensor, "n"]) -> SortedKeys:
     _sort_in_place(packed)
     order = packed & ((1 << position_bits) - 1)
     packed >>= position_bits
-    return SortedKeys(_from_numpy(packed).to(key.dtype), _from_numpy(order))
+    return SortedKeys(from_numpy(packed).to(key.dtype), from_numpy(order))
 
 
 def unique_values(values: Tensor) -> Tensor:
@@ -170,9 +170,7 @@ def unique_inverse(values: I64[Tensor, "n"]) -> UniqueKeys:
 
 def value_counts(values: I64[Tensor, "n"]) -> I64[Tensor, "d"]:
     """Count how often each distinct value occurs, in ascending order of the values."""
-    ascending = sort_values(values)
-    start = first_of_run(ascending).nonzero().squeeze(1)
-    return torch.diff(start, append=start.new_tensor([len(ascending)]))
+    return runs(sort_values(values))[1]
 
 
 def first_of_run(sorted_key: Tensor) -> Bool[Tensor, "n"]:
@@ -192,11 +190,6 @@ def _sort_in_place(array: np.ndarray) -> None:
     array.partition(middle)
     _sort_in_place(array[:middle])
     _sort_in_place(array[middle:])
-
-
-def _from_numpy(array: np.ndarray) -> Tensor:
-    """Return a CPU tensor that shares the memory of an array."""
-    return torch.from_numpy(array)  # pyright: ignore[reportUnknownMemberType]
 
 
 # -- row index

@@ -482,24 +482,26 @@ def choose_settings(
     values = _open_values(cfg, score)
     heights, identities, smoothings, scores = values
     first = Trial(heights[0], identities[0], smoothings[0], scores[0])
-    start = Candidate(first.label, first, None)
+    kept: list[Candidate[Trial]] = []
+    found = Settings((first,), rule_counts=dataset.rule_counts)
 
-    grid, kept = None, []
-    if any(len(of) > 1 for of in values) and len(dataset.valid):
-        grid = _Grid(dataset, cfg, run_time, deadline)
-        kept = grid.choose(*values)
-    elif any(len(of) > 1 for of in values):
-        run_time.note(f"no valid split: {first.label}")
-    if grid and not kept:
-        run_time.note(f"nothing to choose by: {first.label}")
-    kept = kept or [start]
-    return Settings(
-        tuple(one.value for one in kept),
-        grid.deeper if grid else None,
-        grid.rule_counts if grid else dataset.rule_counts,
-        grid.counts_of.get(True) if grid else None,
-        grid.plan if grid else None,
-    )
+    # Nothing is chosen where all is set, or there is nothing to choose by.
+    if any(len(of) > 1 for of in values):
+        reason = "no valid split"
+        if len(dataset.valid):
+            reason = "nothing to choose by"
+            grid = _Grid(dataset, cfg, run_time, deadline)
+            kept = grid.choose(*values)
+            found = Settings(
+                tuple(one.value for one in kept) or (first,),
+                grid.deeper,
+                grid.rule_counts,
+                grid.counts_of.get(True),
+                grid.plan,
+            )
+        if not kept:
+            run_time.note(f"{reason}: {first.label}")
+    return found
 
 
 def _open_values(

@@ -789,17 +789,21 @@ def _empty_results(
 
     No tensor is in two places: a compiled step would be compiled again for the next state, where none is.
     """
-    log_probs = torch.full((5, n), -torch.inf, device=device).unbind()
-    log_score, failed, pruned, overflow, best = (x.clone() for x in log_probs)
+
+    def none() -> Tensor:
+        """Return a log-probability of -inf for each candidate."""
+        return torch.full((n,), -torch.inf, device=device)
+
+    whole = partial(torch.zeros, dtype=torch.int32, device=device)
     return SearchResult(
-        log_score=log_score,
-        failed_log_mass=failed,
-        pruned_log_mass=pruned,
-        overflow_log_mass=overflow,
-        best_log_prob=best,
-        trace=torch.zeros((n, cfg.max_depth), dtype=torch.int32, device=device),
-        proof_length=torch.zeros(n, dtype=torch.int32, device=device),
-        n_steps=torch.zeros(n, dtype=torch.int32, device=device),
+        log_score=none(),
+        failed_log_mass=none(),
+        pruned_log_mass=none(),
+        overflow_log_mass=none(),
+        best_log_prob=none(),
+        trace=whole((n, cfg.max_depth)),
+        proof_length=whole(n),
+        n_steps=whole(n),
     )
 
 

@@ -592,6 +592,5 @@ def _sample_corruptions(
     # `argmax` of 0/1 numbers returns the first 1, and 0 if there is none.
     is_fact = kbase.contains(kb, sizes, corrupted)
     first_negative = (~is_fact).to(torch.int64).argmax(1)
-    index = first_negative[:, None, None].expand(-1, 1, n_columns)
-    atom = corrupted.gather(1, index).squeeze(1)
+    atom = take(corrupted, first_negative[:, None]).squeeze(1)
     return atom, is_fact.all(1)

@@ -17,9 +17,10 @@ import heapq
 import random
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -29,8 +30,8 @@ from torch import Tensor
 from funcppo.config import Config
 from funcppo.core import tree
 from funcppo.core.host import NO_DEADLINE, Deadline
+from funcppo.kg.logic import fixpoint, prove
 from funcppo.kg.logic import kb as kbase
-from funcppo.kg.logic import prove
 from funcppo.kg.logic.joins import (
     RowBudget,
     Rule,
@@ -238,7 +239,7 @@ class ProofSearch:
             path = (leaves, expansion.path)
             self._n_held += 1
             if not goals:
-                self.leaves = list(_leaves(path))
+                self.leaves = [*chain(*prove.iter_links(path))]
                 return
             entry = (
                 cost,
@@ -261,13 +262,6 @@ class ProofSearch:
             return False
         seen.append(heights)
         return True
-
-
-def _leaves(path: tuple) -> Iterable[Atom]:
-    """Yield the facts on the path to a partial proof."""
-    while path:
-        leaves, path = path
-        yield from leaves
 
 
 def search(
@@ -449,13 +443,8 @@ def only_facts(clauses: Clauses, facts: Collection[Atom]) -> Clauses:
     kb, sizes = clauses.kb, clauses.sizes
     atoms = torch.tensor([*facts], dtype=torch.int64, device=kb.facts.device)
     atoms = atoms.view(-1, sizes.atom_width)
-    few = kbase.build(
-        atoms[kbase.contains(kb, sizes, atoms)].cpu().numpy(),
-        kb.rules.cpu().numpy(),
-        n_constants=sizes.n_constants,
-        n_predicates=sizes.n_predicates,
-    )
-    return Clauses(*few)
+    few = atoms[kbase.contains(kb, sizes, atoms)]
+    return Clauses(*fixpoint.with_facts(kb, sizes, few))
 
 
 # -- goals to learn from

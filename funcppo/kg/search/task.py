@@ -208,10 +208,9 @@ def build_task(
     kb = with_confidence(kb, counts, settings.smoothing)
 
     # What the rules derive, and who selects facts.
-    by_query = not with_derivations and settings.max_height == 1
     model, index, model_notes = (
         (_no_atoms(kb, sizes, settings), None, [])
-        if as_guide or by_query
+        if as_guide or (not with_derivations and settings.max_height == 1)
         else _derived_atoms(
             dataset,
             cfg,
@@ -527,6 +526,7 @@ def _index_derivations(
             index, reason = None, f"{INDEXING} makes {error}"
         if index is not None:
             return index, []
+
     return None, [
         f"{reason}: the policy does not see which rules derive its goal"
     ]
