@@ -56,7 +56,7 @@ def _unwrap(
             "env: expected running moments that all rows share, got shared=False"
         )
     inner, inner_state, around = _unwrap(cfg.env, env_state.inner)
-    first_row = tree.map(lambda x: x[:1], env_state)
+    first_row = tree.map(lambda x: x[:1].clone(), env_state)
     return inner, inner_state, [*around, (cfg, first_row)]
 
 
@@ -167,6 +167,8 @@ def export(
     if format not in ("torch", "onnx"):
         raise FieldError("format", "torch or onnx", format)
     with own_state(learner, state, "export"), torch.no_grad():
+        # PyTorch warns of tensors that are parts of others.
+        state = tree.contiguous_copy(state)
         env, env_state, around = _unwrap(learner.cfg.env, state.env_state)
         agent = learner.cfg.agent
         obs = env.observe(env.cfg, learner.world, env_state)

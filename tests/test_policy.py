@@ -1,6 +1,7 @@
 """Acting, exporting and imitating, beside what the environment and the network do in training."""
 
 import json
+import warnings
 
 import numpy as np
 import pytest
@@ -126,7 +127,9 @@ def test_an_exported_policy_acts_alone(name, format, tmp_path):
         pytest.importorskip("onnxscript")
     learner, state = trained(name)
     path = str(tmp_path / "policy")
-    names = fp.export(learner, state, path, format=format)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        names = fp.export(learner, state, path, format=format)
     raw, data, expected = raw_observation(learner, state), [], []
     for rows in (slice(0, 1), slice(0, 4)):
         obs = tree.map(lambda x, rows=rows: x[rows], raw)
