@@ -163,6 +163,7 @@ def on_host(
         reset=blank_state,
         reset_from_sample=blank_state,
         step_functional=_make_up_step,
+        step_with_autoreset=None,
         restart=None,
     )
     host = HostEnvironment(stand_in=stand_in, evaluation=evaluation, **facts)
@@ -345,6 +346,21 @@ class HostRows:
 
         restart = partial(self._restart_rows, cfg)
         return _state_of(call_on_host(restart, finished, *tree.leaves(state)))
+
+    def step_with_autoreset(
+        self,
+        cfg: GymnasiumConfig,
+        world: object,
+        state: EnvState,
+        action: Tensor,
+        key: I64[Tensor, "B 2"],
+        reset_sample: object,
+    ) -> tuple[EnvState, Timestep, EnvState]:
+        """Step all rows and reset those that finish, whose first state the host knows."""
+        reached, timestep = self.step(cfg, world, state, action, key)
+        finished = timestep.terminated | timestep.truncated
+        restarted = self.restart(cfg, world, reached, finished, reached)
+        return reached, timestep, restarted
 
     def close(self) -> None:
         """Close the vector environment, if it was made."""
@@ -867,6 +883,7 @@ def _environment(
         step_functional=rows.step,
         observe=observe,
         restart=rows.restart,
+        step_with_autoreset=rows.step_with_autoreset,
         sample_reset=sample_reset,
         reset_from_sample=_blank_state,
         spec=spec,
