@@ -645,9 +645,12 @@ def _describe_lost(
             f"{why or 'a loss or a gradient was not finite'}"
         )
     if n_left_out:
+        spreads = any(causes[:2])
         notes.append(
             f"{n_left_out / n_applied:.2%} of the rows were left out: "
             f"{why or 'an output of the network was not finite'}"
+            + ", with the steps before them in their episodes"
+            * spreads
         )
     for note in notes:
         warnings.warn(note, TrainingNote, stacklevel=4)
