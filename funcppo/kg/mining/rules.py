@@ -475,48 +475,32 @@ def iter_counts(
     key, order = row_index.sort_keys(
         body * edges.n_predicates + labels[:, 0] // 2
     )
-    number = inverse(order)
+    # of each rule in the order of keys, and its body
+    number, key_body = order.argsort(), key // edges.n_predicates
     for block in paths.walk_in_parts(
         edges, codes, length, sources, budget.spend
     ):
         # Number the bodies of the block as those of all rules are.
         code = torch.searchsorted(codes, block.body_code)
         block = block._replace(body_code=codes, row_body=code[block.row_body])
-        sums, (rule, fact, entry) = count_block(edges, block, key)
-        support, body_pairs, pca_pairs = (column[number] for column in sums)
-        facts = order[rule], fact, block.n_paths[entry]
-        yield (support, body_pairs, pca_pairs), facts
-
-
-def count_block(
-    edges: EdgeIndex, block: PathBlock, rule_key: I64[Tensor, "R"]
-) -> tuple[RuleSums, paths.RuleFacts]:
-    """Count support, body pairs and PCA pairs of rules over the sources of a block; also return what they derive.
-
-    Args:
-      rule_key: body * n_predicates + predicate of each rule, ascending.
-    """
-    hits = find_hits(edges, paths.joined_pairs(block))
-    facts = match_facts(edges, hits, rule_key)
-    n_pairs = torch.bincount(
-        block.entry_body, minlength=len(block.body_code)
-    ).double()
-    row_pairs = torch.bincount(
-        block.entry_row, minlength=len(block.row_body)
-    ).double()
-    counts = (
-        torch.bincount(facts[0], minlength=len(rule_key)).double(),
-        n_pairs[rule_key // edges.n_predicates],
-        paths.sum_by_subject(
+        hits = find_hits(edges, paths.joined_pairs(block))
+        rule, fact, entry = match_facts(edges, hits, key)
+        support = torch.bincount(rule, minlength=len(key)).double()
+        n_pairs = torch.bincount(block.entry_body, minlength=len(codes))
+        row_pairs = torch.bincount(
+            block.entry_row, minlength=len(block.row_body)
+        )
+        pca_pairs = paths.sum_by_subject(
             edges,
             block.row_body,
             block.row_source,
-            row_pairs,
-            rule_key,
-            len(block.body_code),
-        ),
-    )
-    return counts, facts
+            row_pairs.double(),
+            key,
+            len(codes),
+        )
+        body_pairs = n_pairs[key_body].double()
+        sums = support[number], body_pairs[number], pca_pairs[number]
+        yield sums, (order[rule], fact, block.n_paths[entry])
 
 
 def count_path_rules(
@@ -559,12 +543,6 @@ def count_path_rules(
             counts = support, n_circular, body_pairs, pca_pairs
             counted = paths.make_rules(edges, some.labels, counts, some.cost)
             yield FoundRules(counted, torch.cat(facts), torch.cat(numbers))
-
-
-def inverse(order: Tensor) -> Tensor:
-    """Return the position of each item in an order (the inverse permutation)."""
-    number = torch.arange(len(order), device=order.device)
-    return torch.zeros_like(order).scatter(0, order, number)
 
 
 # -- rules with constants
