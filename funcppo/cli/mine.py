@@ -76,9 +76,9 @@ class Mine:
     """How files of triples are read and split."""
     out: Annotated[Path, Opt("FILE|-")]
     """Rule file to write, or to replace; - writes to standard output."""
-    format: Literal["tsv", "AnyBURL", "AMIE"] = "tsv"
-    """Format of the rule file: funcppo's own table (tsv), AnyBURL (also read by PyClause, which count under object
-    identity) or AMIE. funcppo reads all three."""
+    format: Literal["tsv", "AnyBURL"] = "tsv"
+    """Format of the rule file: funcppo's own table (tsv), or AnyBURL (also read by PyClause, which count under object
+    identity). funcppo reads both."""
     max_length: Annotated[int, Range(1, MAX_PATH_LENGTH)] | None = None
     """Maximum number of atoms in a rule body, 1 to 5. Paths of 4 and 5 atoms are for sparse graphs: relations with too
     many of them are left out. Default: 3; 2 in a tiny dense graph (at most 2,000 facts, at least one for each pair of

@@ -79,7 +79,7 @@ def test_new_facts_and_scores_are_triples(odd, tmp_path, programs, ending):
         assert scored[0].read_text() == scored[1].read_text()
 
 
-@pytest.mark.parametrize("form", ["tsv", "AnyBURL", "AMIE"])
+@pytest.mark.parametrize("form", ["tsv", "AnyBURL"])
 def test_all_readers_read_the_same_rules(odd, tmp_path, programs, capsys, form):
     out = tmp_path / "rules.tsv"
     words = [odd, "--min-support", "2", "--format", "tsv"]

@@ -23,7 +23,7 @@ prints around its table is skipped, and so are declarations of a Prolog program;
 AnyBURL's zero rules, `h(X,c) <= ` without a body, hold of every constant. They are read as clauses without a body, and
 `dataset.with_rules` leaves them out with a note. In AnyBURL's `h(X,me_myself_i)` the second name stands for X.
 
-Rules with their statistics are written as this project's table (tsv, weighted rules), as AnyBURL and as AMIE. Each is
+Rules with their statistics are written as this project's table (tsv, weighted rules) and as AnyBURL. Each is
 read back into the same rules in the same order. The last line of a tsv is a comment that says which facts its counts
 are of, and what the lines above it are. `with_read_counts` takes the counts from a file whose facts and lines they are:
 
@@ -73,6 +73,7 @@ from funcppo.kg.graph.text import (
     check_head,
     check_safe,
     declared_by,
+    format_name,
     has_surrogates,
     has_variables,
     indicator,
@@ -584,13 +585,9 @@ _LINE_READERS: dict[FileFormat, Callable[[str], _Rule]] = {
 
 # -- text of atoms and rules
 
-RuleTableFormat = Literal["tsv", "AnyBURL", "AMIE"]
-RULE_FILE_FORMATS: tuple[RuleTableFormat, ...] = ("tsv", "AnyBURL", "AMIE")
-_ARROWS: dict[RuleTableFormat, str] = {
-    "tsv": " :- ",
-    "AnyBURL": " <= ",
-    "AMIE": "   => ",
-}
+RuleTableFormat = Literal["tsv", "AnyBURL"]
+RULE_FILE_FORMATS: tuple[RuleTableFormat, ...] = ("tsv", "AnyBURL")
+_ARROWS: dict[RuleTableFormat, str] = {"tsv": " :- ", "AnyBURL": " <= "}
 
 
 class ProofNames(NamedTuple):
@@ -679,7 +676,7 @@ def format_clause(
     """Format a rule in a rule file format, its variables renamed.
 
     Raises:
-      ValueError: an atom that is not binary in AMIE, or more variables than AnyBURL has letters.
+      ValueError: more variables than AnyBURL has letters.
     """
     atoms = (head, *body)
     terms = (term for atom in atoms if not atom.sign for term in atom.args)
@@ -694,10 +691,7 @@ def format_clause(
             for t in atom.args
         )
         texts.append(_format_atom(atom._replace(args=args), file_format))
-    arrow = _ARROWS[file_format]
-    if file_format == "AMIE":
-        return "  ".join(texts[1:]) + arrow + texts[0]
-    return texts[0] + arrow + ", ".join(texts[1:])
+    return texts[0] + _ARROWS[file_format] + ", ".join(texts[1:])
 
 
 def _format_atom(atom: Atom, file_format: RuleTableFormat) -> str:
@@ -707,19 +701,11 @@ def _format_atom(atom: Atom, file_format: RuleTableFormat) -> str:
         return f"{left} {atom.predicate} {right}"
     if atom.sign:
         return f"not {_format_atom(atom._replace(sign=''), file_format)}"
-    if file_format == "AMIE":
-        if len(atom.args) != 2:
-            text = _format_atom(atom, "tsv")
-            raise ValueError(
-                f"expected binary atoms to write as AMIE, got {shorten(text)}"
-            )
-        words = (atom.args[0], atom.predicate, atom.args[1])
-        return "  ".join(_format_word(word, file_format) for word in words)
 
     # Without arguments a capital would read as a variable.
     if not atom.args:
         return _format_word(atom.predicate, file_format)
-    predicate = _format_word(atom.predicate, "AMIE")
+    predicate = format_name(atom.predicate)
     separator = "," if file_format == "AnyBURL" else ", "
     args = [_format_word(term, file_format) for term in atom.args]
     return f"{predicate}({separator.join(args)})"
@@ -728,13 +714,10 @@ def _format_atom(atom: Atom, file_format: RuleTableFormat) -> str:
 def _format_word(word: Variable | str, file_format: RuleTableFormat) -> str:
     """Format a variable or a name; a name is quoted if it would read as something else without quotes."""
     if isinstance(word, Variable):
-        is_amie = file_format == "AMIE"
-        return f"?{word.name.lower()}" if is_amie else word.name
-    reads_as_variable = (file_format == "tsv" and is_variable(word)) or (
-        file_format == "AnyBURL" and is_anyburl_variable(word)
-    )
-    is_bare = is_bare_name(word) and not reads_as_variable
-    return word if is_bare else quote(word)
+        return word.name
+    is_anyburl = file_format == "AnyBURL"
+    reads_as_variable = is_anyburl_variable if is_anyburl else is_variable
+    return quote(word) if reads_as_variable(word) else format_name(word)
 
 
 def _anyburl_names(
@@ -793,7 +776,7 @@ def free_variable(dataset: Dataset) -> int:
 
 # -- tables of rules
 
-# columns of each format; the rule stands last, in AMIE first, where a constant follows the numbers
+# columns of each format; the rule stands last
 _COLUMNS: dict[RuleTableFormat, tuple[str, ...]] = {
     "tsv": (
         "source_weight",
@@ -808,20 +791,10 @@ _COLUMNS: dict[RuleTableFormat, tuple[str, ...]] = {
         "pca_std_error",
     ),
     "AnyBURL": ("train_body_pairs", "train_support", "train_conf"),
-    "AMIE": (
-        "head_coverage",
-        "train_conf",
-        "pca_conf",
-        "train_support",
-        "train_body_pairs",
-        "pca_body_pairs",
-    ),
 }
 _HEADERS: dict[RuleTableFormat, str] = {
     "tsv": "#" + "\t".join((*_COLUMNS["tsv"], "rule")) + "\n",
     "AnyBURL": "",
-    "AMIE": "Rule\tHead Coverage\tStd Confidence\tPCA Confidence\t"
-    "Positive Examples\tBody size\tPCA Body size\tFunctional variable\n",
 }
 # starts the line that says what the counts of a tsv are of
 COUNTS_PREFIX = "#counts\t"
@@ -900,7 +873,6 @@ def format_rule_table(
     whole = {
         "train_support": counts.support,
         "train_body_pairs": counts.body_pairs,
-        "pca_body_pairs": np.where(is_unknown, 0, counts.pca_pairs),
         "loo_support": other_support,
     }
     # All digits of a count, six of any other number.
@@ -908,11 +880,7 @@ def format_rule_table(
     texts |= {n: [f"{round(x)}" for x in a.tolist()] for n, a in whole.items()}
     columns = [texts[name] for name in _COLUMNS[file_format]]
     rules = _format_rules(dataset, file_format)
-    if file_format == "AMIE":
-        columns = [rules, *columns, ["?x"] * len(rules)]
-    else:
-        columns.append(rules)
-    lines = ["\t".join(cells) + "\n" for cells in zip(*columns)]
+    lines = ["\t".join(cells) + "\n" for cells in zip(*columns, rules)]
     table = _HEADERS[file_format] + "".join(lines)
     if file_format != "tsv" or not lines:
         return table
