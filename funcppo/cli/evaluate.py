@@ -192,9 +192,15 @@ class Evaluate(ScoreOptions):
                 exporter.telemetry.finish()
             return status
 
+    @property
+    def _is_ranking_file(self) -> bool:
+        """Return whether the score is a file; one that is called as scores are has a folder before its name."""
+        is_name = re.fullmatch(r"[a-z-]+[0-9]*(@[0-9.]+)?", self.score)
+        return is_name is None and Path(self.score).is_file()
+
     def open_subject(self, on_phase: PhaseCallback) -> Subject:
         """Return what scores candidates: a file of rankings, or as other programs open it."""
-        is_file = self.holes == "entity" and Path(self.score).is_file()
+        is_file = self.holes == "entity" and self._is_ranking_file
         if self.is_run or not is_file:
             return super().open_subject(on_phase)
         from funcppo.kg.run.subject import file_subject
@@ -205,8 +211,7 @@ class Evaluate(ScoreOptions):
 
     def inputs(self) -> list[Path]:
         """List the files that are read, which an output must not overwrite."""
-        path = Path(self.score)
-        return [*super().inputs(), *[path] * path.is_file()]
+        return [*super().inputs(), *[Path(self.score)] * self._is_ranking_file]
 
     def _prepare(
         self, console: Console, exporter: Exporter | None
@@ -285,28 +290,21 @@ class Evaluate(ScoreOptions):
         self, setup: EvaluationSetup, screen: Screen
     ) -> tuple[list[Record], int, Interrupt]:
         """Rank the queries that the --details FILE lacks; return all records, the number of queries, and any signal."""
-        from funcppo.kg.ranking.ranking import estimate_candidates
         from funcppo.runtime import memory
 
         memory.reset_peak(self.device)
-        task, protocol = setup.evaluator.task, setup.evaluator.protocol
-        rows = self._query_rows(task.dataset)
+        task = setup.evaluator.task
+        n_queries = len(self._query_rows(task.dataset))
         log = self._open_log(setup)
         records = list(log.records) if log else []
-        done = {record["query_row"] for record in records}
-        left = [row for row in rows.tolist() if row not in done]
-        n_candidates = estimate_candidates(
-            task, self.split_of(setup)[left], protocol
-        )
-        screen.print(
-            describe_task(task, setup.score),
-            f"{len(left):,} queries, about {n_candidates:,} candidates",
-        )
+        n_left = n_queries - len({x["query_row"] for x in records})
+        line = describe_task(task, setup.score)
+        screen.print(line, f"{n_left:,} queries")
         screen.show_data(task.dataset)
         screen.print(*(log.notes if log else []))
         with defer_interrupt() as interrupt:
             self._rank(setup, records, log, screen.console, interrupt)
-        return records, len(rows), interrupt
+        return records, n_queries, interrupt
 
     def _show_result(
         self, setup: EvaluationSetup, screen: Screen, result: JsonObject
@@ -361,16 +359,16 @@ class Evaluate(ScoreOptions):
             ("--metrics-file", self.metrics_file),
             ("--out", self.out),
         ]
-        is_file = Path(self.score).is_file()
+        is_file = self._is_ranking_file
         for name in ("negatives", "out"):
             is_default = getattr(self, name) == getattr(Evaluate, name)
             if self.holes == "relation" and not is_default:
                 raise ValueError(
                     f"--{name}: expected --holes entity, got relation"
                 )
-        if (is_file or self.out) and self.negatives != "all":
+        if self.out and self.negatives != "all":
             raise ValueError(
-                f"--negatives: expected all for a file of rankings, got {self.negatives}"
+                f"--out: expected --negatives all, got {self.negatives}"
             )
         if is_file and self.resume:
             raise ValueError(

@@ -16,6 +16,7 @@ from funcppo.cli import common
 from funcppo.kg.graph.loaders import load
 from funcppo.kg.ranking import evaluate as evaluation
 from funcppo.kg.ranking import ranking
+from funcppo.kg.search.task import COUNTRIES_REGIONS
 from tests.cli.runner import (
     contains,
     funcppo,
@@ -102,7 +103,7 @@ def test_every_score_ranks(trained, programs, score):
         ("{s1} --device cpu --cuda-graphs manual", "--device cuda, got cpu"),
         ("{s1} --holes relation --negatives 5", "--holes entity, got relation"),
         ("{s1} --resume", "--resume, --overwrite: expected --details"),
-        ("{s1} --out {tmp}/x --negatives 5", "--negatives: expected all for"),
+        ("{s1} --out {tmp}/x --negatives 5", "--out: expected --negatives all"),
         ("{s1} --score {tmp}/not.pl", "not.pl:1: expected a triple of the"),
         ("{s1} --score {tmp}/not.pl --resume", "--resume: expected a score"),
         ("{run} --score {tmp}/not.pl", "': expected success, best-proof"),
@@ -323,7 +324,34 @@ def judge(path, folder, mark, by_type=False):
     return sums[:3] / sums[3]
 
 
-def test_rankings_are_written_and_judged(graph, runs, programs, tmp_path):
+def test_the_area_under_the_curve_reads_all_scores_of_a_file(
+    programs, tmp_path
+):
+    dataset = load("countries_s1")
+    names = dataset.entities
+    score = np.random.default_rng(0).permutation(5 * len(dataset.test))
+    rows = score.reshape(-1, 5).tolist()
+    lines, answers = [], []
+    for (_, head, tail), values in zip(
+        dataset.test.tolist(), rows, strict=True
+    ):
+        cells = zip(COUNTRIES_REGIONS, map(str, values))
+        text = "\t".join(x for pair in cells for x in pair)
+        lines += [f"{names[head - 1]} locatedIn {names[tail - 1]}"]
+        lines += [f"Tails: {text}"]
+        answers.append(values[COUNTRIES_REGIONS.index(names[tail - 1])])
+    out = tmp_path / "out"
+    out.write_text("".join(f"{x}\n" for x in lines))
+    found = programs.json("evaluate", "countries_s1", "--score", out)
+    # the mean of the precisions at the answers
+    places = len(score) - np.sort(answers)[::-1]
+    expected = np.mean((1 + np.arange(len(places))) / places)
+    assert found["auc_pr"] == pytest.approx(expected, abs=1e-6)
+
+
+def test_rankings_are_written_and_judged(
+    graph, runs, programs, monkeypatch, tmp_path
+):
     """What is written of rules and of a run, and another's file, have the metrics of an evaluation by Python sets."""
     names = ("mrr", "hits@10", "mrr_scored")
     rules = ["--height", 1, "--score", "noisy-or"]
@@ -367,10 +395,15 @@ def test_rankings_are_written_and_judged(graph, runs, programs, tmp_path):
     other = tmp_path / "other"
     other.write_text("".join(f"{x}\n" for x in lines))
     details = tmp_path / "ranks.jsonl"
-    words = ("--score", other, "--details", details)
-    found = programs.json("evaluate", graph, *words)
-    values = [found[name] for name in names]
-    assert values == pytest.approx(judge(other, graph, "\t"), abs=1e-12)
+    monkeypatch.chdir(tmp_path)
+    for name in ("auto", "noisy-or-top-3@1.5"):
+        Path(name).write_text("no rankings")
+        score = programs.json("evaluate", graph, "--score", name)["score"]
+        assert score.startswith("noisy-or" if name != "auto" else "")
+    for words in (("--details", details), ("--negatives", 13)):
+        found = programs.json("evaluate", graph, "--score", other, *words)
+        values = [found[name] for name in names]
+        assert values == pytest.approx(judge(other, graph, "\t"), abs=1e-12)
     assert len(read_records(details)) == found["n_queries"] == 40
     assert programs.json("check", graph, "--score", other)["checks"]
     for text, problem in (

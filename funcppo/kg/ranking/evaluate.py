@@ -44,7 +44,7 @@ from funcppo.kg.ranking.rank_metrics import (
     RankCounts,
 )
 from funcppo.kg.ranking.ranking import Ranking, RankingProtocol
-from funcppo.kg.scores.score import Candidates, Need, Score
+from funcppo.kg.scores.score import Need, Score
 from funcppo.kg.search.task import ProverTask, with_pool_of
 
 # version of the records and of the settings beside them
@@ -466,7 +466,7 @@ class RankedFile(Score):
     Of a question with several answers, which the file has for each, all candidates count.
     """
 
-    needs: frozenset[Need] = frozenset()
+    needs: frozenset[Need] = frozenset({"questions"})
     takes_other_facts = False
     ranks_all = True
 
@@ -482,10 +482,6 @@ class RankedFile(Score):
         # The place of a score among all keeps any difference.
         scores = {x for listed in self._lists.values() for x in listed.values()}
         self._line = {x: line for line, x in enumerate(sorted(scores))}
-
-    def log_odds(self, found: Candidates) -> F64[Tensor, "L"]:
-        """Return 0 for what rules derive: without rules nothing."""
-        return torch.zeros(len(found), dtype=torch.float64)
 
     def log_odds_of_all(self, questions: Questions) -> F64[Tensor, "Q E"]:
         """Return the line of the grid that a score stands on, of every entity; -inf where the file does not list it."""
@@ -581,11 +577,6 @@ def bin_probabilities(
         probability_sum=count(probability),
         log_loss_sum=count(log_losses(probability, is_right)),
     )
-
-
-def add_bins(parts: Iterable[Bins]) -> Bins:
-    """Add up the bins of several parts, at least one."""
-    return Bins(*(np.sum(column, axis=0) for column in zip(*parts)))
 
 
 def wilson(

@@ -152,7 +152,9 @@ def rank_split(
       query_id: their rows in the split; None means the first ones.
       on_progress: called with the number of atoms that have a score, where evidence is collected for them.
     """
-    if score.ranks_all and ranking_protocol.n_negatives is not None:
+    # The area under the curve reads the scores of all candidates.
+    has_few = ranking_protocol.n_negatives is not None or task.is_countries
+    if score.ranks_all and has_few:
         ranking_protocol = replace(ranking_protocol, score_unprovable=True)
     listed = list_split(
         task,

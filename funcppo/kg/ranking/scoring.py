@@ -246,6 +246,8 @@ def score_atoms(
       side: 0 for a score that is the same for all sides.
       on_progress: called with the number of atoms that have a score, and of all, where their evidence is collected.
     """
+    if "questions" in score.needs and score.facts is None:
+        return score_without_rules(score, atoms.long(), side)
     if score.facts is None:
         found = TaskCandidates(task, atoms, side)
         return score.log_odds(found).double().to(atoms.device)
