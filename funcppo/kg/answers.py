@@ -567,12 +567,20 @@ class Answerer:
         """Rank the answers of distinct, ascending queries on one side."""
         atoms = self._query_atoms(queries, side)
         derivable = self._derivable_by(atoms, side)
-        indices = [derivable, self.known] if with_known else [derivable]
-        query, atom, n_self = self._list(
-            atoms, side, indices, with_self, with_unproved
+        query, atom = self._list(
+            atoms, side, derivable, with_known, with_unproved
         )
         is_known = kbase.contains_triple(self.known, atom, side)
-        is_derivable = kbase.contains_triple(derivable, atom, side) & ~is_known
+        is_held = kbase.contains_triple(derivable, atom, side)
+        is_self = ~self._has_loops[atom[:, 0]] & (not with_self)
+        is_self = is_self & (atom[:, HEAD] == atom[:, TAIL])
+        n_self = torch.bincount(
+            query[is_self & is_held], minlength=len(queries)
+        ).tolist()
+        columns = (query, atom, is_known, is_held & ~is_known)
+        query, atom, is_known, is_derivable = (
+            column[~is_self & (~is_known | with_known)] for column in columns
+        )
         if is_known.any():
             is_derivable = is_derivable.masked_scatter(
                 is_known, self.is_derivable(atom[is_known], side)
@@ -633,19 +641,17 @@ class Answerer:
         self,
         atoms: Tensor,
         side: int,
-        indices: Sequence[TripleIndex],
-        with_self: bool,
+        derivable: TripleIndex,
+        with_known: bool,
         with_unproved: bool,
-    ) -> tuple[Tensor, Tensor, list[int]]:
-        """List each query's answers in the indices, with `with_self` its own entity, and all entities on request.
-
-        Known ones are left out unless their index is among those.
+    ) -> tuple[Tensor, Tensor]:
+        """List each query's derivable answers in the pool, and known ones, or all entities, on request.
 
         Returns:
-          The row of the query, and the atom of each answer, ascending by both; how many answers of each query are left
-          out as its own entity.
+          The row of the query, and the atom of each answer, ascending by both.
         """
         base = self.subject.task.sizes.n_constants + 1
+        indices = [derivable, *[self.known] * with_known]
         listed = [kbase.list_answers(x, atoms, side) for x in indices]
         codes = [x.query_row * base + x.entity for x in listed]
         pool = self.subject.task.entity_pool.long()
@@ -653,21 +659,11 @@ class Answerer:
             row = torch.arange(len(atoms), device=atoms.device)
             codes.append((row[:, None] * base + pool).flatten())
         code = unique_values(torch.cat(codes))
+        if self.dataset.candidates is not None:
+            code = code[torch.isin(code % base, pool)]
         query, entity = code // base, code % base
         column = torch.arange(atoms.shape[1], device=atoms.device)
-        atom = torch.where(column == side, entity[:, None], atoms[query])
-
-        is_self = atom[:, HEAD] == atom[:, TAIL]
-        is_self = is_self & ~self._has_loops[atom[:, 0]] & (not with_self)
-        is_listed = ~is_self
-        if self.dataset.candidates is not None:
-            is_listed = is_listed & torch.isin(entity, pool)
-        if not any(x is self.known for x in indices):
-            known = kbase.contains_triple(self.known, atom, side)
-            is_listed = is_listed & ~known
-        is_self = is_self & kbase.contains_triple(indices[0], atom, side)
-        n_self = torch.bincount(query[is_self], minlength=len(atoms))
-        return query[is_listed], atom[is_listed], n_self.tolist()
+        return query, torch.where(column == side, entity[:, None], atoms[query])
 
     def _derivable_by(self, atoms: Tensor, side: int) -> TripleIndex:
         """Return an index of the derivable triples: all that are held, or else those that answer the given queries."""

@@ -831,7 +831,6 @@ def facts_digest(dataset: Dataset) -> str:
 # -- triples and their inverses
 
 # pairs of a triple and one of its inverses beyond which no near-inverses are searched
-# pairs of a triple and one of its inverses beyond which no near-inverses are searched
 MAX_PAIRS = 30_000_000
 # share of the triples of each relation that the other one has with exchanged arguments
 NEAR_INVERSE_SHARE = 0.8
@@ -930,35 +929,31 @@ def _inverse_notes(
     triple, inverse = pairs
     is_loop = triples[:, 1] == triples[:, 2]
     size = np.bincount(triples[~is_loop, 0], minlength=len(relations) + 1)
-    both = triples[:, 0][np.stack(pairs)].astype(np.int64)
-    # A pair of relations counts the same either way round.
-    code = np.sort(both, 0).T @ [len(relations) + 1, 1]
-    _, index, n_common = np.unique(
-        both.T @ [len(relations) + 1, 1],
-        return_inverse=True,
-        return_counts=True,
-    )
-    larger = size[both].max(0)
-    is_near = n_common[index] >= NEAR_INVERSE_SHARE * larger
+    base, relation = len(relations) + 1, triples[:, 0].astype(np.int64)
+    code = relation[triple] * base + relation[inverse]
+    distinct, n_common = np.unique(code, return_counts=True)
+    larger = size[np.stack(np.divmod(distinct, base))].max(0)
+    near = distinct[n_common >= NEAR_INVERSE_SHARE * larger]
+    is_leak = np.isin(code, near) & is_known[inverse]
 
     notes: list[str] = []
     for name, rows in rows_by_split.items():
-        is_leak = is_near & is_known[inverse] & np.isin(triple, rows)
-        n_leaked = int(np.isin(rows, triple[is_leak]).sum())
-        if n_leaked:
-            texts: list[str] = []
-            for pair, _ in Counter(code[is_leak].tolist()).most_common():
-                a, b = divmod(int(pair), len(relations) + 1)
-                names = [shorten(relations[i - 1]) for i in (a, b)]
-                texts.append(
-                    f"{names[0]} is symmetric"
-                    if a == b
-                    else " and ".join(names)
-                )
-            listed = ", ".join(_shorten_list(texts, 3))
-            notes.append(
-                f"{name}: {n_leaked} of {len(rows)} triples are inverses of known facts: {listed}"
-            )
+        is_of_split = is_leak & np.isin(triple, rows)
+        n_leaked = int(np.isin(rows, triple[is_of_split]).sum())
+        if not n_leaked:
+            continue
+        # A pair of relations counts the same either way round.
+        both = [sorted(divmod(x, base)) for x in code[is_of_split].tolist()]
+        names = [str(relations[i - 1]) for pair in both for i in pair]
+        pairs = Counter(zip(names[::2], names[1::2]))
+        texts = [
+            f"{shorten(x)} {'is symmetric' if x == y else 'and ' + shorten(y)}"
+            for (x, y), _ in pairs.most_common()
+        ]
+        listed = ", ".join(_shorten_list(texts, 3))
+        notes.append(
+            f"{name}: {n_leaked} of {len(rows)} triples are inverses of known facts: {listed}"
+        )
     return notes
 
 

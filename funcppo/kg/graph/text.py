@@ -144,6 +144,8 @@ def format_name(text: str) -> str:
 
 def escape_unprintable(text: str) -> str:
     """Escape the characters that a terminal would not print as themselves, as Python does."""
+    if text.isprintable():
+        return text
     return "".join(
         char if char.isprintable() else ascii(char)[1:-1] for char in text
     )
@@ -808,12 +810,7 @@ def display(text: str) -> str:
     that a long name in an atom does not hide what follows.
     """
     text = re.sub(r"\S{201,}", lambda match: _cut_long(match[0], 200), text)
-    text = _cut_long(text, 4000)
-    if text.isprintable():
-        return text
-    return "".join(
-        char if char.isprintable() else ascii(char)[1:-1] for char in text
-    )
+    return escape_unprintable(_cut_long(text, 4000))
 
 
 def _cut_long(text: str, width: int) -> str:

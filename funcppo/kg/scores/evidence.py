@@ -136,6 +136,16 @@ FIRING_FIELDS = (
 )
 
 
+# columns of positions, by a column with an entry for each of what they count
+_POSITIONS = {
+    "question": "label",
+    "answer": "entity",
+    "candidate_offsets": "entity",
+    "firing_offsets": "rule",
+    "link_offsets": "link_label",
+}
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EvidenceConfig:
     """Settings of which candidates and facts are listed as evidence."""
@@ -431,23 +441,19 @@ def questions_of(evidence: Evidence) -> Questions:
 
 def concatenate(parts: Sequence[Evidence]) -> Evidence:
     """Concatenate the evidence of all parts, question after question."""
-    rows: dict[str, list[Tensor]] = {name: [] for name in Evidence._fields}
-    for part in parts:
-        shifts = {
-            "question": sum(len(label) for label in rows["label"]),
-            "answer": sum(len(entity) for entity in rows["entity"]),
-            "candidate_offsets": sum(len(entity) for entity in rows["entity"]),
-            "firing_offsets": sum(len(rule) for rule in rows["rule"]),
-            "link_offsets": sum(len(label) for label in rows["link_label"]),
-        }
-        for name, column in part._asdict().items():
-            shifted = column + shifts.get(name, 0)
-            if name == "answer":
-                shifted = torch.where(column < 0, column, shifted)
-            if name.endswith("_offsets") and rows[name]:
-                shifted = shifted[1:]
-            rows[name].append(shifted if name in shifts else column)
-    return Evidence(**{name: torch.cat(parts) for name, parts in rows.items()})
+    columns: dict[str, Tensor] = {}
+    for name in Evidence._fields:
+        found: list[Tensor] = [getattr(part, name) for part in parts]
+        if name in _POSITIONS:
+            n_before = 0
+            for i, part in enumerate(parts):
+                # an answer that is no candidate stays -1
+                found[i] = found[i] + n_before * (found[i] >= 0)
+                n_before += len(getattr(part, _POSITIONS[name]))
+        if name.endswith("_offsets"):
+            found[1:] = [offsets[1:] for offsets in found[1:]]
+        columns[name] = torch.cat(found)
+    return Evidence(**columns)
 
 
 def rule_confidence(
