@@ -370,6 +370,8 @@ class Evaluate(ScoreOptions):
             raise ValueError(
                 f"--out: expected --negatives all, got {self.negatives}"
             )
+        if self.out == "-":
+            raise ValueError("--out: expected a file, got -")
         if is_file and self.resume:
             raise ValueError(
                 f"--resume: expected a score by its name, got {self.score}"

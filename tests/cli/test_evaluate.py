@@ -104,6 +104,7 @@ def test_every_score_ranks(trained, programs, score):
         ("{s1} --holes relation --negatives 5", "--holes entity, got relation"),
         ("{s1} --resume", "--resume, --overwrite: expected --details"),
         ("{s1} --out {tmp}/x --negatives 5", "--out: expected --negatives all"),
+        ("{s1} --out -", "--out: expected a file, got -"),
         ("{s1} --score {tmp}/not.pl", "not.pl:1: expected a triple of the"),
         ("{s1} --score {tmp}/not.pl --resume", "--resume: expected a score"),
         ("{run} --score {tmp}/not.pl", "': expected success, best-proof"),
