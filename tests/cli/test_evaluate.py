@@ -411,7 +411,7 @@ def test_rankings_are_written_and_judged(
         ("Heads: e0\t1", ":1: expected a triple of the data, or Heads:"),
         ("e0 p e1\nTails: e2\t1\te3", ":2: ... got 'Tails: e2"),
         ("e0 p e1\nTails: e2\tnan", ":2: expected"),
-        ("e0 p e1\n\nHeads: e99\t0.5", ":3: expected...('e99')"),
+        ("e0 p e1\n\nHeads: e99\t0.5", ":3: expected...do not have: 'e99'"),
         ("e0 p e1 e2", ":1: expected a triple"),
     ):
         other.write_text(text)

@@ -529,9 +529,11 @@ def _read_rankings(
                     "Tails:": (predicate, TAIL, entities[head]),
                 }
         except (KeyError, ValueError) as error:
+            is_unknown = isinstance(error, KeyError)
+            unknown = f", which the data do not have: {error}" * is_unknown
             raise ValueError(
                 f"{path}:{number}: expected a triple of the data, or Heads: or Tails: with candidates and their scores "
-                f"between tabs, got {shorten(line)} ({error})"
+                f"between tabs, got {shorten(line)}{unknown}"
             ) from None
     return found
 
