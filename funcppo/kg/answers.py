@@ -974,15 +974,19 @@ class TripleScorer:
             )
         )
         is_derived = found.is_derived.reshape(-1, n)[is_own].tolist()
-        columns: dict[str, Iterable[object]] = {
-            **evaluate.rank_columns(
-                self._answerer.dataset, rows, queries, [TAIL], counts
-            ),
-            "answer_provable": is_derived,
-            "status": ["proved" if x else NO_PROOF for x in is_derived],
-            "n_scored": [n] * len(rows),
-            "near_boundary": [False] * len(rows),
-        }
+        columns = evaluate.rank_columns(
+            self._answerer.dataset,
+            rows,
+            queries,
+            [TAIL],
+            counts,
+            {
+                "answer_provable": is_derived,
+                "status": ["proved" if x else NO_PROOF for x in is_derived],
+                "n_scored": [n] * len(rows),
+                "near_boundary": [False] * len(rows),
+            },
+        )
         return [[record] for record in evaluate.as_records(columns)]
 
     def _score_relations(

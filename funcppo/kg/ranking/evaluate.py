@@ -184,8 +184,7 @@ def _records(
         other_scores[row].append(score)
 
     sides, counts = evaluator.protocol.sides, ranked.counts
-    columns: dict[str, Iterable[object]] = {
-        **rank_columns(dataset, rows, ranked.queries.numpy(), sides, counts),
+    found: dict[str, Iterable[object]] = {
         "answer_provable": provable,
         "status": [
             _answer_status(is_provable, score)
@@ -193,6 +192,10 @@ def _records(
         ],
         "log_score": logs,
         "quantised_score": scores,
+    }
+    queries = ranked.queries.numpy(force=True)
+    columns = {
+        **rank_columns(dataset, rows, queries, sides, counts, found),
         "n_scored": [
             len(others) + (score is not None)
             for others, score in zip(other_scores, scores)
@@ -222,11 +225,13 @@ def rank_columns(
     queries: I32[np.ndarray, "n W"],
     sides: Sequence[int],
     counts: RankCounts,
+    found: Mapping[str, Iterable[object]],
 ) -> dict[str, Iterable[object]]:
     """Return the columns of records that follow from rank counts, of all queries on one side after the other.
 
     Args:
       rows: of the queries in their split.
+      found: further columns, which stand before the ranks.
     """
     n_sides, ranks = len(sides), rank_metrics.ranks(counts)[:, :3].tolist()
     relations = [dataset.predicates[i - 1] for i in queries[:, 0].tolist()]
@@ -236,6 +241,7 @@ def rank_columns(
         "relation": relations * n_sides,
         "atom": [format_atom(dataset, atom) for atom in queries] * n_sides,
         **{k: column.tolist() for k, column in counts._asdict().items()},
+        **found,
         "rank": [dict(zip(rank_metrics.TIE_POLICIES, row)) for row in ranks],
         "reciprocal_rank": rank_metrics.expected_reciprocal_ranks(
             counts
