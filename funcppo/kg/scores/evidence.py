@@ -441,19 +441,22 @@ def questions_of(evidence: Evidence) -> Questions:
 
 def concatenate(parts: Sequence[Evidence]) -> Evidence:
     """Concatenate the evidence of all parts, question after question."""
-    columns: dict[str, Tensor] = {}
-    for name in Evidence._fields:
-        found: list[Tensor] = [getattr(part, name) for part in parts]
+    return Evidence(*(_concatenate(name, parts) for name in Evidence._fields))
+
+
+def _concatenate(name: str, parts: Sequence[Evidence]) -> Tensor:
+    """Concatenate a column of evidence; positions count the entries of the parts before."""
+    found: list[Tensor] = []
+    n_before = 0
+    for part in parts:
+        column: Tensor = getattr(part, name)
         if name in _POSITIONS:
-            n_before = 0
-            for i, part in enumerate(parts):
-                # an answer that is no candidate stays -1
-                found[i] = found[i] + n_before * (found[i] >= 0)
-                n_before += len(getattr(part, _POSITIONS[name]))
-        if name.endswith("_offsets"):
-            found[1:] = [offsets[1:] for offsets in found[1:]]
-        columns[name] = torch.cat(found)
-    return Evidence(**columns)
+            # an answer that is no candidate stays -1
+            column = column + n_before * (column >= 0)
+            n_before += len(getattr(part, _POSITIONS[name]))
+        is_repeated = name.endswith("_offsets") and bool(found)
+        found.append(column[1:] if is_repeated else column)
+    return torch.cat(found)
 
 
 def rule_confidence(
