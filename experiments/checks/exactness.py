@@ -53,9 +53,7 @@ def main() -> None:
     }
     if args.out:
         args.out.write_text(json.dumps(record, indent=1) + "\n")
-    print(
-        f"{args.programs} programs, {n_answers} answers, {n_different} programs with differences"
-    )
+    print(json.dumps(record))
     sys.exit(n_different > 0)
 
 

@@ -62,12 +62,7 @@ MAX_ERROR_CHARACTERS = 1000
 def main() -> None:
     """Fuzz, and write the record."""
     parser = make_parser(__doc__)
-    parser.add_argument(
-        "--bytes",
-        type=int,
-        default=10_000_000,
-        help="of mutated input, at least",
-    )
+    parser.add_argument("--bytes", type=int, default=10_000_000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
         "--out",

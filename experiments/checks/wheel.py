@@ -47,16 +47,8 @@ TRAIN = "train countries_s1 --out run --steps 512 --learner proofs --set ppo.n_e
 PREDICT = "predict run 'locatedIn(france, X)' --known"
 
 
-class CheckError(Exception):
-    """Something is not as it should be."""
-
-
 def run(command: str, *words: object, cwd: Path, status: int = 0) -> str:
-    """The output of a command.
-
-    Raises:
-      CheckError: it ends with another status.
-    """
+    """The output of a command, which ends with the status."""
     done = subprocess.run(
         [*shlex.split(command), *map(str, words)],
         cwd=cwd,
@@ -65,21 +57,14 @@ def run(command: str, *words: object, cwd: Path, status: int = 0) -> str:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
     )
-    if done.returncode != status:
-        raise CheckError(
-            f"{command} {words}: status {done.returncode}, expected {status}\n{done.stdout}"
-        )
+    told = f"{command} {words}: status {done.returncode}\n{done.stdout}"
+    assert done.returncode == status, told
     return done.stdout
 
 
 def check(condition: bool, text: str) -> None:
-    """Print what holds.
-
-    Raises:
-      CheckError: it does not.
-    """
-    if not condition:
-        raise CheckError(text)
+    """Print what holds."""
+    assert condition, text
     print(f"ok: {text}", flush=True)
 
 
@@ -145,7 +130,7 @@ def main() -> int:
             for python in args.python:
                 check_core(folder, python, wheel)
                 check_programs(folder, python, wheel)
-        except CheckError as error:
+        except AssertionError as error:
             print(f"failed: {error}", file=sys.stderr)
             return 1
     return 0
