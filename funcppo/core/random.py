@@ -195,8 +195,10 @@ def key(seed: int, device: torch.device | str = "cpu") -> I64[Tensor, "2"]:
     return torch.tensor(words, dtype=torch.int64, device=device)
 
 
-# Keys whose rows are used one after another, and what draws from all rows of them at once.
-_ahead: list[tuple[Tensor, Callable[..., tuple[Tensor, ...]]]] = []
+# Keys whose rows are used one after another: the numbers of the rows by their addresses, and what draws from all rows.
+_ahead: list[
+    tuple[Tensor, dict[int, int], Callable[..., tuple[Tensor, ...]]]
+] = []
 MAX_NUMBERS_AHEAD = 1024  # of a row: drawing more takes longer than calling
 
 
@@ -212,9 +214,9 @@ def drawing_ahead(*keys: I64[Tensor, "T ... 2"]) -> Generator[None]:
     ) -> tuple[Tensor, ...]:
         return sample(keys, *args).unbind()
 
-    _ahead.extend(
-        (x, functools.cache(functools.partial(draw, x))) for x in keys
-    )
+    for x in keys:
+        rows = {row.data_ptr(): i for i, row in enumerate(x.unbind())}
+        _ahead.append((x, rows, functools.cache(functools.partial(draw, x))))
     try:
         yield
     finally:
@@ -231,27 +233,15 @@ def _draws_ahead(sample: Sampler) -> Sampler:
         if not _ahead or not is_eager():
             return sample(key, shape, *limits)
         n_numbers = math.prod((*key.shape[:-1], *shape))
-        for keys, draw in _ahead:
-            row = _row_of(keys, key)
-            if row is not None and n_numbers <= MAX_NUMBERS_AHEAD:
+        layout = (key.shape, key.stride())
+        for keys, rows, draw in _ahead:
+            row = rows.get(key.data_ptr())
+            is_row = layout == (keys.shape[1:], keys.stride()[1:])
+            if row is not None and is_row and n_numbers <= MAX_NUMBERS_AHEAD:
                 return draw(sample, shape, *limits)[row]
         return sample(key, shape, *limits)
 
     return cast(Sampler, call)
-
-
-def _row_of(keys: Tensor, key: Tensor) -> int | None:
-    """Return the index of the row of `keys` of which `key` is a view; None if it is none."""
-    start = int(key.storage_offset() - keys.storage_offset())
-    row = start // keys.stride(0)
-    is_row = (
-        key._base is (keys if keys._base is None else keys._base)
-        and key._base is not None
-        and 0 <= row < len(keys)
-        and (key.shape, key.stride()) == (keys.shape[1:], keys.stride()[1:])
-        and keys[row].data_ptr() == key.data_ptr()
-    )
-    return row if is_row else None
 
 
 def fold_in(
