@@ -1045,8 +1045,11 @@ class _Tables:
                     stack += [(child, depth + 1) for child in raised.children]
         return goal
 
-    def run(self) -> bool:
+    def run(self, finds_goals: bool = False) -> bool:
         """Run rounds until there is nothing left to do; return whether nothing was left out.
+
+        Args:
+          finds_goals: end as soon as no answer can lead to another goal.
 
         Raises:
           RowBudgetExceeded: a bound ends the work; what was found so far stays.
@@ -1055,6 +1058,8 @@ class _Tables:
             self.clauses.limits = self.limits
         is_bounded = False
         while True:
+            if finds_goals and self._has_all_goals():
+                return True
             fresh, changed = self._next_goals()
             if not fresh and not changed:
                 return not self.fresh
@@ -1075,6 +1080,12 @@ class _Tables:
                     height = proof_height(self.build_proof(self.query))
                     self.limit = min(self.limit, height)
                     is_bounded = True
+
+    def _has_all_goals(self) -> bool:
+        """Return whether answers lead to no other goal: all bodies end with the only goal that they have."""
+        bodies = (group.bodies for group in self.groups.values())
+        has_inner = any(any(body.sites[:-1]) for body in chain(*bodies))
+        return not self.fresh and not has_inner
 
     def _next_goals(self) -> tuple[list[_Goal], list[_Goal]]:
         """Take the goals of the next round: those to apply rules to, within the limit, and those with new answers."""
@@ -1418,14 +1429,14 @@ def solve(clauses: Clauses, query: Atom, limits: Limits) -> Answers:
       All answers; if a limit was reached, those before it. For a ground query the evaluation ends with its proof.
     """
     start = time.perf_counter()
-    tables = _Tables(clauses, query, limits)
+    tables = leveled = _Tables(clauses, query, limits)
     stop, is_whole, has_heights = None, False, False
     try:
         with paused_collection():
             # All goals first; then their answers by height.
             if limits.max_height is None:
-                is_whole = tables.run()
-                has_heights = not tables.needs_heights()
+                is_whole = tables.run(finds_goals=not tables.ends_with_proof)
+                has_heights = not (tables.changed or tables.needs_heights())
                 if not has_heights:
                     leveled = tables.again()
                     leveled.run()
@@ -1434,12 +1445,13 @@ def solve(clauses: Clauses, query: Atom, limits: Limits) -> Answers:
             n_known, tables.opens_goals = 1, False
             while not has_heights:
                 is_whole = tables.run()
-                n_goals = tables.count_goals()
-                has_heights = n_goals <= n_known
+                has_heights = tables.count_goals() <= n_known
                 if not has_heights:
-                    n_known, tables = n_goals, tables.again()
+                    n_known, tables = tables.count_goals(), tables.again()
     except RowBudgetExceeded as error:
         stop = error
+        # The answers of the first run may be all, or few where it found goals.
+        tables = max(tables, leveled, key=lambda x: x.n_atoms)
         tables.n_atoms_after_round[-2:] = [tables.n_atoms]
     counts = tables.n_atoms_after_round
     code, reason = fixpoint.describe_stop(stop, counts, limits.max_atoms)

@@ -210,6 +210,30 @@ def test_the_work_for_a_chain_is_linear_in_its_length(length):
         assert found.height == length and found.answers.complete
 
 
+def test_answers_travel_once_where_they_lead_to_no_other_goal():
+    """Paths of odd length: all goals are known before any answer of one is given out."""
+    n, odd, even, edge = 40, 1, 2, 3
+    x, y, z = range(n + 1, n + 4)
+    rules = (
+        ((odd, x, y), (edge, x, y)),
+        ((odd, x, y), (edge, x, z), (even, z, y)),
+        ((even, x, y), (edge, x, z), (odd, z, y)),
+    )
+    edges = tuple((edge, i, i + 1) for i in range(1, n))
+    program = Program(n, (2, 2, 2), edges, rules)
+    budget, few = RowBudget(MANY), RowBudget(1000)
+    found, cut = (
+        proving.solve(clauses_of(program), (odd, x, y), Limits(budget=rows))
+        for rows in (budget, few)
+    )
+    pairs = [(i, j) for j in range(n + 1) for i in range(1, j)]
+    expected = {(odd, i, j): j - i for i, j in pairs if (j - i) % 2}
+    assert found.heights == expected and found.complete
+    assert budget.n_rows < 4 * len(expected)
+    assert not cut.complete and n < len(cut.heights) < len(expected)
+    assert cut.heights.keys() < expected.keys()
+
+
 @given(programs, st.booleans())
 def test_what_rules_lack_is_never_satisfied(program, object_identity):
     _, sizes = kb.build(**program.arrays())
