@@ -196,8 +196,9 @@ def _iter_scored(
     """Yield the records of one chunk of triples after another until the time is over."""
     from funcppo.kg.answers import CHUNK_TRIPLES
 
-    for first in range(0, len(rows), CHUNK_TRIPLES):
-        chunk = rows[first : first + CHUNK_TRIPLES]
+    first, size = 0, CHUNK_TRIPLES
+    while first < len(rows):
+        chunk = rows[first : first + size]
         found = None
         with cut_when(is_over):
             found = scorer.score([(x[0], x[1], x[2]) for x in chunk])
@@ -206,6 +207,8 @@ def _iter_scored(
         if found is None:
             raise Terminated
         yield found
+        # The more there are, the more they share: large chunks take a quarter less.
+        first, size = first + size, min(2 * size, 8 * CHUNK_TRIPLES)
 
 
 def _iter_file(name: str, place: str) -> Iterator[Row]:
