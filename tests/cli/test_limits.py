@@ -3,6 +3,7 @@
 import sys
 import threading
 import time
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -45,9 +46,9 @@ class Clock(TorchDispatchMode):
     def __call__(self):
         return self.units / UNITS_A_SECOND
 
-    def timer(self, seconds, end):
+    def timer(self, seconds, end, arguments=()):
         """What `threading.Timer` is by this clock."""
-        at = self() + seconds
+        at, end = self() + seconds, partial(end, *arguments)
 
         def start():
             self.timers[:] = [SimpleNamespace(at=at, end=end)]
