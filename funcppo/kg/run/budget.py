@@ -26,7 +26,7 @@ from funcppo.kg.config import (
     RunConfig,
 )
 from funcppo.kg.logic.derive import GPU_CHUNK_FACTOR
-from funcppo.kg.scores import evidence
+from funcppo.kg.scores import evidence, path_network
 from funcppo.kg.scores.learned import Capacity
 from funcppo.kg.search.task import PhaseCallback, ProverTask, ignore_phase
 from funcppo.runtime import memory
@@ -307,13 +307,15 @@ def slow_step_seconds(
 
     It tells whether to time a step at all, which nothing can end.
     """
-    n_links = 2 * len(evidence.binary_facts(task.kb))
+    facts = evidence.binary_facts(task.kb)
     n_entities, n_labels = task.sizes.n_constants, evidence.n_labels(task.sizes)
-    n_rows = min(cfg.batch_size, max(n_links, 1))
+    n_rows = min(cfg.batch_size, max(2 * len(facts), 1))
     if isinstance(cfg, EmbeddingConfig):
         width = 2 * cfg.rank * (cfg.n_folds + 1)
         operations = 3 * n_rows * n_entities + 100 * n_rows
         return (operations + 20 * (n_entities + n_labels)) * width / 3e9
-    # of a source or an edge, of an entity, and of a label for each number of the state
-    of_layer = 4 * n_links + 24 * n_entities + 0.1 * cfg.width * n_labels
-    return 3 * n_rows * cfg.n_layers * cfg.width * of_layer / 2.5e9
+    sizes = path_network.network_config(cfg, n_entities, n_labels)
+    graph = path_network.build_graph(sizes, facts, "fact")
+    listed = path_network.count_messages(sizes, graph) * cfg.width
+    of_labels = cfg.n_layers * n_labels * cfg.width**2
+    return n_rows * (25 * listed + 100 * n_entities + 2 * of_labels) / 1e9

@@ -828,11 +828,16 @@ def network_training(
 
 def seconds_of_prior(network: PathNetwork) -> float:
     """Return the seconds of the scores of a question by a network, as those of a few questions take."""
-    label, entity = network.graph.source_label, network.graph.source_entity
-    return _seconds_of_some(
-        lambda n: path_network.entity_scores(network, label[:n], entity[:n]),
-        len(label),
-    )
+    graph = network.graph
+    n_sources = len(graph.source)
+
+    def compute(n: int) -> Tensor:
+        some = torch.arange(n, device=graph.source.device) * n_sources // n
+        return path_network.entity_scores(
+            network, graph.source_label[some], graph.source_entity[some]
+        )
+
+    return _seconds_of_some(compute, n_sources)
 
 
 def _max_step_bytes(device: str) -> float:

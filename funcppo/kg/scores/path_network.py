@@ -2,13 +2,16 @@
 
 It is a generalised Bellman-Ford network. A question has a label (a relation and the side that is asked for, see
 `derive.make_label`) and an entity that is given. Every entity has a state for the question; after T layers it has heard
-of all paths of up to T facts from the given entity:
+of all paths of up to T facts from the given entity. That of an entity without such a path is 0:
 
     state_0[v] = asked[label] where v is given, and 0 elsewhere
     weight_t[b] = weight[t, b] + asked[label] weight_by_asked[t, b],    b the label of a fact
     total_t[v] = state_0[v] + sum over facts u -> v of state_(t-1)[u] * weight_t[label of the fact]
-    state_t[v] = state_(t-1)[v] + relu(norm_t([state_(t-1)[v], total_t[v]] linear_t + bias_t))
+    state_t[v] = state_(t-1)[v] + relu(norm_t([state_(t-1)[v], total_t[v]] linear_t + bias_t)),    0 if not reached
     logit[v] = relu([state_T[v], asked[label]] hidden + hidden_bias) output
+
+A CPU lists the messages of a layer where they are few, as in sparse graphs. Elsewhere messages go along all edges, and
+the states of entities that none has reached are held at 0; on a GPU by a kernel, as a CUDA graph needs.
 
 No weight belongs to an entity. A fact is an edge in both directions, each of which is a question that the fact
 answers; it is learnt from a graph without the fact.
@@ -22,7 +25,7 @@ Source: Zhu et al. 2021, arXiv:2106.06935, with DistMult messages that are summe
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -45,6 +48,10 @@ from funcppo.kg.logic.row_index import expand_ranges, sort_keys, unique_inverse
 SCORE_UNIT = 2.0**-16
 # terms that the kernel adds one after the other
 PART = 128
+# numbers of a row that a program of the kernel adds up; the same for rows of any width, which need one kernel
+COLUMNS = 256
+# questions whose messages are counted for a plan
+COUNTED = 16
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,7 +69,7 @@ class NetworkConfig:
     dropped: UnitInterval = 0.0
     """Share of the known facts that a step leaves out of the graph in addition to those that are asked for."""
     n_at_once: Size = 1
-    """Questions of a step that are in memory together; the step is the same."""
+    """Questions of a step, or of scores, that are in memory together; the results are the same."""
 
     def __post_init__(self) -> None:
         """Raise ValueError naming a field that is out of range."""
@@ -104,16 +111,18 @@ class SumOrder(NamedTuple):
 
 
 class Graph(NamedTuple):
-    """Facts as edges in both directions, ascending by target; a source is a (label, entity) pair that has edges."""
+    """Facts as edges in both directions; a source is an entity with a label that it has edges of."""
 
-    source: I64[Tensor, "S"]  # label * C1 + entity, ascending
+    source: I64[Tensor, "S"]  # entity * B + label, ascending
     source_label: I64[Tensor, "S"]
     source_entity: I64[Tensor, "S"]
-    edge_source: I64[Tensor, "N"]  # row of the source
+    edge_source: I64[Tensor, "N"]  # row of the source, ascending
     edge_target: I64[Tensor, "N"]
     edge_group: I64[Tensor, "N"]  # edges of a group are left out together
     # of the sums by target, by source and by label, for the kernel; none without one
     orders: tuple[SumOrder, ...] = ()
+    # the edges ascending by target; none where messages are listed or the kernel adds them up
+    by_target: tuple[I64[Tensor, "N"], ...] = ()
 
 
 class Questions(NamedTuple):
@@ -163,18 +172,31 @@ def build_graph(
 
     label = torch.cat([make_label(facts[:, 0], side) for side in (HEAD, TAIL)])
     entity, target = torch.cat([tail, head]), torch.cat([head, tail])
-    source, edge_source = unique_inverse(label * base + entity)
-    order = torch.argsort(target, stable=True)
+    source, edge_source = unique_inverse(entity * cfg.n_labels + label)
+    order = torch.argsort(edge_source, stable=True)
     graph = Graph(
         source=source,
-        source_label=source // base,
-        source_entity=source % base,
+        source_label=source % cfg.n_labels,
+        source_entity=source // cfg.n_labels,
         edge_source=edge_source[order],
         edge_target=target[order],
         edge_group=group.repeat(2)[order],
     )
-    if not (facts.is_cuda and len(facts)):
-        return graph
+    if facts.is_cuda and len(facts):
+        return with_orders(cfg, graph)
+    # A listed message takes about as long as two others.
+    n_rows = cfg.n_layers * (len(source) + 2 * cfg.n_entities)
+    is_dense = 2 * count_messages(cfg, graph) > n_rows
+    return with_all_sent(graph) if is_dense else graph
+
+
+def with_all_sent(graph: Graph) -> Graph:
+    """Return the graph with what sending messages along all edges needs on a CPU."""
+    return graph._replace(by_target=(torch.argsort(graph.edge_target),))
+
+
+def with_orders(cfg: NetworkConfig, graph: Graph) -> Graph:
+    """Return the graph with the orders of sums that the kernel needs."""
     orders = order_messages(
         graph.source_entity[graph.edge_source] - 1,
         graph.source_label[graph.edge_source],
@@ -210,16 +232,6 @@ def edges_of(
         for x in (graph, asked)
     )
     return every[torch.isin(key, wanted)]
-
-
-def select_edges(graph: Graph, is_kept: Bool[Tensor, "N"]) -> Graph:
-    """Return the graph with the kept edges alone; not for the kernel."""
-    kept = is_kept.nonzero().squeeze(1)
-    return graph._replace(
-        edge_source=graph.edge_source[kept],
-        edge_target=graph.edge_target[kept],
-        edge_group=graph.edge_group[kept],
-    )
 
 
 def question_edges(
@@ -260,16 +272,22 @@ def known_answers(
     cfg: NetworkConfig, graph: Graph, questions: Questions
 ) -> Bool[Tensor, "n E"]:
     """Return which entities answer each question in the graph."""
-    base = cfg.n_entities + 1
-    key = questions.label * base + questions.given
+    key = questions.given * cfg.n_labels + questions.label
     source = torch.searchsorted(graph.source, key)
     source = source.clamp_max(len(graph.source) - 1)
     # A question that is no source has no row of an edge.
     source = torch.where(graph.source[source] == key, source, -1)
-    is_answer = graph.edge_source == source[:, None]
-    answer = torch.where(is_answer, graph.edge_target, 0)
-    known = torch.zeros((len(key), base), dtype=torch.bool, device=key.device)
-    return known.scatter(1, answer, True)[:, 1:]  # no entity is 0
+    shape = len(key), cfg.n_entities + 1
+    known = torch.zeros(shape, dtype=torch.bool, device=key.device)
+    if graph.orders:  # a CUDA graph cannot hold a number of answers
+        is_answer = graph.edge_source == source[:, None]
+        answer = torch.where(is_answer, graph.edge_target, 0)
+        return known.scatter(1, answer, True)[:, 1:]  # no entity is 0
+    start = torch.searchsorted(graph.edge_source, source)
+    stop = torch.searchsorted(graph.edge_source, source, right=True)
+    row, edge = expand_ranges(start, stop - start)
+    key = row * shape[1] + graph.edge_target[edge]
+    return known.flatten().index_fill(0, key, True).view(shape)[:, 1:]
 
 
 # -- the network
@@ -326,56 +344,224 @@ def apply(
 
     Args:
       omitted: edges that are left out of the graph of one of the questions.
-      is_kept: edges that there are messages along, for the kernel; None for all.
+      is_kept: edges that there are messages along; None for all.
     """
     asked = params.asked[label]
-    row = torch.arange(len(label), device=label.device)
-    # Entities come first: a message to all questions is a row.
-    start = asked.new_zeros(cfg.n_entities, *asked.shape)
-    start = start.index_put((given - 1, row), asked)
+    spread = _send_all if graph.orders or graph.by_target else _send_listed
+    reached, state = spread(cfg, params, graph, asked, given, omitted, is_kept)
 
-    state = start
-    for layer in range(cfg.n_layers):
-        by_asked = asked @ params.weight_by_asked[layer]
-        by_asked = by_asked.view(len(asked), cfg.n_labels, cfg.width)
-        weight = params.weight[layer][:, None] + by_asked.transpose(0, 1)
-        total = start + _sum_messages(cfg, graph, state, weight, is_kept)
-        if omitted is not None:
-            total = _without_messages(graph, state, weight, omitted, total)
-        change = torch.cat([state, total], -1) @ params.linear[layer]
-        change = layer_norm(
-            change + params.bias[layer],
-            [cfg.width],
-            params.norm_scale[layer],
-            params.norm_shift[layer],
-        )
-        state = state + change.relu()
-
-    final = torch.cat([state, asked.expand_as(state)], -1)
+    question = reached % len(label)
+    final = torch.cat([state, asked[question]], -1)
     hidden = (final @ params.hidden + params.hidden_bias).relu()
-    return (hidden @ params.output).transpose(0, 1)
+    unreached = asked @ params.hidden[cfg.width :] + params.hidden_bias
+    logits = (unreached.relu() @ params.output).repeat(cfg.n_entities)
+    logits = logits.index_put((reached,), hidden @ params.output)
+    return logits.view(cfg.n_entities, -1).transpose(0, 1)
 
 
-def _sum_messages(
+def _label_weights(
+    cfg: NetworkConfig, params: Params, layer: int, asked: F32[Tensor, "n D"]
+) -> F32[Tensor, "B n D"]:
+    """Compute the weight of each label of a fact for each question."""
+    by_asked = asked @ params.weight_by_asked[layer]
+    by_asked = by_asked.view(len(asked), cfg.n_labels, cfg.width)
+    return params.weight[layer][:, None] + by_asked.transpose(0, 1)
+
+
+def _next_state(
+    cfg: NetworkConfig,
+    params: Params,
+    layer: int,
+    state: F32[Tensor, "... D"],
+    total: F32[Tensor, "... D"],
+) -> F32[Tensor, "... D"]:
+    """Compute states from those before and the sums of their messages."""
+    change = torch.cat([state, total], -1) @ params.linear[layer]
+    change = layer_norm(
+        change + params.bias[layer],
+        [cfg.width],
+        params.norm_scale[layer],
+        params.norm_shift[layer],
+    )
+    return state + change.relu()
+
+
+def _send_listed(
+    cfg: NetworkConfig,
+    params: Params,
+    graph: Graph,
+    asked: F32[Tensor, "n D"],
+    given: I64[Tensor, "n"],
+    omitted: OmittedEdges | None,
+    is_kept: Bool[Tensor, "N"] | None,
+) -> tuple[I64[Tensor, "P"], F32[Tensor, "P D"]]:
+    """Send the messages of states that are not 0.
+
+    Returns:
+      The final states that paths reach, each as (entity - 1) * n + question, ascending; and their values.
+    """
+    n = len(asked)
+    begun = (given - 1) * n + torch.arange(n, device=given.device)
+    reached, order = sort_keys(begun)
+    state = asked[order]
+    for layer in range(cfg.n_layers):
+        weight = _label_weights(cfg, params, layer, asked).flatten(0, 1)
+        sent = _list_messages(cfg, graph, n, reached, omitted, is_kept)
+        # The gradient of `embedding` adds up faster than that of an index.
+        message = embedding(sent.sender, state) * embedding(sent.weight, weight)
+        total = _ListedSums.apply(message, sent)
+        place = torch.searchsorted(sent.receiver, begun)
+        total = total.index_put((place,), asked, accumulate=True)
+        place = torch.searchsorted(sent.receiver, reached)
+        before = torch.zeros_like(total).index_put((place,), state)
+        state = _next_state(cfg, params, layer, before, total)
+        reached = sent.receiver
+    return reached, state
+
+
+class _ListedMessages(NamedTuple):
+    """Messages of a layer; the state of an entity sends one to all targets of a label."""
+
+    sender: I64[Tensor, "M"]  # row of the state that sends each
+    weight: I64[Tensor, "M"]  # label * n + question
+    receiver: I64[Tensor, "P"]  # (entity - 1) * n + question, ascending
+    # what goes to each target, by message and by receiver, and where the rows of each begin
+    target: I64[Tensor, "N"]
+    target_offsets: I64[Tensor, "M"]
+    source: I64[Tensor, "N"]
+    source_offsets: I64[Tensor, "P"]
+
+
+def _list_messages(
     cfg: NetworkConfig,
     graph: Graph,
-    state: F32[Tensor, "E n D"],
-    weight: F32[Tensor, "B n D"],
-    is_kept: Bool[Tensor, "N"] | None,
-) -> F32[Tensor, "E n D"]:
-    """Sum the messages to each entity; a source sends all its targets the same message."""
-    if graph.orders:
-        total = sum_messages(
-            state.flatten(1), weight.flatten(1), graph.orders, is_kept
+    n: int,
+    reached: I64[Tensor, "P"],
+    omitted: OmittedEdges | None = None,
+    is_kept: Bool[Tensor, "N"] | None = None,
+) -> _ListedMessages:
+    """List the messages from the states that are reached; these receive some too, if none but their own."""
+    ends = torch.stack([reached // n + 1, reached // n + 2]) * cfg.n_labels
+    start, stop = torch.searchsorted(graph.source, ends)
+    sender, source = expand_ranges(start, stop - start)
+    question = reached[sender] % n
+    start = torch.searchsorted(graph.edge_source, source)
+    stop = torch.searchsorted(graph.edge_source, source, right=True)
+    message, edge = expand_ranges(start, stop - start)
+    if is_kept is not None:
+        kept = is_kept[edge].nonzero().squeeze(1)
+        message, edge = message[kept], edge[kept]
+    if omitted is not None:
+        n_edges = len(graph.edge_target)
+        key = question[message] * n_edges + edge
+        is_out = torch.isin(key, omitted.row * n_edges + omitted.edge)
+        kept = (~is_out).nonzero().squeeze(1)
+        message, edge = message[kept], edge[kept]
+
+    key = (graph.edge_target[edge] - 1) * n + question[message]
+    receiver, target = unique_inverse(torch.cat([key, reached]))
+    target = target[: len(key)]
+    by_receiver, order = sort_keys(target)
+    return _ListedMessages(
+        sender=sender,
+        weight=graph.source_label[source] * n + question,
+        receiver=receiver,
+        target=target,
+        target_offsets=_first_rows(message, len(sender)),
+        source=message[order],
+        source_offsets=_first_rows(by_receiver, len(receiver)),
+    )
+
+
+def _first_rows(group: I64[Tensor, "N"], n_groups: int) -> I64[Tensor, "G"]:
+    """Return where the rows of each group begin, of ascending groups."""
+    groups = torch.arange(n_groups, device=group.device)
+    return torch.searchsorted(group, groups)
+
+
+class _ListedSums(torch.autograd.Function):
+    """Autograd function of the sum of what each state receives of listed messages."""
+
+    @staticmethod
+    def forward(message: Tensor, sent: _ListedMessages) -> Tensor:
+        return embedding_bag(
+            sent.source, message, sent.source_offsets, mode="sum"
         )
-        return total.view_as(state)
-    # The gradient of `embedding` adds up faster than that of an index.
-    sent = embedding(graph.source_entity - 1, state.flatten(1))
-    message = sent * embedding(graph.source_label, weight.flatten(1))
-    entities = torch.arange(cfg.n_entities, device=state.device)
-    offsets = torch.searchsorted(graph.edge_target, entities + 1)
-    total = embedding_bag(graph.edge_source, message, offsets, mode="sum")
-    return total.view_as(state)
+
+    @staticmethod
+    def setup_context(
+        ctx: Any, inputs: tuple[Tensor, _ListedMessages], output: Tensor
+    ) -> None:
+        _, ctx.sent = inputs
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        sent = ctx.sent
+        gradient = embedding_bag(
+            sent.target, gradients[0], sent.target_offsets, mode="sum"
+        )
+        return gradient, None
+
+
+def _send_all(
+    cfg: NetworkConfig,
+    params: Params,
+    graph: Graph,
+    asked: F32[Tensor, "n D"],
+    given: I64[Tensor, "n"],
+    omitted: OmittedEdges | None,
+    is_kept: Bool[Tensor, "N"] | None,
+) -> tuple[I64[Tensor, "P"], F32[Tensor, "P D"]]:
+    """Send messages along all edges; states of entities that none has reached stay 0.
+
+    Returns:
+      As `_send_listed`, of all entities.
+    """
+    n = len(asked)
+    row = torch.arange(n, device=given.device)
+    # Entities come first: a message to all questions is a row.
+    start = asked.new_zeros(cfg.n_entities, *asked.shape)
+    state = start = start.index_put((given - 1, row), asked)
+    one = asked.detach().new_ones(1)
+    is_reached = one.new_zeros(cfg.n_entities, n, 1)
+    is_reached = is_reached.index_put((given - 1, row), one)
+    no_weight = one.expand(cfg.n_labels, n, 1)
+
+    def add_up(sent: Tensor, weight: Tensor) -> Tensor:
+        flat = sent.flatten(1), weight.flatten(1)
+        total = (
+            sum_messages(*flat, graph.orders, is_kept)
+            if graph.orders
+            else _sum_by_source(graph, *flat, is_kept)
+        ).view_as(sent)
+        if omitted is None:
+            return total
+        return _without_messages(graph, sent, weight, omitted, total)
+
+    for layer in range(cfg.n_layers):
+        weight = _label_weights(cfg, params, layer, asked)
+        total = start + add_up(state, weight)
+        is_reached = (is_reached + add_up(is_reached, no_weight)).clamp_max(1.0)
+        state = _next_state(cfg, params, layer, state, total) * is_reached
+    every = torch.arange(cfg.n_entities * n, device=given.device)
+    return every, state.flatten(0, 1)
+
+
+def _sum_by_source(
+    graph: Graph,
+    states: F32[Tensor, "E C"],
+    weights: F32[Tensor, "B C"],
+    is_kept: Bool[Tensor, "N"] | None,
+) -> F32[Tensor, "E C"]:
+    """Sum the messages to each entity as `sum_messages` does, without a kernel."""
+    (edge,) = graph.by_target
+    if is_kept is not None:
+        edge = edge[is_kept[edge]]
+    # A source sends all its targets the same message.
+    sent = embedding(graph.source_entity - 1, states)
+    message = sent * embedding(graph.source_label, weights)
+    offsets = _first_rows(graph.edge_target[edge] - 1, len(states))
+    return embedding_bag(graph.edge_source[edge], message, offsets, mode="sum")
 
 
 def _without_messages(
@@ -465,9 +651,6 @@ def _mean_gradient(
     Args:
       is_kept: the edges of the graph that they are asked by.
     """
-    # A CUDA graph cannot hold a number of edges that depends on the step.
-    has_kernel = bool(graph.orders)
-    read = graph if has_kernel else select_edges(graph, is_kept)
     asked = edge_questions(graph, edge)
     total: tuple[Params, Tensor] | None = None
     rows = torch.arange(len(edge), device=edge.device)
@@ -478,10 +661,10 @@ def _mean_gradient(
             partial(
                 loss,
                 cfg,
-                graph=read,
+                graph=graph,
                 questions=part,
                 is_other=known,
-                is_kept=is_kept if has_kernel else None,
+                is_kept=is_kept,
             ),
             params,
         )
@@ -491,10 +674,31 @@ def _mean_gradient(
 
 
 def bytes_per_question(cfg: NetworkConfig, graph: Graph) -> int:
-    """Estimate the bytes that a question keeps for its gradient: messages of the sources and states, in each layer."""
-    # of a source what it sends, and its weight; eight numbers of the size of a state
-    sent = 0 if graph.orders else 2 * len(graph.source)
-    return 4 * cfg.n_layers * cfg.width * (sent + 8 * cfg.n_entities)
+    """Estimate the bytes that a question keeps for its gradient: states and messages of each layer, and logits."""
+    if graph.orders:
+        return 4 * cfg.n_layers * cfg.width * 8 * cfg.n_entities
+    listed = count_messages(cfg, graph)
+    if graph.by_target:
+        listed = cfg.n_layers * (len(graph.source) + 4 * cfg.n_entities)
+    return 12 * cfg.width * listed + 24 * cfg.n_entities
+
+
+def count_messages(cfg: NetworkConfig, graph: Graph) -> int:
+    """Count what a question lists in all layers, messages once and states twice: the mean of a few, and 1 more."""
+    n_edges = len(graph.edge_target)
+    n = min(n_edges, COUNTED)
+    if not n:
+        return 1
+    row = torch.arange(n, device=graph.source.device)
+    asked = edge_questions(graph, row * n_edges // n)
+    reached = (asked.given - 1) * n + row
+    reached, _ = sort_keys(reached)
+    total = 0
+    for _ in range(cfg.n_layers):
+        sent = _list_messages(cfg, graph, n, reached)
+        reached = sent.receiver
+        total += len(sent.sender) + 2 * len(reached)
+    return total // n + 1
 
 
 # -- scores of candidates
@@ -517,7 +721,20 @@ def make_network(
         n_layers=len(params.weight),
     )
     graph = build_graph(cfg, facts, "fact")
+    cfg = replace(cfg, n_at_once=_n_scored_at_once(cfg, graph))
     return PathNetwork(cfg=cfg, params=params, graph=graph)
+
+
+def _n_scored_at_once(cfg: NetworkConfig, graph: Graph) -> int:
+    """Return the number of questions whose scores are computed at once, at least 1."""
+    # numbers that there are for each number of a state
+    numbers = 8 * cfg.n_entities
+    if not graph.orders:
+        numbers = 3 * count_messages(cfg, graph)
+    n_bytes = cfg.width * numbers * torch.float64.itemsize
+    # a small part of the memory
+    most = 1 << 31 if graph.source.is_cuda else 1 << 26
+    return max(1, most // n_bytes)
 
 
 def without_network(device: torch.device | str) -> Params:
@@ -557,7 +774,7 @@ def candidate_scores(
     counts = offsets.diff()
     # `split` would give one empty part.
     asked_rows = counts.nonzero().squeeze(1)
-    size = n_at_once(network.cfg, network.graph)
+    size = network.cfg.n_at_once
     parts = asked_rows.split(size) if len(asked_rows) else ()
 
     places, values = [entity[:0]], [torch.zeros_like(entity[:0]).double()]
@@ -579,7 +796,7 @@ def entity_scores(
     network: PathNetwork, label: I64[Tensor, "n"], given: I64[Tensor, "n"]
 ) -> F64[Tensor, "n E"]:
     """Compute every entity's score as `candidate_scores` does, for questions that leave nothing out."""
-    size = n_at_once(network.cfg, network.graph)
+    size = network.cfg.n_at_once
     pairs = zip(label.split(size), given.split(size))
     return torch.cat([_answer_logits(network, *pair) for pair in pairs])
 
@@ -598,18 +815,6 @@ def _answer_logits(
         )
     above = logits - logits.mean(1, keepdim=True)
     return (above / SCORE_UNIT).round() * SCORE_UNIT
-
-
-def n_at_once(cfg: NetworkConfig, graph: Graph) -> int:
-    """Return the number of questions to answer at once, at least 1."""
-    # numbers that a layer holds of each entity and of each source, for each number of a state
-    numbers = 8 * cfg.n_entities
-    if not graph.orders:
-        numbers += 3 * len(graph.source)
-    n_bytes = cfg.width * numbers * torch.float64.itemsize
-    # what the caches of a CPU keep, and a part of a GPU's memory
-    most = 1 << 31 if graph.source.is_cuda else 1 << 24
-    return max(1, most // n_bytes)
 
 
 # -- sums of messages by a kernel
@@ -739,9 +944,8 @@ def _sum_parts_on_gpu(
     n_parts, width = len(offsets) - 1, left.shape[1]
     dtype = torch.float64 if is_double else torch.float32
     out = torch.empty((n_parts, width), dtype=dtype, device=left.device)
-    columns = min(256, 1 << (width - 1).bit_length())
     left = left.contiguous()
-    sum_products_kernel[(n_parts, -(-width // columns))](
+    sum_products_kernel[(n_parts, -(-width // COLUMNS))](
         offsets,
         left_row,
         right_row,
@@ -751,7 +955,7 @@ def _sum_parts_on_gpu(
         left if right is None else right.contiguous(),
         out,
         width,
-        columns=columns,
+        columns=COLUMNS,
         has_right=right is not None,
         has_mask=is_kept is not None,
         dtype=tl.float64 if is_double else tl.float32,

@@ -1,6 +1,7 @@
 """The path network learns compositions, knows no entity and does not see what is asked; its kernel adds messages up."""
 
 import dataclasses
+from functools import partial
 
 import pytest
 import torch
@@ -50,14 +51,17 @@ def logits_by_loops(cfg, params, facts, label, given):
     asked = params.asked[label]
     start = torch.zeros(cfg.n_entities + 1, cfg.width)
     start[given] = asked
-    state = start.clone()
+    state, is_reached = start.clone(), torch.arange(len(start)) == given
     for layer in range(cfg.n_layers):
         total = start.clone()
         by_asked = asked @ params.weight_by_asked[layer]
         weight = params.weight[layer] + by_asked.view(cfg.n_labels, cfg.width)
+        now = is_reached.clone()
         for predicate, head, tail in facts.tolist():
             total[head] += state[tail] * weight[2 * predicate]
             total[tail] += state[head] * weight[2 * predicate + 1]
+            now[head] |= is_reached[tail]
+            now[tail] |= is_reached[head]
         change = torch.cat([state, total], 1) @ params.linear[layer]
         change = change + params.bias[layer]
         centred = change - change.mean(1, keepdim=True)
@@ -65,7 +69,8 @@ def logits_by_loops(cfg, params, facts, label, given):
             centred / (centred.var(1, correction=0, keepdim=True) + 1e-5).sqrt()
         )
         change = change * params.norm_scale[layer] + params.norm_shift[layer]
-        state = state + change.relu()
+        state = (state + change.relu()) * now[:, None]
+        is_reached = now
     final = torch.cat([state, asked.expand_as(state)], 1)
     hidden = (final @ params.hidden + params.hidden_bias).relu()
     return (hidden @ params.output)[1:]
@@ -98,12 +103,8 @@ def test_a_pair_is_left_out_with_all_its_facts():
     facts = torch.tensor([[1, 1, 2], [2, 2, 1], [1, 2, 3], [2, 1, 2]])
     graph = path_network.build_graph(CFG, facts, "pair")
     edge = int((graph.edge_target == 1).nonzero()[0])
-    rest = path_network.select_edges(
-        graph, graph.edge_group != graph.edge_group[edge]
-    )
-    asked = path_network.edge_questions(
-        rest, torch.arange(len(rest.edge_target))
-    )
+    rest = (graph.edge_group != graph.edge_group[edge]).nonzero().squeeze(1)
+    asked = path_network.edge_questions(graph, rest)
     assert {tuple(x) for x in torch.stack(asked, 1).tolist()} == {
         (2, 3, 2),
         (3, 2, 3),
@@ -151,7 +152,12 @@ def test_a_step_leaves_out_what_it_asks_and_what_is_dropped():
         is_left_out = drawn[graph.edge_group] < dropped
         is_left_out |= torch.isin(graph.edge_group, graph.edge_group[edge])
         assert int(is_left_out.sum()) >= 4  # both directions of two facts
-        rest = path_network.select_edges(graph, ~is_left_out)
+        # the two edges of a fact that is left out are left out
+        label, given, answer = path_network.edge_questions(
+            graph, (~is_left_out).nonzero().squeeze(1)
+        )
+        facts = torch.stack([label // 2, answer, given], 1)[label % 2 == 0]
+        rest = path_network.build_graph(CFG, facts, "fact")
         expected = path_network.loss(CFG, params, rest, asked, known) / 2
         loss = loss_after(
             graph, params, edge, key, dropped=dropped, n_at_once=2
@@ -252,7 +258,7 @@ def test_a_score_is_the_logit_above_the_mean_without_what_is_left_out(left_out):
         assert torch.equal((values[some] / unit).round() * unit, values[some])
 
 
-def test_other_questions_change_no_bit_of_a_score(monkeypatch):
+def test_other_questions_change_no_bit_of_a_score():
     network = random_network(width=16)
     questions, offsets, entity = ask()
 
@@ -261,7 +267,9 @@ def test_other_questions_change_no_bit_of_a_score(monkeypatch):
 
     together = score(questions, "fact", offsets, entity)
     assert len(together) and together.abs().max() > 0.1
-    monkeypatch.setattr(path_network, "n_at_once", lambda *_: 1)
+    assert network.cfg.n_at_once > 50
+    cfg = dataclasses.replace(network.cfg, n_at_once=1)
+    network = dataclasses.replace(network, cfg=cfg)
     assert torch.equal(together, score(questions, "fact", offsets, entity))
 
     # a part of the questions, in another order
@@ -370,6 +378,51 @@ def check(edges, orders, dtype, rtol, atol, is_kept=None):
         torch.testing.assert_close(
             found.cpu().double(), expected, rtol=rtol, atol=atol
         )
+
+
+@pytest.mark.parametrize("is_dropped", [False, True])
+def test_messages_along_all_edges_are_those_listed(operator_on_cpu, is_dropped):
+    facts, params = with_loops(), random_params(CFG)
+    listed = path_network.build_graph(CFG, facts, "fact")
+    listed = listed._replace(by_target=())
+    others = [
+        path_network.with_orders(CFG, listed),
+        path_network.with_all_sent(listed),
+    ]
+    label, given = all_questions(CFG)
+    n_edges = len(listed.edge_target)
+    row = torch.arange(len(label))
+    omitted = path_network.OmittedEdges(row, row * 7 % n_edges)
+    is_kept = None
+    if is_dropped:
+        omitted, is_kept = None, torch.arange(n_edges) % 3 > 0
+
+    def logits(params, graph):
+        return path_network.apply(
+            CFG, params, graph, label, given, omitted, is_kept
+        )
+
+    def against(params, graph):
+        found = logits(params, graph)
+        return (
+            found * torch.sin(torch.arange(found.numel())).view_as(found)
+        ).sum()
+
+    expected = logits(params, listed)
+    gradient, _ = tree.grad_and_value(partial(against, graph=listed), params)
+    for graph in others:
+        torch.testing.assert_close(logits(params, graph), expected, **ORDER)
+        found, _ = tree.grad_and_value(partial(against, graph=graph), params)
+        for one, other in zip(found, gradient, strict=True):
+            torch.testing.assert_close(one, other, **ORDER)
+    # Entities that no path reaches have the logit of nothing.
+    far = torch.cat([facts, torch.tensor([[1, 10, 11]])])
+    cfg = dataclasses.replace(CFG, n_entities=11)
+    listed = path_network.build_graph(cfg, far, "fact")._replace(by_target=())
+    sent = path_network.with_all_sent(listed)
+    for graph in (listed, sent, path_network.with_orders(cfg, listed)):
+        found = path_network.apply(cfg, params, graph, label[:1], given[:1])
+        assert found[0, 9] == found[0, 10] != found[0, 0]
 
 
 @on_gpu
