@@ -107,6 +107,8 @@ MAX_QUESTIONS = 32_000
 # goals that a guide learns from and is validated on, and the share of the time for sampling them
 N_GUIDE_GOALS, N_GUIDE_VALID, GUIDE_SHARE = 1_000, 100, 0.1
 GUIDE_HEIGHT = 4  # of proofs, unless it is set
+# the step of the results table that adds a path network
+NETWORK_ROW = "+ path network"
 # with a smaller share of its steps a training gains little
 MIN_TRAINING_SHARE = 0.2
 # Linked candidates are compared where as many ranks tell: of fewer the answers may happen to be unlinked.
@@ -1136,8 +1138,12 @@ class _Learner:
         self.prior_seconds: dict[str, float] = {}  # of a question
         # the first fit, and what it starts from
         self.begun_fit: tuple[QuestionSetup, Training[FitState]] | None = None
-        # the best weights so far that tell all entities apart, kept or not
-        self.knowing: Candidate[Fitted] | None = None
+        # by the name of the step, the best weights so far that tell all entities apart, kept or not
+        self.knowing: dict[str, Candidate[Fitted]] = {}
+        self.derives_all = True  # whether the rules derive all answers of valid
+        self.seconds_of_all = (
+            0.0  # of ranking all entities for valid, the most so far
+        )
 
     def learn(self, by_rules: F64[Tensor, "Q"] | None) -> Run:
         """Return the run with the weights that rank valid best.
@@ -1164,6 +1170,8 @@ class _Learner:
         self._reserve_without_proof(untrained.value, 2)
         best = choose_in_time(stages, best, self.run_time)
         if self.options.no_proof == "auto" and by_rules is not None:
+            for fitted in self._knowing(best).values():
+                self._reserve_without_proof(fitted, 0)
             last = Stage(
                 "answers without a proof",
                 self._rank_without_proof,
@@ -1259,7 +1267,11 @@ class _Learner:
     def _obstacle_of_larger(self, best: Candidate[Fitted]) -> str:
         """Return why no larger network is trained; empty if one is."""
         is_kept = best.value.setup.weighed.uses_bellman_ford
-        return "" if is_kept else "path network: not kept"
+        # One that ranks derived entities no better may rank the others.
+        is_left = NETWORK_ROW in self.knowing and not self.derives_all
+        if is_kept or (is_left and self.options.no_proof == "auto"):
+            return ""
+        return "path network: not kept"
 
     def _obstacle_of_linked(self, best: Candidate[Fitted]) -> str:
         """Return why the weights of linked candidates are not moved; empty if they are."""
@@ -1280,7 +1292,7 @@ class _Learner:
         """Return why entities that no rule derives are not ranked among the others; empty if they are."""
         if self.run.task.is_countries:
             return "the rules derive what is ranked"
-        is_known = self._knowing(best) is not None
+        is_known = self._knowing(best)
         return "" if is_known else "the weights do not tell them apart"
 
     # -- what a stage costs: the least seconds, and those of all of it
@@ -1325,11 +1337,14 @@ class _Learner:
         self, best: Candidate[Fitted]
     ) -> tuple[float, float]:
         """Return the seconds of ranking all entities for valid, once and with a few log-odds."""
-        fitted = self._knowing(best)
-        if fitted is None:
+        ways = self._knowing(best)
+        if not ways:
             return 0.0, 0.0
-        once = self._reserve_without_proof(fitted, 0) + self.metric_seconds
-        return once, 4 * once
+        each = [
+            self._reserve_without_proof(one, 0) + self.metric_seconds
+            for one in ways.values()
+        ]
+        return each[0], sum(each) + 3 * max(each)
 
     def _reserve_without_proof(self, fitted: Fitted, n_ways: int) -> float:
         """Reserve the seconds of ranking all entities for test; return those of valid.
@@ -1346,7 +1361,7 @@ class _Learner:
         n_of_test = 2 * found.n_queries if found else 0
         of_valid = each * valid.n_questions
         seconds = each * n_of_test + n_ways * of_valid
-        self.run_time.reserve("answers without a proof", seconds)
+        self.run_time.reserve("answers without a proof", seconds, 0.5)
         return of_valid
 
     def _cost_of_more(self, best: Candidate[Fitted]) -> tuple[float, float]:
@@ -1375,10 +1390,10 @@ class _Learner:
     ) -> tuple[float, float]:
         """Return the seconds of training a prior, by its first steps, and of what follows on it."""
         left = self.run_time.part().seconds_left
-        of_step = budget.slow_step_seconds(self.run.task, cfg)
-        on_gpu = is_cuda(self.run.run_config.device)
-        if not on_gpu and of_step > 0.03 * left:
-            return MIN_TRAINING_SHARE * 1e3 * of_step, 1e3 * of_step
+        if not is_cuda(self.run.run_config.device):
+            of_step = budget.slow_step_seconds(self.run.task, cfg)
+            if of_step > 0.03 * left:
+                return MIN_TRAINING_SHARE * 1e3 * of_step, 1e3 * of_step
         training = self._prior_training(name, cfg)
         after = self._seconds_after(name, cfg, best)
         seconds = training.seconds
@@ -1413,6 +1428,8 @@ class _Learner:
         valid, found = best.value.valid, self.run.ranked_test
         n_ranked = 2 * found.n_queries if found else 0
         n_ranked += valid.n_questions if valid else 0
+        if self.options.no_proof == "auto" and not self.derives_all:
+            n_ranked *= 2  # all entities too
         return n_ranked * self.prior_seconds[name] + 4 * self.metric_seconds
 
     # -- questions and fits
@@ -1610,7 +1627,7 @@ class _Learner:
                 f"on, weight {weight:g}",
                 fitted._replace(params=params),
                 best,
-                "+ path network",
+                NETWORK_ROW,
             )
 
     def _reserve_priors(self, valid: SplitEvidence, seconds: float) -> None:
@@ -1622,35 +1639,65 @@ class _Learner:
 
     # -- the end
 
-    def _knowing(self, best: Candidate[Fitted]) -> Fitted | None:
-        """Return the best weights that tell entities apart which no rule derives, kept or not."""
-        if learned.knows_all(best.value.params):
-            return best.value
-        return None if self.knowing is None else self.knowing.value
+    def _knowing(self, best: Candidate[Fitted]) -> dict[str, Fitted]:
+        """Return weights that tell entities apart that no rule derives: the best, and those by other priors."""
+        ways = {"": best.value} if learned.knows_all(best.value.params) else {}
+        known = best.value.setup.weighed
+        for name, one in self.knowing.items():
+            weighed = one.value.setup.weighed
+            if (
+                weighed.uses_embedding > known.uses_embedding
+                or weighed.uses_bellman_ford > known.uses_bellman_ford
+            ):
+                ways[f"{name.removeprefix('+ ')}, "] = one.value
+        return ways
 
     def _rank_without_proof(
         self, best: Candidate[Fitted], deadline: Deadline
     ) -> Iterator[Candidate[Fitted]]:
-        """Yield the weights with entities that no rule derives from below all others upwards, while valid gains."""
-        fitted, found = self._knowing(best), self.run.ranked_test
-        assert fitted is not None, "there is no obstacle"
-        most = 0.0
-        for log_odds in (-20.0, -14.0, -10.0, -7.0, -5.0, -3.5, -2.5):
-            setup = fit.with_weights_of(fitted.setup, no_proof=log_odds)
-            changed = fitted._replace(setup=setup)
-            began = time.monotonic()
-            one = self._candidate(f"{log_odds:g}", changed, best, NO_PROOF_ROW)
-            took = time.monotonic() - began
-            yield one
-            # Test takes as long a question; what is planned is too little where the first questions are easy.
-            n_valid = fitted.valid.n_questions if fitted.valid else 0
-            n_test = 2 * found.n_queries if found else 0
-            of_test = took * n_test / max(n_valid, 1)
-            self.run_time.reserve("answers without a proof", of_test, 1.0)
-            left = self.run_time.part().seconds_left
-            if deadline.is_over or left < took or one.mrr < most:
+        """Yield the weights with entities that no rule derives below all others, then upwards while valid gains."""
+        ways: list[tuple[Candidate[Fitted], str, Fitted]] = []
+        for name, fitted in self._knowing(best).items():
+            if not ways or self._has_time_for_all():
+                one = self._rank_all(name, fitted, -20.0, best)
+                ways.append((one, name, fitted))
+        ways.sort(key=lambda way: way[0].mrr, reverse=True)
+        yield from (one for one, _, _ in ways)
+        leading, name, fitted = ways[0]
+        for log_odds in (-14.0, -10.0, -7.0, -5.0, -3.5, -2.5):
+            if deadline.is_over or not self._has_time_for_all():
                 return
-            most = one.mrr
+            one = self._rank_all(name, fitted, log_odds, best)
+            yield one
+            if one.mrr < leading.mrr:
+                return
+            leading = one
+
+    def _has_time_for_all(self) -> bool:
+        """Return whether all entities can be ranked for valid once more."""
+        return self.run_time.part().seconds_left > self.seconds_of_all
+
+    def _rank_all(
+        self,
+        name: str,
+        fitted: Fitted,
+        log_odds: float,
+        best: Candidate[Fitted],
+    ) -> Candidate[Fitted]:
+        """Return weights that rank entities that no rule derives by some log-odds; reserve the seconds of test."""
+        setup = fit.with_weights_of(fitted.setup, no_proof=log_odds)
+        fitted, label = fitted._replace(setup=setup), f"{name}{log_odds:g}"
+        began = time.monotonic()
+        found = self._candidate(label, fitted, best, NO_PROOF_ROW)
+        took = time.monotonic() - began
+        self.seconds_of_all = max(self.seconds_of_all, took)
+        # Test takes as long a question; what is planned is too little where the first questions are easy.
+        n_valid = fitted.valid.n_questions if fitted.valid else 0
+        ranked = self.run.ranked_test
+        n_test = 2 * ranked.n_queries if ranked else 0
+        of_test = self.seconds_of_all * n_test / max(n_valid, 1)
+        self.run_time.reserve("answers without a proof", of_test, 1.0)
+        return found
 
     def _candidate(
         self,
@@ -1670,14 +1717,16 @@ class _Learner:
         if valid is not None:
             ranked = valid.rank_by_weights(setup, params)
             ranks = fit.reciprocal_ranks(ranked)
+            self.derives_all = bool(ranked.answer_provable.all())
         if best is not None:
             # A larger prior takes the place of the other.
             before = [step for step in best.value.steps if step[0] != row]
             fitted = fitted._replace(steps=(*before, (row, params)))
         found = Candidate(label, fitted, ranks)
-        most = -1.0 if self.knowing is None else self.knowing.mrr
-        if learned.knows_all(params) and found.mrr > most:
-            self.knowing = found
+        if learned.knows_all(params) and setup.weighed.no_proof is None:
+            known = self.knowing.get(row)
+            if known is None or found.mrr > known.mrr:
+                self.knowing[row] = found
         return found
 
     def _finish(self, best: Candidate[Fitted], is_better: bool) -> Run:

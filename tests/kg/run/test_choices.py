@@ -526,19 +526,32 @@ def test_a_path_network_is_weighed_where_valid_says_so(is_better, tmp_path):
     assert_opened_run_scores_the_same(run, tmp_path)
 
 
-@pytest.mark.parametrize("is_better", [True, False])
-def test_what_has_no_proof_is_ranked_where_valid_says_so(is_better, tmp_path):
-    """Who was born somewhere lives in the capital; of most others no rule derives where, and it is the same."""
+def homes(is_better):
+    """Who was born somewhere lives in the capital; of others no rule derives where, and it is the same if better."""
     facts = [(f"p{i}", "bornIn", "capital") for i in range(60)]
     facts += [(f"p{i}", "bornIn", f"village{i}") for i in range(60)]
     facts += [(f"q{i}", "likes", f"p{i}") for i in range(20)]
     lives = [(f"p{i}", "lives", "capital") for i in range(60)]
     others = [(f"q{i}", "lives", "capital") for i in range(20 * is_better)]
     splits = facts + lives[20:], lives[:20] + others
-    graph = from_triples(*splits, rules="lives(X, Y) :- bornIn(X, Y)")
+    return from_triples(*splits, rules="lives(X, Y) :- bornIn(X, Y)")
+
+
+def test_each_prior_may_rank_what_has_no_proof(tmp_path):
+    run = new_run(on_graph(QUESTIONS, homes(True), tmp_path / "graph"))
+    row = row_of(run, "answers without a proof")
+    ways = [name for name in row.tried if name.endswith("-20")]
+    assert {"embeddings, -20", "path network, -20"} <= set(ways)
+    assert ways[0] == max(ways, key=row.tried.__getitem__)
+    assert row.is_kept and row.tried[row.chosen] >= row.tried[ways[0]]
+    assert_opened_run_scores_the_same(run, tmp_path)
+
+
+@pytest.mark.parametrize("is_better", [True, False])
+def test_what_has_no_proof_is_ranked_where_valid_says_so(is_better, tmp_path):
     options = replace(QUESTIONS.questions, embedding=False)
     config = replace(QUESTIONS, questions=options)
-    run = new_run(on_graph(config, graph, tmp_path / "graph"))
+    run = new_run(on_graph(config, homes(is_better), tmp_path / "graph"))
     row = row_of(run, "answers without a proof")
     assert row.is_kept == is_better
     chosen = run.run_config.questions.no_proof
