@@ -508,12 +508,12 @@ def performance_memory() -> str:
             digits(1e3 * row["update_seconds"]),
             digits(row["start_seconds"]),
         ]
-        for row in load_record("memory-h100")["rows"]
+        for row in load_record("memory-h200")["rows"]
         if row["row"].endswith("first start")
     ]
     head = ["four rooms, GRU of 64 units, 256 x 64", "ms an update"]
     head += ["s to the first, empty caches"]
-    return table(head, rows) + origin("memory-h100")
+    return table(head, rows) + origin("memory-h200")
 
 
 def performance_processes() -> str:

@@ -1,6 +1,6 @@
 """A network with memory on a GPU: the start of a process and an update of PPO, and the same in plain JAX.
 
-    python experiments/benchmarks/memory.py --out experiments/results/memory-h100.json
+    python experiments/benchmarks/memory.py --out experiments/results/memory-h200.json
 
 Four rooms of which an agent sees the nine cells around it; a dense layer and a GRU of 64 units; 256 environments, 64
 steps, 4 epochs of 4 minibatches of whole sequences. Each row is a process of its own: a first start with an empty cache
