@@ -363,6 +363,7 @@ class KernelFunctions:
     `reason_against` the settings says why their network cannot be computed by kernels; it is empty if it can.
     """
 
+    rollout_step: RolloutStepFn = fused_mlp.rollout_step
     actor_step: RolloutStepFn = fused_mlp.actor_step
     values: Callable[..., Tensor] = fused_mlp.values
     build_batch: BuildBatchFn = _build_batch_by_kernels
@@ -687,6 +688,7 @@ def vmap_parts(parts: StepFunctions) -> StepFunctions:
         functions: StepFunctions | KernelFunctions,
     ) -> dict[str, Any]:
         return {
+            "rollout_step": vmap(functions.rollout_step),
             "build_batch": vmap(functions.build_batch, in_dims=(0, 0, 1, 0, 0)),
             "minibatch_step": vmap(functions.minibatch_step),
         }
@@ -701,7 +703,6 @@ def vmap_parts(parts: StepFunctions) -> StepFunctions:
     return dataclasses.replace(
         parts,
         sample_randomness=update_wrapper(sample, parts.sample_randomness),
-        rollout_step=vmap(parts.rollout_step),
         kernels=kernels,
         **vmap_shared(parts),
     )

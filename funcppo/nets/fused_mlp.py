@@ -6,12 +6,13 @@ kernel of Triton (`runtime.triton_kernels`), where between two layers nothing wa
 `torch.vmap` maps them all. Automatic differentiation takes the derivative of the loss in the outputs alone; that of the
 parameters comes from the second operator.
 
-`loss_gradient` is `minibatch.loss_gradient` and `final_value` is `rollout.estimate_final_value`, where `reason_against`
-has none; `actor_step` and `values` are two halves of `rollout.rollout_step`.
+`loss_gradient` is `minibatch.loss_gradient`, `final_value` is `rollout.estimate_final_value`, and `rollout_step` is
+`rollout.rollout_step`, where `reason_against` has none; `actor_step` and `values` are two halves of that step.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
@@ -444,6 +445,33 @@ def final_value(
         _settings(cfg),
     )
     return value.view_as(trajectory.reward)
+
+
+@reads_scalars_apart
+def rollout_step(
+    cfg: Config,
+    world: object,
+    params: object,
+    rollout_state: RolloutState[Any],
+    random_inputs: RandomInputs[Any],
+) -> tuple[RolloutState[Any], Transition[Any]]:
+    """Make a rollout step with the network by the kernels: see `rollout.rollout_step`."""
+    settings = _settings(cfg)
+
+    def apply(net: Any, world: object, params: Any, obs: Any) -> Any:
+        x = numbers(obs)
+        outputs = mlp_outputs(_layers(params), x, settings)
+        params = _with_outputs(params, outputs[0])
+        return cfg.agent.apply(net, world, params, with_features(obs, x[:, :0]))
+
+    agent = dataclasses.replace(cfg.agent, apply=apply)
+    return rollout.rollout_step(
+        dataclasses.replace(cfg, agent=agent),
+        world,
+        params,
+        rollout_state,
+        random_inputs,
+    )
 
 
 @reads_scalars_apart

@@ -551,14 +551,17 @@ class _Trial:
         """Yield ways to compile a rollout function by name, each checked on some recorded calls."""
         part = getattr(self.parts, name)
         attempt = partial(self._attempt_part, part)
-        if name == "build_batch":
-            tried = [*calls, *map(_with_truncations, calls)]
-            for kernels in self.kernels:
-                by_kernels = kernels.build_batch
-                yield (
-                    f"{name} by kernels",
-                    partial(attempt, by_kernels, tried, True),
-                )
+        for kernels in self.kernels:
+            by_kernels = getattr(kernels, name, None)
+            if by_kernels is None:
+                continue
+            is_batch = name == "build_batch"
+            cut = [_with_truncations(x) for x in calls] if is_batch else []
+            compare = is_batch or self.is_exact
+            yield (
+                f"{name} by kernels",
+                partial(attempt, by_kernels, [*calls, *cut], compare),
+            )
         yield name, partial(attempt, part, calls, self.is_exact)
 
     def _attempt_part(

@@ -186,19 +186,14 @@ def test_a_minibatch_step_equals_that_of_operators(ppo):
 
 @pytest.mark.parametrize("n_learners", [1, 3])
 @pytest.mark.parametrize(("name", "network"), NETWORKS + SEVERAL_ACTIONS)
-def test_the_actors_step_and_values_make_a_rollout_step(
-    name, network, n_learners
-):
+def test_a_rollout_step_equals_that_of_operators(name, network, n_learners):
     cfg = make_learner(name, network).cfg
     parts, state = first_state(cfg, n_learners)
     inputs = parts.sample_randomness(cfg, WORLD, state.key).random_inputs
     first = RolloutState(state.env_state, state.episode_stats, state.memory)
     args = cfg, WORLD, state.params, first, tree.item(inputs, 0)
     expected = parts.rollout_step(*args)
-    after, transition = parts.kernels.actor_step(*args)
-    obs = tree.map(lambda x: x[None], transition.obs)
-    (value,) = parts.kernels.values(cfg, WORLD, state.params, obs)
-    got = after, transition._replace(value=value)
+    got = parts.kernels.rollout_step(*args)
     assert_trees_equal(got, expected, rtol=1e-9, atol=1e-12)
 
 
