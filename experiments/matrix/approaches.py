@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from experiments.matrix.problem import (
     heads,
     learn,
 )
-from experiments.matrix.registry import Compiler, Training, way
+from experiments.matrix.registry import Build, Compiler, Training, way
 from experiments.matrix.steps import (
     LossModule,
     eager_over_compiled,
@@ -33,6 +34,7 @@ from funcppo.losses import Batch
 from funcppo.nets.networks import PolicyValue, dense
 
 TITLE = "baseline"
+EAGERLY = {"backends": ("none",), "modes": ("default",), "compiled": False}
 
 
 def eager_with(
@@ -50,9 +52,7 @@ def eager_with(
     "0",
     TITLE,
     "eager, fused Adam",
-    backends=("none",),
-    modes=("default", "manual graph"),
-    compiled=False,
+    **EAGERLY | {"modes": ("default", "manual graph")},
 )
 def eager_fused(problem: Problem, compiler: Compiler) -> Training:
     """The usual step, nothing compiled; as a manual graph, the way of LeanRL without its compiled parts."""
@@ -97,16 +97,11 @@ def whole_step(
     return module_training(policy, step)
 
 
-@way("1", ONE, "as written")
-def backward_and_step(problem: Problem, compiler: Compiler) -> Training:
-    """The usual step, compiled whole."""
-    return whole_step(problem, compiler, fullgraph=True)
-
-
-@way("1", ONE, "graph breaks allowed")
-def backward_and_step_broken(problem: Problem, compiler: Compiler) -> Training:
-    """The same in as many graphs as it takes."""
-    return whole_step(problem, compiler, fullgraph=False)
+for variant, is_whole in (
+    ("as written", True),
+    ("graph breaks allowed", False),
+):
+    way("1", ONE, variant)(partial(whole_step, fullgraph=is_whole))
 
 
 @way("1", ONE, "repaired")
@@ -194,10 +189,7 @@ def engine_and_function(problem: Problem, compiler: Compiler) -> Training:
     return module_training(policy, train)
 
 
-@way("3", THREE, "as written")
-def grad_as_shipped(problem: Problem, compiler: Compiler) -> Training:
-    """With the default settings."""
-    return engine_and_function(problem, compiler)
+way("3", THREE, "as written")(engine_and_function)
 
 
 @way("3", THREE, "repaired")
@@ -247,14 +239,7 @@ def method_called(problem: Problem, compiler: Compiler) -> Training:
     return called(problem, compiler, Policy(problem), judged=True)
 
 
-@way(
-    "4",
-    FOUR,
-    "not compiled at all",
-    backends=("none",),
-    modes=("default",),
-    compiled=False,
-)
+@way("4", FOUR, "not compiled at all", **EAGERLY)
 def method_called_eagerly(problem: Problem, compiler: Compiler) -> Training:
     """The same call, transformed by eager `torch.func`."""
     return called(problem, lambda step: step, Policy(problem), judged=True)
@@ -302,15 +287,7 @@ def residual_in_place(problem: Problem, compiler: Compiler) -> Training:
     )
 
 
-@way(
-    "5",
-    FIVE,
-    "not compiled at all",
-    residual=True,
-    backends=("none",),
-    modes=("default",),
-    compiled=False,
-)
+@way("5", FIVE, "not compiled at all", residual=True, **EAGERLY)
 def residual_in_place_eager(problem: Problem, compiler: Compiler) -> Training:
     """The same module trained by plain eager autograd."""
     policy = ActionsPolicy(in_place(problem))
@@ -327,44 +304,26 @@ def residual_out_of_place(problem: Problem, compiler: Compiler) -> Training:
     return called(problem, compiler, ActionsPolicy(problem), judged=True)
 
 
-@way("6", SIX, "as written: transform eager, loss compiled")
-def transform_outside(problem: Problem, compiler: Compiler) -> Training:
-    """The report's call, its network compiled."""
-    return eager_over_compiled(problem, compiler, fullgraph=True)
+OUTSIDE = "as written: transform eager, loss compiled"
+INSIDE = "repaired: transform inside the compiled function"
+transform_outside = partial(eager_over_compiled, fullgraph=True)
+way("6", SIX, OUTSIDE)(transform_outside)
+way("6", SIX, "the same, graph breaks allowed")(
+    partial(eager_over_compiled, fullgraph=False)
+)
 
 
-@way("6", SIX, "the same, graph breaks allowed")
-def transform_outside_broken(problem: Problem, compiler: Compiler) -> Training:
-    """As above, without the demand for a full graph."""
-    return eager_over_compiled(problem, compiler, fullgraph=False)
-
-
-@way("6", SIX, "repaired: transform inside the compiled function")
+@way("6", SIX, INSIDE)
 def transform_inside(problem: Problem, compiler: Compiler) -> Training:
     """One compiled function around transform and update."""
     return training(problem, compiler(pure_step(problem)))
 
 
-@way(
-    "7",
-    SEVEN,
-    "as written: transform eager, loss compiled",
-    backends=("aot_eager",),
-)
-def transform_outside_aot(problem: Problem, compiler: Compiler) -> Training:
-    """As 6."""
-    return eager_over_compiled(problem, compiler, fullgraph=True)
-
-
-@way(
-    "7",
-    SEVEN,
-    "repaired: transform inside the compiled function",
-    backends=("aot_eager",),
-)
-def transform_inside_aot(problem: Problem, compiler: Compiler) -> Training:
-    """As 6."""
-    return training(problem, compiler(pure_step(problem)))
+for variant, build in (
+    (OUTSIDE, transform_outside),
+    (INSIDE, transform_inside),
+):
+    way("7", SEVEN, variant, backends=("aot_eager",))(build)
 
 
 @way("8", EIGHT, "as written")
@@ -449,18 +408,6 @@ def by_dict(problem: Problem, inner: Wrap, outer: Wrap) -> Training:
     return training(problem, outer(step))
 
 
-@way("10", TEN, "as written: dict, transform eager, loss compiled")
-def by_dict_outside(problem: Problem, compiler: Compiler) -> Training:
-    """An eager transform over a compiled loss of a dict."""
-    return by_dict(problem, compiler, plain)
-
-
-@way("10", TEN, "dict")
-def by_dict_inside(problem: Problem, compiler: Compiler) -> Training:
-    """The transform inside the compiled step."""
-    return by_dict(problem, plain, compiler)
-
-
 def by_position(problem: Problem, inner: Wrap, outer: Wrap) -> Training:
     """Every leaf an argument of its own; `inner` wraps the loss, `outer` the step."""
     n = len(tree.leaves(problem.params))
@@ -481,16 +428,20 @@ def by_position(problem: Problem, inner: Wrap, outer: Wrap) -> Training:
     return training(problem, outer(step))
 
 
-@way("10", TEN, "as written: positional, transform eager, loss compiled")
-def by_position_outside(problem: Problem, compiler: Compiler) -> Training:
-    """An eager transform over a compiled loss of many arguments."""
-    return by_position(problem, compiler, plain)
+def compiled_at(by: Callable[..., Training], is_inside: bool) -> Build:
+    """The whole step compiled, or its loss alone under an eager transform."""
+
+    def build(problem: Problem, compiler: Compiler) -> Training:
+        wraps = (plain, compiler) if is_inside else (compiler, plain)
+        return by(problem, *wraps)
+
+    return build
 
 
-@way("10", TEN, "positional")
-def by_position_inside(problem: Problem, compiler: Compiler) -> Training:
-    """The transform inside the compiled step."""
-    return by_position(problem, plain, compiler)
+for name, by in (("dict", by_dict), ("positional", by_position)):
+    outside = f"as written: {name}, transform eager, loss compiled"
+    way("10", TEN, outside)(compiled_at(by, is_inside=False))
+    way("10", TEN, name)(compiled_at(by, is_inside=True))
 
 
 @way("10", TEN, "flat vector")
@@ -548,23 +499,13 @@ def outer_eager(problem: Problem, compiler: Compiler) -> Training:
     return training(problem, step)
 
 
-@way(
-    "11",
-    ELEVEN,
-    "not compiled at all",
-    backends=("none",),
-    modes=("default",),
-    compiled=False,
-)
+@way("11", ELEVEN, "not compiled at all", **EAGERLY)
 def nothing_compiled(problem: Problem, compiler: Compiler) -> Training:
     """The pure step, eager: the transform itself needs no compiler."""
     return training(problem, pure_step(problem))
 
 
-@way("11", ELEVEN, "inner function eager")
-def inner_eager(problem: Problem, compiler: Compiler) -> Training:
-    """A compiled step that calls a plain function."""
-    return training(problem, compiler(pure_step(problem)))
+way("11", ELEVEN, "inner function eager")(transform_inside)
 
 
 @way("11", ELEVEN, "inner function compiled too")

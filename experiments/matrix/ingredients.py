@@ -20,8 +20,14 @@ from experiments.matrix.problem import (
     eager_step,
     heads,
 )
-from experiments.matrix.registry import Compiler, Training, way
-from experiments.matrix.routes import exported, train_flat
+from experiments.matrix.registry import (
+    Build,
+    Compiler,
+    Oracle,
+    Training,
+    way,
+)
+from experiments.matrix.routes import EXPORTED, ONCE, exported, train_flat
 from experiments.matrix.steps import (
     LossModule,
     Step,
@@ -42,12 +48,16 @@ AUTOCAST, DROPOUT, NORM = "autocast", "dropout", "batch normalisation"
 DDP, SHIP = "DistributedDataParallel", "other ways to run it"
 
 
-def trained(problem: Problem, step: Step, batches: list[Batch]) -> list[Tensor]:
-    """The parameters after one eager pure step a batch: the oracle of steps that another one does not describe."""
-    state = (problem.params, optim.init(problem.params))
-    for batch in batches:
-        state = step(*state, batch)
-    return tree.leaves(state[0])
+def trained_by(make_step: Callable[[Problem], Step]) -> Oracle:
+    """The oracle that takes one eager pure step a batch, where the problem's own does not describe it."""
+
+    def oracle(problem: Problem, batches: list[Batch]) -> list[Tensor]:
+        state = (problem.params, optim.init(problem.params))
+        for batch in batches:
+            state = make_step(problem)(*state, batch)
+        return tree.leaves(state[0])
+
+    return oracle
 
 
 # autocast
@@ -62,16 +72,11 @@ def autocast_step(problem: Problem) -> Step:
     return pure_step(problem, loss)
 
 
-def autocast_oracle(problem: Problem, batches: list[Batch]) -> list[Tensor]:
-    """Eager steps under autocast."""
-    return trained(problem, autocast_step(problem), batches)
-
-
 @way(
     "I",
     AUTOCAST,
     "bfloat16 around the loss, inside the compiled step",
-    oracle=autocast_oracle,
+    oracle=trained_by(autocast_step),
 )
 def autocast_inside(problem: Problem, compiler: Compiler) -> Training:
     """Inductor rounds where eager code does, so that the two can be compared."""
@@ -118,41 +123,34 @@ def seeded(step: Step) -> Step:
     return run
 
 
-def torch_dropout_oracle(
-    problem: Problem, batches: list[Batch]
-) -> list[Tensor]:
-    """Eager steps with the numbers of torch's generator."""
-    step = pure_step(with_network(problem, torch_dropout))
-    return trained(problem, seeded(step), batches)
+def dropout_step(problem: Problem) -> Step:
+    """The pure step with dropout by torch's generator."""
+    return pure_step(with_network(problem, torch_dropout))
 
 
-@way(
-    "I",
-    DROPOUT,
-    "torch's generator",
-    modes=("default",),
-    oracle=torch_dropout_oracle,
-)
-def generator_dropout(problem: Problem, compiler: Compiler) -> Training:
-    """Compiled as it is: Inductor draws other numbers than eager code from the same seed."""
-    step = compiler(pure_step(with_network(problem, torch_dropout)))
-    return training(problem, seeded(step))
+def generator_dropout(option: str = "") -> Build:
+    """The step with an option of Inductor to draw as eager code does; without one it draws other numbers."""
+
+    def build(problem: Problem, compiler: Compiler) -> Training:
+        import torch._inductor.config as config
+
+        if option and not hasattr(config, option):
+            raise ValueError(f"no option {option}")
+        if option:
+            setattr(config, option, True)
+        return training(problem, seeded(compiler(dropout_step(problem))))
+
+    return build
 
 
-@way(
-    "I",
-    DROPOUT,
-    "torch's generator, fallback_random",
-    modes=("default",),
-    oracle=torch_dropout_oracle,
-)
-def fallback_dropout(problem: Problem, compiler: Compiler) -> Training:
-    """With Inductor's option to draw as eager code does."""
-    import torch._inductor.config
-
-    torch._inductor.config.fallback_random = True
-    step = compiler(pure_step(with_network(problem, torch_dropout)))
-    return training(problem, seeded(step))
+DRAWN = {
+    "modes": ("default",),
+    "oracle": trained_by(lambda problem: seeded(dropout_step(problem))),
+}
+GENERATOR = "torch's generator"
+way("I", DROPOUT, GENERATOR, **DRAWN)(generator_dropout())
+fallback = way("I", DROPOUT, f"{GENERATOR}, fallback_random", **DRAWN)
+fallback(generator_dropout("fallback_random"))
 
 
 def key_dropout_apply(
@@ -179,12 +177,12 @@ def key_step(problem: Problem) -> Step:
     return step
 
 
-def key_oracle(problem: Problem, batches: list[Batch]) -> list[Tensor]:
-    """Eager steps with the same keys."""
-    return trained(problem, key_step(problem), batches)
-
-
-@way("I", DROPOUT, "a function of an explicit key", oracle=key_oracle)
+@way(
+    "I",
+    DROPOUT,
+    "a function of an explicit key",
+    oracle=trained_by(key_step),
+)
 def key_dropout(problem: Problem, compiler: Compiler) -> Training:
     """Random numbers as a function of an argument: the same ones compiled, eager and captured."""
     return training(problem, compiler(key_step(problem)))
@@ -370,13 +368,7 @@ class FlatLossModule(LossModule):
         return self.policy.loss(tree.unflatten(like, list(leaves)))
 
 
-@way(
-    "I",
-    SHIP,
-    "ExecuTorch program of the pure step",
-    backends=("eager",),
-    modes=("default",),
-)
+@way("I", SHIP, "ExecuTorch program of the pure step", **EXPORTED)
 def executorch(problem: Problem, compiler: Compiler) -> Training:
     """The exported graph of the step, run by ExecuTorch's portable operators."""
     from executorch.exir import to_edge
@@ -410,8 +402,7 @@ class FlatNetwork(LossModule):
     "I",
     SHIP,
     "AOTInductor package of the network, for inference",
-    backends=("inductor",),
-    modes=("default",),
+    **ONCE,
     oracle=network_oracle,
 )
 def packaged_network(problem: Problem, compiler: Compiler) -> Training:

@@ -13,13 +13,13 @@ from torch.func import grad
 
 from experiments.matrix.approaches import eager_with
 from experiments.matrix.ingredients import (
+    DRAWN,
     DROPOUT,
+    GENERATOR,
     SHIP,
+    generator_dropout,
     loss_in,
-    seeded,
-    torch_dropout,
-    torch_dropout_oracle,
-    trained,
+    trained_by,
     with_network,
 )
 from experiments.matrix.problem import Policy, Problem, adam, heads
@@ -252,18 +252,16 @@ def rate_of_count(problem: Problem) -> Step:
     return step
 
 
-def annealed_oracle(problem: Problem, batches: list[Batch]) -> list[Tensor]:
-    """Eager steps, each at its rate."""
-    return trained(problem, rate_of_count(problem), batches)
+ANNEALED = {"oracle": trained_by(rate_of_count)}
 
 
-@way("I", RATE, "a tensor of the step count", oracle=annealed_oracle)
+@way("I", RATE, "a tensor of the step count", **ANNEALED)
 def rate_tensor(problem: Problem, compiler: Compiler) -> Training:
     """What a graph reads again in every step."""
     return training(problem, compiler(rate_of_count(problem)))
 
 
-@way("I", RATE, "a Python float", oracle=annealed_oracle)
+@way("I", RATE, "a Python float", **ANNEALED)
 def rate_float(problem: Problem, compiler: Compiler) -> Training:
     """An argument that is another number in every step."""
     compiled = compiler(
@@ -295,22 +293,10 @@ def accumulated(problem: Problem, compiler: Compiler) -> Training:
 # dropout, and code on disk
 
 
-@way(
-    "I",
-    DROPOUT,
-    "torch's generator, align_random_eager",
-    modes=("default",),
-    oracle=torch_dropout_oracle,
-)
+@way("I", DROPOUT, f"{GENERATOR}, align_random_eager", **DRAWN)
 def aligned_dropout(problem: Problem, compiler: Compiler) -> Training:
     """With the option of later versions to draw as eager code does."""
-    import torch._inductor.config
-
-    if not hasattr(torch._inductor.config, "align_random_eager"):
-        raise ValueError("no option align_random_eager")
-    torch._inductor.config.align_random_eager = True
-    step = compiler(pure_step(with_network(problem, torch_dropout)))
-    return training(problem, seeded(step))
+    return generator_dropout("align_random_eager")(problem, compiler)
 
 
 @way("I", SHIP, "aot_compile of the pure step, saved and loaded")

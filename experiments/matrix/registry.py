@@ -29,6 +29,10 @@ class Training(NamedTuple):
     graphs: int | None = None  # those that Dynamo's counters do not see
 
 
+Build = Callable[[Problem, "Compiler"], Training]
+Oracle = Callable[[Problem, list[Batch]], list[Tensor]]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Way:
     """One variant of one approach."""
@@ -36,14 +40,15 @@ class Way:
     approach: str  # number or letter
     title: str
     variant: str
-    build: Callable[[Problem, Compiler], Training]
-    backends: tuple[str, ...]
-    modes: tuple[str, ...]  # those run on a GPU
-    residual: bool
-    compiled: bool  # it claims to be: a run without a graph is then no success
+    build: Build
+    backends: tuple[str, ...] = BACKENDS
+    modes: tuple[str, ...] = MODES[:3]  # those run on a GPU
+    residual: bool = False
+    # it claims to be: a run without a graph is then no success
+    compiled: bool = True
     # What `Training.params` must be after the batches, where that is not what eager training of the problem makes of
     # them; in the dtype of the cell.
-    oracle: Callable[[Problem, list[Batch]], list[Tensor]] | None = None
+    oracle: Oracle | None = None
 
 
 class Cell(NamedTuple):
@@ -87,37 +92,13 @@ WAYS: list[Way] = []
 
 
 def way(
-    approach: str,
-    title: str,
-    variant: str,
-    *,
-    backends: tuple[str, ...] = BACKENDS,
-    modes: tuple[str, ...] = MODES[:3],
-    residual: bool = False,
-    compiled: bool = True,
-    oracle: Callable[[Problem, list[Batch]], list[Tensor]] | None = None,
-) -> Callable[
-    [Callable[[Problem, Compiler], Training]],
-    Callable[[Problem, Compiler], Training],
-]:
-    """Put the decorated function into the list."""
+    approach: str, title: str, variant: str, **settings: Any
+) -> Callable[[Build], Build]:
+    """Put the decorated function into the list, as a `Way` with these settings."""
+    names = {"approach": approach, "title": title, "variant": variant}
 
-    def register(
-        build: Callable[[Problem, Compiler], Training],
-    ) -> Callable[[Problem, Compiler], Training]:
-        WAYS.append(
-            Way(
-                approach=approach,
-                title=title,
-                variant=variant,
-                build=build,
-                backends=backends,
-                modes=modes,
-                residual=residual,
-                compiled=compiled,
-                oracle=oracle,
-            )
-        )
+    def register(build: Build) -> Build:
+        WAYS.append(Way(build=build, **names, **settings))
         return build
 
     return register

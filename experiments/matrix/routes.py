@@ -4,6 +4,7 @@ import inspect
 import tempfile
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -184,7 +185,7 @@ def many_learners(problem: Problem, compiler: Compiler) -> Training:
 
 
 D, F = "the step traced ahead of time", "aot_export_module(trace_joint=True)"
-AHEAD = ("default", "manual graph")
+AHEAD = {"backends": ("inductor",), "modes": ("default", "manual graph")}
 
 
 def flat_step(
@@ -226,7 +227,7 @@ def traced_and_compiled(problem: Problem, compiler: Compiler) -> Training:
     return train_flat(problem, compiler(make_fx(fn)(*leaves)))
 
 
-@way("D", D, "make_fx + compile_fx_inner", backends=("inductor",), modes=AHEAD)
+@way("D", D, "make_fx + compile_fx_inner", **AHEAD)
 def traced_and_lowered(problem: Problem, compiler: Compiler) -> Training:
     """The same graph given to Inductor's innermost function, which wants fake tensors and a list."""
     from torch._inductor.compile_fx import compile_fx_inner
@@ -242,9 +243,7 @@ def traced_and_lowered(problem: Problem, compiler: Compiler) -> Training:
     return train_flat(problem, lambda *leaves: lowered(list(leaves)), graphs=1)
 
 
-@way(
-    "D", D, "make_fx + standalone_compile", backends=("inductor",), modes=AHEAD
-)
+@way("D", D, "make_fx + standalone_compile", **AHEAD)
 def traced_standalone(problem: Problem, compiler: Compiler) -> Training:
     """The same graph as an artefact that can be saved."""
     fn, leaves = flat_step(problem)
@@ -272,13 +271,7 @@ def exported(problem: Problem) -> Any:
     return torch.export.export(StepModule(make_fx(fn)(*leaves)), (leaves,))
 
 
-@way(
-    "D",
-    D,
-    "make_fx + export + AOTInductor",
-    backends=("inductor",),
-    modes=AHEAD,
-)
+@way("D", D, "make_fx + export + AOTInductor", **AHEAD)
 def traced_packaged(problem: Problem, compiler: Compiler) -> Training:
     """The same graph exported, compiled to a package and loaded again."""
     return packaged(problem, exported(problem))
@@ -342,6 +335,7 @@ class FlatLoss(LossModule):
 
 
 ONCE = {"backends": ("inductor",), "modes": ("default",)}
+EXPORTED = ONCE | {"backends": ("eager",)}
 HOPE = "hoped-for API"
 
 
@@ -356,16 +350,10 @@ def with_option(problem: Problem, compiler: Compiler, option: str) -> Training:
     return module_training(policy, step)
 
 
-@way("H", HOPE, "torch.compile(trace_backward=True)", **ONCE)
-def trace_backward(problem: Problem, compiler: Compiler) -> Training:
-    """The report's first solution."""
-    return with_option(problem, compiler, "trace_backward")
-
-
-@way("H", HOPE, "torch.compile(trace_grad_and_opt=True)", **ONCE)
-def trace_grad_and_opt(problem: Problem, compiler: Compiler) -> Training:
-    """The report's second solution."""
-    return with_option(problem, compiler, "trace_grad_and_opt")
+# The report's first and second solution.
+for option in ("trace_backward", "trace_grad_and_opt"):
+    use = partial(with_option, option=option)
+    way("H", HOPE, f"torch.compile({option}=True)", **ONCE)(use)
 
 
 class UsualStep(nn.Module):
@@ -383,13 +371,7 @@ class UsualStep(nn.Module):
         return next(self.policy.parameters()).detach().clone()
 
 
-@way(
-    "H",
-    HOPE,
-    "export of the usual step",
-    backends=("eager",),
-    modes=("default",),
-)
+@way("H", HOPE, "export of the usual step", **EXPORTED)
 def export_usual(problem: Problem, compiler: Compiler) -> Training:
     """torch.export of backward() and optimizer.step()."""
     module = UsualStep(problem)
@@ -407,26 +389,14 @@ def export_as_it_stands(problem: Problem) -> torch.export.ExportedProgram:
     return torch.export.export(StepModule(fn), (leaves,), strict=True)
 
 
-@way(
-    "H",
-    HOPE,
-    "export of the pure step",
-    backends=("eager",),
-    modes=("default",),
-)
+@way("H", HOPE, "export of the pure step", **EXPORTED)
 def export_pure(problem: Problem, compiler: Compiler) -> Training:
     """torch.export of func.grad_and_value and Adam as they stand."""
     program = export_as_it_stands(problem).module()
     return train_flat(problem, lambda *leaves: program(list(leaves)), graphs=1)
 
 
-@way(
-    "H",
-    HOPE,
-    "AOTInductor package of the pure step",
-    backends=("inductor",),
-    modes=("default", "manual graph"),
-)
+@way("H", HOPE, "AOTInductor package of the pure step", **AHEAD)
 def package_pure(problem: Problem, compiler: Compiler) -> Training:
     """That export, compiled to a package and loaded again."""
     return packaged(problem, export_as_it_stands(problem))
