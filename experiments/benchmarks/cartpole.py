@@ -213,7 +213,7 @@ class StepCase:
         """Median and spread of an iteration, and its kernels."""
         row = time_steps(self.step, self.synchronise)
         if self.device == "cuda":
-            row |= profile_kernels(self.step)
+            row["kernels"] = count_kernels(self.step)
         return row
 
     def capture(
@@ -320,71 +320,42 @@ def relative_difference(got: Any, want: Any, before: Any) -> float:
 
 
 def time_steps(step: Callable[[], Any], synchronise: Callable[[], Any]) -> Row:
-    """Median and spread of a step in milliseconds, and the median of its processor time.
+    """Median and spread of a step in milliseconds.
 
     Each of REPEATS repeats runs as many steps as MIN_REPEAT_SECONDS take.
     """
     wall_ms: list[float] = []
-    processor_ms: list[float] = []
     n = 1
     while len(wall_ms) < REPEATS:
-        wall_start, processor_start = time.perf_counter(), time.process_time()
+        start = time.perf_counter()
         for _ in range(n):
             step()
         synchronise()
-        wall_seconds = time.perf_counter() - wall_start
-        processor_seconds = time.process_time() - processor_start
-
-        if (
-            wall_seconds < MIN_REPEAT_SECONDS and not wall_ms
-        ):  # too short: not counted
-            n = max(
-                n + 1,
-                int(n * min(10.0, 1.2 * MIN_REPEAT_SECONDS / wall_seconds)),
-            )
+        seconds = time.perf_counter() - start
+        if seconds < MIN_REPEAT_SECONDS and not wall_ms:
+            # too short: not counted
+            factor = min(10.0, 1.2 * MIN_REPEAT_SECONDS / seconds)
+            n = max(n + 1, int(n * factor))
             continue
-        wall_ms.append(1e3 * wall_seconds / n)
-        processor_ms.append(1e3 * processor_seconds / n)
+        wall_ms.append(1e3 * seconds / n)
 
     quartiles = statistics.quantiles(wall_ms, n=4)
     return {
         "iteration_ms": statistics.median(wall_ms),
         "spread_ms": quartiles[2] - quartiles[0],
         "steps_a_repeat": n,
-        "processor_ms": statistics.median(processor_ms),
     }
 
 
-def profile_kernels(step: Callable[[], Any]) -> Row:
-    """How many kernels a step launches, their time in all, and the costliest."""
+def count_kernels(step: Callable[[], Any]) -> int:
+    """How many kernels a step launches."""
     with torch.profiler.profile(
         activities=[torch.profiler.ProfilerActivity.CUDA]
     ) as profile:
         step()
         torch.cuda.synchronize()
-    events = [
-        event
-        for event in profile.events() or ()
-        if event.device_type == DeviceType.CUDA
-    ]
-    microseconds: dict[str, list[float]] = {}
-    for event in events:
-        microseconds.setdefault(event.name[:70], []).append(event.device_time)
-    by_cost = sorted(
-        (
-            (sum(times), len(times), name)
-            for name, times in microseconds.items()
-        ),
-        reverse=True,
-    )
-    return {
-        "kernels": len(events),
-        "kernels_ms": sum(total for total, _, _ in by_cost) / 1e3,
-        "costliest": [
-            f"{n} x {total / n:.1f} us {name}"
-            for total, n, name in by_cost[:12]
-        ],
-    }
+    events = profile.events() or ()
+    return sum(event.device_type == DeviceType.CUDA for event in events)
 
 
 if __name__ == "__main__":

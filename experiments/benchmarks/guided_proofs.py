@@ -20,7 +20,6 @@ than leanCoP at an equal budget.
 
 import argparse
 import dataclasses
-import json
 import math
 import multiprocessing
 import random as host_random
@@ -40,6 +39,7 @@ import numpy as np
 import torch
 
 from experiments import provenance
+from experiments.benchmarks.side_by_side import write_record
 from experiments.paths import DATA, make_parser
 from funcppo import learner, train_step
 from funcppo.config import PPOConfig
@@ -521,7 +521,6 @@ def measure(name: str, args: argparse.Namespace) -> dict[str, Any]:
         runs[label].append(found | {"learnt": learnt})
         shares = [proved_within([found], b).mean().round(2) for b in budgets]
         print(name, label, *shares, learnt, flush=True)
-        write(part_of(args.out, name), row | summarise(runs, budgets))
     return row | summarise(runs, budgets)
 
 
@@ -551,19 +550,8 @@ def summarise(
     }
 
 
-def part_of(out: Path | None, name: str) -> Path | None:
-    """The file with the row of a problem as far as it is measured."""
-    return out and out.with_name(f"{out.stem}.{name}.part.json")
-
-
-def write(path: Path | None, value: Any) -> None:
-    """Write a value as JSON, if there is a file for it."""
-    if path:
-        path.write_text(json.dumps(value, indent=1) + "\n")
-
-
 def main() -> None:
-    """Measure the problems; write the record after each, and the row of one after each order."""
+    """Measure the problems; write the record after each."""
     parser = make_parser(__doc__)
     parser.add_argument("--problem", nargs="+", default=list(PROBLEMS))
     parser.add_argument("--data", type=Path, default=DATA)
@@ -580,9 +568,8 @@ def main() -> None:
     with ProcessPoolExecutor(args.processes, mp_context=context) as pool:
         for row in pool.map(partial(measure, args=args), args.problem):
             record["rows"].append(row)
-            write(args.out, record)
             if args.out:
-                part_of(args.out, row["problem"]).unlink()
+                write_record(args.out, record)
 
 
 if __name__ == "__main__":

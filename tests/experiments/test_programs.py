@@ -15,7 +15,7 @@ from funcppo import cli
 EXPERIMENTS = paths.ROOT / "experiments"
 PROGRAMS = sorted(
     path.relative_to(paths.ROOT).with_suffix("").as_posix().replace("/", ".")
-    for folder in ("benchmarks", "checks", "data")
+    for folder in ("benchmarks", "checks")
     for path in (EXPERIMENTS / folder).glob("*.py")
     if re.search(r"make_parser\(|ArgumentParser\(", path.read_text())
 )
