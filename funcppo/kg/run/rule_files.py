@@ -11,6 +11,7 @@ import dataclasses
 import hashlib
 import json
 import os
+import tempfile
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -188,7 +189,8 @@ def get_or_mine_rules(
 
     Args:
       progress: called with what is done, and how much of it.
-      cache_dir: where rule files are kept; None for the user's cache directory.
+      cache_dir: where rule files are kept; None for the user's cache directory, or a temporary one where that cannot
+        be written.
 
     Returns:
       path: the file.
@@ -197,13 +199,20 @@ def get_or_mine_rules(
 
     Raises:
       ValueError: the data support no rule, or others may write the cache directory.
-      OSError: the cache directory cannot be written.
+      OSError: the given directory cannot be written.
       KeyboardInterrupt: mining was interrupted.
     """
     dataset = training_part(dataset)
     path = _cache_path(dataset, cfg, cache_dir)
+    unkept: tuple[str, ...] = ()
     # Made first: an error is cheaper before mining than after.
-    cache.make_private(path.parent)
+    try:
+        cache.make_private(path.parent)
+    except OSError as error:
+        if cache_dir is not None:
+            raise
+        unkept = (f"mined rules are not kept for the next run: {error}",)
+        path = Path(tempfile.mkdtemp(prefix="funcppo-rules-")) / path.name
     if path.exists():
         message = f"no rules given: using those mined before, {path}"
         return RuleFile(path, message, _read_notes(path))
@@ -221,7 +230,7 @@ def get_or_mine_rules(
     return RuleFile(
         path,
         f"no rules given: {n_rules} mined in {mined.result.seconds:.0f} s, {path}",
-        mined.result.notes,
+        (*mined.result.notes, *unkept),
     )
 
 

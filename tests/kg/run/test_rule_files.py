@@ -45,6 +45,16 @@ def test_notes_on_mining_are_repeated_with_cached_rules(tmp_path):
         get_or_mine_rules(dataset, cfg, tmp_path)
 
 
+def test_rules_are_mined_where_no_cache_can_be_written(tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    dataset = load("family_tree:30:1")
+    found = get_or_mine_rules(dataset, SMALL, None)
+    assert found.path.read_text() and "not kept" in found.notes[-1]
+    with pytest.raises(OSError):
+        get_or_mine_rules(dataset, SMALL, tmp_path / "file" / "given")
+
+
 def test_rules_are_mined_from_train_and_not_from_further_facts(tmp_path):
     people = load("family_tree:60:1")
     entities, predicates = people.entities, people.predicates
