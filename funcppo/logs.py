@@ -128,21 +128,15 @@ def read(path: Path) -> list[Row]:
 
 def _parse(path: Path) -> tuple[Json, list[Row], str]:
     """Return the header of a log, its rows, and the place of an unfinished last line, empty if there is none."""
-    header: Json = {}
-    rows: list[Row] = []
-    *lines, unfinished = path.read_bytes().split(b"\n")
-    for number, line in enumerate(lines, 1):
-        place = f"{path}:{number}"
-        row = files.parse_object(place, line)
-        if number == 1:
-            files.check_format(path, row.pop(files.FORMAT_KEY, None))
-            header = row
-        elif is_row(row):
-            rows.append(row)
-        else:
-            shown = shorten(line.decode(errors="replace"))
+    lines, unfinished = files.read_lines(path)
+    header, rows = dict(*lines[:1]), lines[1:]
+    if lines:
+        files.check_format(path, header.pop(files.FORMAT_KEY, None))
+    for number, row in enumerate(rows, 2):
+        if not is_row(row):
+            shown = shorten(json.dumps(row))
             raise ValueError(
-                f"{place}: expected the metrics of an update, got {shown}"
+                f"{path}:{number}: expected the metrics of an update, got {shown}"
             )
     return header, rows, f"{path}:{len(lines) + 1}" if unfinished else ""
 
@@ -250,7 +244,7 @@ def truncate(
     first = stored if header is None else header
     lines = [{files.FORMAT_KEY: files.FORMAT, **first}, *kept]
     content = b"".join(map(_to_line, lines))
-    files.write_atomically(path, lambda file: file.write(content))
+    files.write_file(path, content)
     return notes
 
 
@@ -333,8 +327,7 @@ def _open_csv(
         writer = csv.DictWriter(text, dict.fromkeys(("update", *names)))
         writer.writeheader()
         writer.writerows(json.loads(_to_line(line)) for line in lines)
-        content = text.getvalue().encode()
-        files.write_atomically(path, lambda file: file.write(content))
+        files.write_file(path, text.getvalue())
 
     stack.callback(write)
     return lines.append

@@ -185,7 +185,7 @@ def export(
             names += ["is_first", *(f"memory_{x}" for x in tree.paths(memory))]
         names = [name.replace(".", "_") for name in names]
         content = _to_bytes(module, inputs, names, format)
-    files.write_atomically(Path(path), lambda file: file.write(content))
+    files.write_file(Path(path), content)
     return tuple(names)
 
 

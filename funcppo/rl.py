@@ -237,7 +237,7 @@ def read_config(folder: Path) -> RLConfig:
         raise ValueError(
             f"{folder}: expected a folder that `funcppo rl` wrote, got another or none"
         )
-    raw = files.parse_object(path, path.read_bytes())
+    raw = files.read_object(path)
     files.check_format(path, raw.pop(files.FORMAT_KEY, None))
     try:
         if isinstance(raw.get("hidden"), list):
@@ -256,7 +256,7 @@ def is_rl_run(folder: Path) -> bool:
     path = folder / CONFIG_FILE
     if not path.is_file():
         return False
-    return "env" in files.parse_object(path, path.read_bytes())
+    return "env" in files.read_object(path)
 
 
 def seeds_of(config: RLConfig) -> tuple[int, ...]:

@@ -473,9 +473,7 @@ def write_json(destination: str | None, value: JsonObject) -> None:
     if destination == "-":
         write_output(text)
         return
-    files.write_atomically(
-        Path(destination), lambda file: file.write(text.encode())
-    )
+    files.write_file(Path(destination), text)
 
 
 # How a file begins that the option may replace: what it has written itself.
@@ -590,9 +588,7 @@ def _check_output_folder(folder: OutputFolder, inputs: Sequence[Path]) -> None:
 
     present = sorted(path.iterdir()) if path.is_dir() else []
     marker = path / names[0]
-    if marker in present and (
-        not key or key in files.parse_object(marker, marker.read_bytes())
-    ):
+    if marker in present and (not key or key in files.read_object(marker)):
         return
     own = (*names[1:], "run.lock")
     foreign = [x for x in present if x.name not in own and x.suffix != ".part"]

@@ -39,7 +39,12 @@ from funcppo.cli.options import (
 from funcppo.core.host import Deadline
 from funcppo.core.settings import PositiveFloat, PositiveInt, Size
 from funcppo.kg.graph import loaders
-from funcppo.kg.graph.dataset import SPLITS, Dataset, describe
+from funcppo.kg.graph.dataset import (
+    SPLITS,
+    Dataset,
+    StoredParts,
+    describe,
+)
 from funcppo.kg.graph.rules import check_horn
 from funcppo.kg.graph.text import escape_unprintable
 from funcppo.kg.graph.triples import DEFAULT_CONFIG
@@ -377,39 +382,11 @@ def _with_counts(
     # Rules with conditions are not counted.
     if not len(dataset.rules) or dataset.rules[:, :, 0].min() < 0:
         return dataset
+    from funcppo.kg.search.task import with_rule_counts
 
-    import torch
-
-    from funcppo.kg.logic import kb
-    from funcppo.kg.logic.fixpoint import count_rules
-    from funcppo.kg.logic.joins import RowBudget
-    from funcppo.kg.search.task import (
-        MAX_EXACT_HEADS,
-        MAX_EXACT_ROWS,
-        as_counts,
-    )
-
-    on_phase("counting rules")
-    built, sizes = kb.build(
-        dataset.facts,
-        dataset.rules,
-        n_constants=dataset.n_constants,
-        n_predicates=dataset.n_predicates,
-        tables=tables,
-    )
-    sampled: set[int] = set()
-    counts = count_rules(
-        built,
-        sizes,
-        known=as_counts(dataset.rule_counts),
-        budget=RowBudget(MAX_EXACT_ROWS, max_held=MAX_EXACT_HEADS),
-        sampled_rules=sampled,
-        progress=lambda done, total: on_phase("counting rules", done, total),
-    )
-    # Estimates are not kept as counts.
-    exact = torch.stack(counts, dim=1)
-    exact[sorted(sampled)] = -1
-    return dataclasses.replace(dataset, rule_counts=exact.numpy())
+    stored = StoredParts(dataset=dataset, fact_tables=tables)
+    indexed = dataclasses.replace(dataset, stored=stored)
+    return with_rule_counts(indexed, on_phase, with_estimates=False)[0]
 
 
 # -- printing

@@ -50,8 +50,7 @@ from funcppo.cli.options import (
     OptionalFile,
     ScoreOptions,
 )
-from funcppo.core.files import shorten
-from funcppo.core.settings import PositiveInt, Seed
+from funcppo.core.settings import PositiveInt, Range, Seed
 from funcppo.kg.config import Note, read_config
 from funcppo.kg.graph.triples import DEFAULT_CONFIG
 from funcppo.runtime import distributed
@@ -112,7 +111,9 @@ class Evaluate(ScoreOptions):
     holes: Literal["entity", "relation"] = "entity"
     """What is asked of each triple: head and tail among entities, or the relation of the pair among all relations, by
     the probabilities of `funcppo score`."""
-    negatives: Annotated[str, Opt("all|N")] = "all"
+    negatives: Annotated[
+        Literal["all"] | Annotated[int, Range(1, 999_999_999)], Opt("all|N")
+    ] = "all"
     """Candidates of each query and side: all entities, or N sampled corruptions."""
     score: str = "auto"
     """Score of a candidate. For a run: evidence if it learnt from questions; success or best-proof if from
@@ -255,7 +256,7 @@ class Evaluate(ScoreOptions):
           limits: closed when the queries are ranked.
           is_over: whether --seconds is.
         """
-        from funcppo.core.files import write_atomically
+        from funcppo.core.files import write_file
         from funcppo.kg.ranking.evaluate import format_rankings
 
         records, n_left, interrupt = self._rank_left(setup, screen)
@@ -275,9 +276,7 @@ class Evaluate(ScoreOptions):
         if self.out is not None:
             dataset, split = setup.evaluator.task.dataset, self.split_of(setup)
             text = format_rankings(records, dataset, split)
-            write_atomically(
-                Path(self.out), lambda file: file.write(text.encode())
-            )
+            write_file(Path(self.out), text)
         result = self._summarise(setup, records)
         if setup.relations is not None:
             result["accuracy"] = result["hits@1"]
@@ -567,7 +566,7 @@ class Evaluate(ScoreOptions):
             "score": setup.score,
             "split": self.split,
             "holes": self.holes,
-            "negatives": self.negatives,
+            "negatives": str(self.negatives),
             "height": task.max_height,
             "dataset": task.dataset.name,
             **stats,
@@ -709,7 +708,8 @@ def prepare_evaluation(
     from funcppo.runtime import memory
 
     select_device(options.device)
-    n_negatives = _parse_negatives(options.negatives)
+    negatives = options.negatives
+    n_negatives = None if negatives == "all" else negatives
     max_bytes = memory_limit(options.memory, options.device)
     subject = options.open_subject(on_phase)
     task, run = subject.task, subject.policy_run
@@ -748,17 +748,6 @@ def prepare_evaluation(
     if run is not None and run.questions is None:
         _prepare_search(options, setup, run)
     return setup
-
-
-def _parse_negatives(text: str) -> int | None:
-    """Parse the number of corruptions per query and argument position; None stands for all entities."""
-    if text == "all":
-        return None
-    if re.fullmatch("[0-9]{1,9}", text) is None or int(text) < 1:
-        raise ValueError(
-            f"--negatives: expected all, or a number from 1 to 999999999, got {shorten(text)}"
-        )
-    return int(text)
 
 
 def _make_prover(subject: Subject) -> ProofFinder:

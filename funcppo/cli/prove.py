@@ -8,6 +8,7 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar, TypeAlias
 
@@ -37,8 +38,8 @@ from funcppo.kg.graph.dataset import Dataset
 from funcppo.kg.graph.rules import (
     Query,
     comparison_tests,
+    describe_failures,
     format_atom,
-    format_rule,
     proof_names,
     read_query,
 )
@@ -271,8 +272,13 @@ class Prove(TargetOptions):
             failed, n_matching = prove.failed_rules(
                 found.answers, atom, n_rules=0 if self.height == 0 else 5
             )
-        result["failed_rules"] = _describe_failures(dataset, failed)
-        result |= self._extent(found.answers)
+        described = partial(
+            describe_failures, rules=failed, key="unsatisfied_goals"
+        )
+        result |= {
+            "failed_rules": described(dataset),
+            **self._extent(found.answers),
+        }
 
         formats = proof_names(shown)[:2]
         told = result | {"query": formats[0](np.array(atom))}
@@ -287,7 +293,7 @@ class Prove(TargetOptions):
             text = "".join(proof.to_dot(x, *formats) for x in drawn)
             return result, text or "digraph proof {\n}\n"
         if not best and not found.is_fact and found.answers.complete:
-            told |= {"failed_rules": _describe_failures(shown, failed)}
+            told |= {"failed_rules": described(shown)}
             lines = _explain_refutation(told, n_matching, dataset)
         return result, "\n".join([_headline(told, n_matching), *lines])
 
@@ -393,22 +399,6 @@ class Prove(TargetOptions):
         table = torch.tensor(atoms).view(-1, len(query))
         values = answerer.score(table, 1 + variables.index(True))
         return answerer.subject.score.name, dict(zip(atoms, values))
-
-
-def _describe_failures(
-    dataset: Dataset, failed: Sequence[tuple[int, Sequence[Atom]]]
-) -> list[JsonObject]:
-    """Return as JSON values the rules that match a query, each with its goals that nothing satisfies."""
-    return [
-        {
-            "rule": rule,
-            "rule_text": format_rule(dataset, dataset.rules[rule]),
-            "unsatisfied_goals": [
-                format_atom(dataset, np.array(goal)) for goal in goals
-            ],
-        }
-        for rule, goals in failed
-    ]
 
 
 def _describe_verdict(

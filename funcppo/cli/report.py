@@ -71,7 +71,7 @@ class Report:
             raise ValueError(
                 f"--out {self.out}: expected a name that ends in .svg or .png"
             )
-        from funcppo.core.files import write_atomically
+        from funcppo.core.files import write_file
         from funcppo.kg.show import report
 
         report.check_packages()
@@ -81,12 +81,12 @@ class Report:
         measured = self._measure()
         if self.plot is None:
             page, tables = report.render(measured)
-            content = page.encode()
+            content = page
         else:
             figure, tables = report.draw(self.plot, measured)
             to_file = report.to_png if suffix == ".png" else report.to_svg
             content = to_file(figure)
-        write_atomically(Path(self.out), lambda file: file.write(content))
+        write_file(Path(self.out), content)
         found = {"run": self.run_folder, "out": self.out, "plot": self.plot}
         write_json(self.json, {**found, "tables": report.to_json(tables)})
         if self.json != "-":

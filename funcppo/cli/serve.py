@@ -15,7 +15,7 @@ from funcppo.cli.common import (
     write_json,
 )
 from funcppo.cli.options import HIDDEN, ScoreOptions
-from funcppo.core.files import parse_object
+from funcppo.core.files import read_object
 from funcppo.core.host import import_extra
 from funcppo.core.settings import Port, PositiveFloat
 from funcppo.kg.config import RESULTS_FILE
@@ -84,7 +84,7 @@ class Serve(ScoreOptions):
 
         path = Path(self.target) / RESULTS_FILE
         is_finished = self.is_run and path.is_file()
-        results = parse_object(path, path.read_bytes()) if is_finished else None
+        results = read_object(path) if is_finished else None
         explorer = Explorer(answerer, results)
         site = Site(explorer, self.request_seconds)
         workers = (site.worker, site.lookups)

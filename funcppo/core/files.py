@@ -54,6 +54,19 @@ def write_atomically(
             _write_and_rename(path.resolve(), write, previous, durable)
 
 
+def write_file(
+    path: Path, content: str | bytes, *, durable: bool = True
+) -> None:
+    """Write a text, as UTF-8, or bytes to a file by `write_atomically`."""
+    data = content.encode() if isinstance(content, str) else content
+    write_atomically(path, lambda file: file.write(data), durable=durable)
+
+
+def read_object(path: Path) -> Json:
+    """Read the JSON object of a file; raises as `parse_object` does."""
+    return parse_object(path, path.read_bytes())
+
+
 @contextmanager
 def named_errors(path: Path) -> Generator[None, None, None]:
     """Add the file's name to system errors that name none, such as a full disk."""
@@ -315,13 +328,13 @@ def open_log(
         n_dropped = 0
         if resume and path.is_file() and path.stat().st_size:
             check_settings(settings_file, settings, path)
-            lines, rest = _read_lines(path, parse)
+            lines, rest = read_lines(path, parse)
             records = select(lines)
             n_dropped = len(lines) - len(records) + bool(rest)
 
         # A device or a pipe is written to as it is.
         if path.is_file() or not path.exists():
-            write_atomically(path, lambda file: file.write(_to_lines(records)))
+            write_file(path, _to_lines(records))
             write_settings(settings_file, settings)
         return RecordLog(
             path=path,
@@ -380,7 +393,7 @@ def read_records(path: Path, parse: ParseFn = parse_object) -> list[Record]:
     Raises:
       ValueError: a line, which the message names, is no record.
     """
-    records, _ = _read_lines(path, parse)
+    records, _ = read_lines(path, parse)
     return records
 
 
@@ -397,8 +410,7 @@ def part_path(path: Path) -> Path:
 def write_settings(path: Path, settings: Settings) -> None:
     """Write the settings of a file of records to a separate path."""
     text = json.dumps(settings, indent=2, ensure_ascii=False) + "\n"
-    text = escape_unprintable(text)
-    write_atomically(path, lambda file: file.write(text.encode()))
+    write_file(path, escape_unprintable(text))
 
 
 def read_settings(path: Path, records_path: Path, version: int) -> Settings:
@@ -415,7 +427,7 @@ def read_settings(path: Path, records_path: Path, version: int) -> Settings:
         raise ValueError(
             f"{path}: expected the settings that {records_path.name} was made with, got no file"
         )
-    settings = parse_object(path, path.read_bytes())
+    settings = read_object(path)
     found = settings.pop(FORMAT_KEY, 1)
     if found != version:
         raise ValueError(
@@ -451,7 +463,9 @@ def _sync(log: RecordLog) -> None:
     log.sync_time = time.monotonic()
 
 
-def _read_lines(path: Path, parse: ParseFn) -> tuple[list[Record], bytes]:
+def read_lines(
+    path: Path, parse: ParseFn = parse_object
+) -> tuple[list[Record], bytes]:
     """Read the records of a file, and the bytes after its last line break."""
     *lines, rest = path.read_bytes().split(b"\n")
     records = [

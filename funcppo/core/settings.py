@@ -391,9 +391,7 @@ def write_config(run_config: Any, folder: Path) -> None:
     contents = {files.FORMAT_KEY: files.FORMAT}
     contents |= dataclasses.asdict(run_config)
     text = json.dumps(contents, indent=2) + "\n"
-    files.write_atomically(
-        folder / CONFIG_FILE, lambda file: file.write(text.encode())
-    )
+    files.write_file(folder / CONFIG_FILE, text)
 
 
 def parse_yaml(path: Path, text: bytes) -> Json:

@@ -32,7 +32,7 @@ from funcppo.core.files import (
     Json,
     escape_unprintable,
     shorten,
-    write_atomically,
+    write_file,
 )
 from funcppo.core.host import Deadline
 from funcppo.core.types import F64, I32, I64, Bool
@@ -1236,11 +1236,11 @@ def write_records(path: Path, text: str, columns: Sequence[str]) -> None:
     Raises:
       ValueError: DuckDB, which writes Parquet, is not installed.
     """
-    content = text.encode()
+    content = text
     if path.suffix == ".parquet":
         types = {name: _COLUMN_TYPES.get(name, "VARCHAR") for name in columns}
         content = format_parquet(text, types)
-    write_atomically(path, lambda file: file.write(content))
+    write_file(path, content)
 
 
 # -- what a run finds

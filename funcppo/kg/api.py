@@ -26,7 +26,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any, Literal, Unpack
 
 import numpy as np
 import torch
@@ -538,7 +538,10 @@ class Knowledge:
 
     @checks_arguments
     def prove(
-        self, query: str, proofs: int = 1, height: PositiveInt | None = None
+        self,
+        query: str,
+        proofs: PositiveInt = 1,
+        height: PositiveInt | None = None,
     ) -> ProofResult:
         """Prove an atom from other facts, up to a height.
 
@@ -555,10 +558,6 @@ class Knowledge:
         Raises:
           ValueError: a name is unknown, there is a variable, or `proofs` is below 1.
         """
-        if proofs < 1:
-            raise ValueError(
-                f"proofs: expected a number from 1 on, got {proofs}"
-            )
         atom = self._read_atom(query)
         task = self._subject.task
         task = dataclasses.replace(task, max_height=height or task.max_height)
@@ -581,7 +580,9 @@ class Knowledge:
         )
 
     @checks_arguments
-    def explain(self, query: str, side: str = "tail") -> AnswerProof:
+    def explain(
+        self, query: str, side: Literal["head", "tail"] = "tail"
+    ) -> AnswerProof:
         """Explain the score of an atom: return its proof and, of a run that weighs evidence, the evidence.
 
             print("\\n".join(run.explain("locatedIn(france, europe)").to_lines()))
@@ -593,8 +594,6 @@ class Knowledge:
         Raises:
           ValueError: a name is unknown, there is a variable, or another side.
         """
-        if side not in ("head", "tail"):
-            raise ValueError(f"side: expected head or tail, got {side!r}")
         atom = self._read_atom(query)
         if self.dataset.arities[int(atom[0]) - 1] != TAIL:
             raise ValueError(f"query {query!r}: expected two arguments")
@@ -622,7 +621,7 @@ class Knowledge:
         return self._scorer.score(to_triples(triples))
 
     @checks_arguments
-    def evaluate(self, split: str = "test") -> Evaluation:
+    def evaluate(self, split: Literal["test", "valid"] = "test") -> Evaluation:
         """Rank a split against all entities, filtered and on both sides; return the metrics of `funcppo evaluate`.
 
             run.evaluate("test")["mrr"]
@@ -633,8 +632,6 @@ class Knowledge:
         Raises:
           ValueError: another split, an empty one, or a query of it that cannot be ranked.
         """
-        if split not in ("test", "valid"):
-            raise ValueError(f"split: expected test or valid, got {split!r}")
         task = self._subject.task
         queries: np.ndarray = getattr(self.dataset, split)
         if not len(queries):

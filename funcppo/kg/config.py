@@ -481,7 +481,7 @@ def read_config(folder: Path) -> RunConfig:
         raise ValueError(
             f"{folder}: expected a folder that `funcppo train` wrote, got {found}"
         )
-    raw = files.parse_object(path, path.read_bytes())
+    raw = files.read_object(path)
     files.check_format(path, raw.pop(files.FORMAT_KEY, None))
     try:
         return from_json(RunConfig, raw, prefix="")

@@ -42,7 +42,7 @@ import torch
 from torch import Tensor
 
 from funcppo.core import tree
-from funcppo.core.files import write_atomically
+from funcppo.core.files import write_file
 from funcppo.core.settings import as_compiled
 from funcppo.runtime import distributed
 from funcppo.runtime.distributed import error_line
@@ -400,11 +400,7 @@ def _save_code(path: Path, code: Any, globals_read: dict[str, str]) -> str:
         sources = {name: _source_digest(name) for name in names}
         text = json.dumps({"globals": globals_read, "sources": sources})
         code.save_compiled_function(str(path))
-        write_atomically(
-            path.with_suffix(".json"),
-            lambda file: file.write(text.encode()),
-            durable=False,
-        )
+        write_file(path.with_suffix(".json"), text, durable=False)
     except UncachedError as error:
         return str(error)
     except Exception as error:

@@ -92,8 +92,8 @@ def test_every_score_ranks(trained, programs, score):
 @pytest.mark.parametrize(
     ("args", "line"),
     [
-        ("{run} --negatives -3", "--negatives: expected all, or a number"),
-        ("{run} --negatives some", "...a number ... got 'some'"),
+        ("{run} --negatives -3", "--negatives: expected all or 1 to"),
+        ("{run} --negatives some", "all or an integer, got 'some'"),
         ("{s1} --score exists@0", "'exists@0': expected exists@H (1 if deriv"),
         ("{s1} --score success", "'success': exp...a trained run has others"),
         ("{run} --score loud", "success, best-proof, exists@H"),

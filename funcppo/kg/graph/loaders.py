@@ -20,15 +20,19 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
-from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from funcppo.core import host
-from funcppo.core.files import remove_stale_parts, shorten, write_atomically
+from funcppo.core.files import (
+    remove_stale_parts,
+    shorten,
+    write_atomically,
+    write_file,
+)
 from funcppo.core.host import import_extra
 from funcppo.core.settings import FieldError
 from funcppo.kg.graph.dataset import (
@@ -780,14 +784,9 @@ def write_splits(dataset: Dataset, path: str) -> list[Path]:
         file = Path(path.replace("{split}", split))
         content = format_triples(rows, file.name)
         file.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(file, partial(_write_content, content))
+        write_file(file, content)
         paths.append(file)
     return paths
-
-
-def _write_content(content: bytes, file: IO[bytes]) -> None:
-    """Write the content of a file."""
-    file.write(content)
 
 
 def format_triples(rows: Sequence[Triple], name: str) -> bytes:

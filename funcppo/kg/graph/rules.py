@@ -49,7 +49,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from funcppo.core.files import shorten
+from funcppo.core.files import Json, shorten
 from funcppo.kg.graph.dataset import (
     OPERATORS,
     Dataset,
@@ -631,6 +631,22 @@ def format_rule(dataset: Dataset, rule: np.ndarray) -> str:
     """Format a rule's ids as in a weighted rule file: `h(X, Y) :- b(X, Z), c(Z, Y)`."""
     head, *body = [format_atom(dataset, atom) for atom in rule if atom[0]]
     return f"{head} :- {', '.join(body)}"
+
+
+def describe_failures(
+    dataset: Dataset,
+    rules: Sequence[tuple[int, Sequence[Sequence[int]]]],
+    key: str,
+) -> list[Json]:
+    """Return as JSON values the rules that match an atom, each with its goals that nothing satisfies under a key."""
+    return [
+        {
+            "rule": rule,
+            "rule_text": format_rule(dataset, dataset.rules[rule]),
+            key: [format_atom(dataset, goal) for goal in goals],
+        }
+        for rule, goals in rules
+    ]
 
 
 def comparison_tests(

@@ -579,7 +579,7 @@ def compare_proof_file(path: Path, dataset: Dataset) -> Comparison:
       ValueError: the file is no JSON object, or holds no proof.
     """
     start = time.monotonic()
-    settings = files.parse_object(path, path.read_bytes())
+    settings = files.read_object(path)
     holders = list(_iter_holders(settings))
     if not holders:
         raise ValueError(

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from funcppo.core.files import write_atomically
+from funcppo.core.files import write_file
 from funcppo.kg.graph.dataset import (
     Dataset,
     facts_digest,
@@ -175,7 +175,7 @@ def write_rule_file(
       OSError: the file cannot be written; a former file of that name stays.
     """
     text = format_rule_table(dataset, counts, file_format)
-    write_atomically(path, lambda file: file.write(text.encode()))
+    write_file(path, text)
 
 
 def get_or_mine_rules(
@@ -225,7 +225,7 @@ def get_or_mine_rules(
         raise ValueError(no_rules_message(dataset.name, cfg))
     # The notes first, so that a rule file is never without them.
     text = json.dumps(mined.result.notes)
-    write_atomically(_notes_path(path), lambda file: file.write(text.encode()))
+    write_file(_notes_path(path), text)
     write_rule_file(path, mined.dataset, mined.statistics, "tsv")
     return RuleFile(
         path,

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from funcppo.core.files import write_atomically
+from funcppo.core.files import write_file
 from funcppo.core.host import import_extra
 from funcppo.runtime import capture, memory
 from funcppo.runtime.capture import CapturedStep
@@ -422,7 +422,7 @@ class Exporter:
         text = generate_latest(self.telemetry.registry)
         # Readers see a whole file; these numbers need not outlive a power failure.
         try:
-            write_atomically(file, lambda out: out.write(text), durable=False)
+            write_file(file, text, durable=False)
             self._is_written = self._was_written = True
         except OSError as error:
             # not the temporary file beside it

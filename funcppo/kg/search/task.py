@@ -202,7 +202,7 @@ def build_task(
         (counts, [])
         if counts
         else _count_rules(
-            dataset, settings.object_identity, kb, sizes, on_phase
+            dataset, settings.object_identity, kb, sizes, on_phase, set()
         )
     )
     kb = with_confidence(kb, counts, settings.smoothing)
@@ -274,17 +274,27 @@ def with_rule_counts(
     dataset: Dataset,
     on_phase: PhaseCallback = ignore_phase,
     deadline: Deadline = NO_DEADLINE,
+    *,
+    with_estimates: bool = True,
 ) -> tuple[Dataset, list[str]]:
-    """Return the data set with the counts of all its rules without object identity, and notes on estimates."""
+    """Return the data set with the counts of all its rules without object identity, and notes on estimates.
+
+    Args:
+      with_estimates: estimates are counts too; else the counts of these rules are -1.
+    """
     known = dataset.rule_counts
     if known is not None and (known >= 0).all():
         return dataset, []
     on_phase(COUNTING)
     kb, sizes = kbase.from_dataset(dataset)
-    counts, notes = _count_rules(dataset, False, kb, sizes, on_phase, deadline)
-    return replace(
-        dataset, rule_counts=torch.stack(counts, dim=1).numpy()
-    ), notes
+    sampled: set[int] = set()
+    counts, notes = _count_rules(
+        dataset, False, kb, sizes, on_phase, sampled, deadline
+    )
+    table = torch.stack(counts, dim=1).numpy()
+    if not with_estimates:
+        table[sorted(sampled)] = -1
+    return replace(dataset, rule_counts=table), notes
 
 
 def _count_rules(
@@ -293,14 +303,15 @@ def _count_rules(
     kb: KnowledgeBase,
     sizes: KBSizes,
     on_phase: PhaseCallback,
+    sampled: set[int],
     deadline: Deadline = NO_DEADLINE,
 ) -> tuple[RuleCounts, list[str]]:
     """Return the counts of all rules, and a note if some of them are estimates.
 
     Args:
+      sampled: receives the rules whose counts are estimates.
       deadline: of the estimates; what is not counted in half of the time is estimated.
     """
-    sampled: set[int] = set()
     budget = RowBudget(
         MAX_EXACT_ROWS, max_held=MAX_EXACT_HEADS, deadline=deadline.share(0.5)
     )

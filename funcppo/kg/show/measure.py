@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 from torch import Tensor
 
 from funcppo import logs
@@ -23,7 +22,11 @@ from funcppo.kg.answers import (
     format_query,
 )
 from funcppo.kg.config import RESULTS_FILE, RunConfig
-from funcppo.kg.graph.rules import format_atom, format_rule
+from funcppo.kg.graph.rules import (
+    describe_failures,
+    format_atom,
+    format_rule,
+)
 from funcppo.kg.logic import prove
 from funcppo.kg.logic.fixpoint import Verdict
 from funcppo.kg.logic.kb import HEAD, TAIL
@@ -234,7 +237,7 @@ def _read_files(
         notes.append(f"{METRICS_FILE} is missing: there are no learning curves")
     path = folder / RESULTS_FILE
     if path.is_file():
-        results = files.parse_object(path, path.read_bytes())
+        results = files.read_object(path)
     else:
         notes.append(
             f"{RESULTS_FILE} is missing: times and versions of the training are not known"
@@ -335,16 +338,8 @@ def explain_failure(task: ProverTask, atom: Tensor) -> Json:
 
     failed = prove.failed_rules(found.answers, tuple(atom.tolist()), n_rules=5)
     dataset = task.dataset.shown
-    rules = [
-        {
-            "rule": rule,
-            "rule_text": format_rule(dataset, dataset.rules[rule]),
-            "goals": [format_atom(dataset, np.array(goal)) for goal in goals],
-        }
-        for rule, goals in failed.rules
-    ]
     return failure | {
         "verdict": found.verdict,
-        "failed_rules": rules,
+        "failed_rules": describe_failures(dataset, failed.rules, "goals"),
         "n_matching_rules": failed.n_matching,
     }
