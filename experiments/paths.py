@@ -21,6 +21,5 @@ MATRIX_DOCUMENTS = (INVESTIGATION, MATRIX_TABLES)
 def make_parser(doc: str | None) -> argparse.ArgumentParser:
     """A parser of options whose help is the text of a program as it stands."""
     return argparse.ArgumentParser(
-        description=doc,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
     )

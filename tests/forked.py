@@ -16,7 +16,7 @@ PRELOADED = ["torch", "torch._dynamo"]
 
 
 class Ended(NamedTuple):
-    """A script that has ended."""
+    """A script or another process that has ended."""
 
     status: int  # negative: the signal that killed it
     out: str

@@ -150,20 +150,27 @@ def all_answers(
 _QUIET = ":- style_check(-discontiguous).\n:- style_check(-singleton).\n"
 
 
+def run(goal: str, *files: Path) -> tuple[str, str]:
+    """What a goal prints on standard output, and as errors."""
+    done = subprocess.run(
+        ["swipl", "-q", "-g", goal, "-t", "halt", *map(str, files)],
+        capture_output=True,
+        encoding="utf-8",
+        timeout=300,
+        env={**os.environ, "LANG": "C.UTF-8"},
+    )
+    assert done.returncode == 0, done.stderr[:2000]
+    return done.stdout, done.stderr
+
+
 def _run(lines: list[str]) -> list[str]:
     """What `main` of a program prints."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "program.pl"
         path.write_text(_QUIET + "\n".join(lines) + "\n", encoding="utf-8")
-        done = subprocess.run(
-            ["swipl", "-q", "-g", "main", str(path)],
-            capture_output=True,
-            encoding="utf-8",
-            timeout=300,
-            env={**os.environ, "LANG": "C.UTF-8"},
-        )
-    assert done.returncode == 0 and not done.stderr, done.stderr[:2000]
-    return done.stdout.splitlines()
+        out, errors = run("main", path)
+    assert not errors, errors[:2000]
+    return out.splitlines()
 
 
 def _plain(atom: Atom, program: Program) -> str:

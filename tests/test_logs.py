@@ -221,10 +221,7 @@ def test_a_run_of_mlflow_goes_on_under_its_id(tmp_path, monkeypatch):
         ]
         for name in run.data.metrics
     }
-    assert found == {
-        "valid_metric": [(0, 0.25), (2, 0.5)],
-        "loss": [(1, 1.5)],
-    }
+    assert found == {"valid_metric": [(0, 0.25), (2, 0.5)], "loss": [(1, 1.5)]}
     line = r"log: expected a place for MLflow"
     with pytest.raises(FieldError, match=line):
         write(tmp_path, [{"update": 1, "hits@1": 0.5}], ["mlflow"])

@@ -58,13 +58,7 @@ WORK = {
     "64 learners": (4, 64),
     "1024 learners": (4, 1024),
 }
-MODES = (
-    "captured",
-    "compiled",
-    "eager-graph",
-    "forward",
-    "eager",
-)
+MODES = ("captured", "compiled", "eager-graph", "forward", "eager")
 N_STEPS = 128
 N_MINIBATCHES = 4
 ppo_config = partial(

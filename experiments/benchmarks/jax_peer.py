@@ -69,10 +69,7 @@ class Batch(NamedTuple):
 
 
 def make_learner(
-    ppo: PPOConfig,
-    n_learners: int,
-    task: Task,
-    seed: int = 0,
+    ppo: PPOConfig, n_learners: int, task: Task, seed: int = 0
 ) -> tuple[State, Callable[[State], tuple[State, Any]]]:
     """A fresh state and the jitted iteration from it; of `n_learners` at once under vmap, or of one where that is 0."""
     keys = jax.random.split(jax.random.key(seed), max(n_learners, 1))
@@ -124,9 +121,7 @@ def init_network(
 
 
 def apply(
-    network: Network,
-    x: Array,
-    activation: Callable[[Array], Array] = jnp.tanh,
+    network: Network, x: Array, activation: Callable[[Array], Array] = jnp.tanh
 ) -> Array:
     """The output of the actor or the critic."""
     for weight, bias in network[:-1]:

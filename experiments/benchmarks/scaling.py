@@ -148,11 +148,7 @@ def start_cell(
     command += ["--cell", *map(str, cell), str(n_shards)]
     with gate.with_suffix(".err").open("w") as errors:
         return subprocess.Popen(
-            command,
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            text=True,
-            cwd=ROOT,
+            command, stdout=subprocess.PIPE, stderr=errors, text=True, cwd=ROOT
         )
 
 

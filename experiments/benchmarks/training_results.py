@@ -79,7 +79,7 @@ GIVEN = {
     ),
     "family": Options(
         f"{HEIGHT_2} --set score=best-proof --set n_validations=4 "
-        f"--set n_validation_queries=300 {HARD}=0.5 --set ppo.entropy_coef=0.3",
+        f"--set n_validation_queries=300 {HARD}=0.5 --set ppo.entropy_coef=0.3"
     ),
     "family, height 1": Options(
         f"{HEIGHT_1} {HARD}=1 --set ppo.entropy_coef=1"
@@ -100,10 +100,7 @@ GIVEN = {
         MANY_RULES, rules="fb15k-237/rules_rnnlogic_top.tsv.gz"
     ),
 }
-TABLES = {
-    "levels": ("levels", LEVELS),
-    "given": ("given_rules", GIVEN),
-}
+TABLES = {"levels": ("levels", LEVELS), "given": ("given_rules", GIVEN)}
 UNTRAINED_SCORES = ("exists", "max-confidence", "noisy-or")
 
 
@@ -204,11 +201,7 @@ def prepare(
 
 
 def train(
-    name: str,
-    target: str,
-    seed: int,
-    is_frozen: bool,
-    options: list[str],
+    name: str, target: str, seed: int, is_frozen: bool, options: list[str]
 ) -> Row:
     """Return the row of one training."""
     if is_frozen:
@@ -279,8 +272,7 @@ def call(words: list[str]) -> Cost:
     """
     start = time.perf_counter()
     process = subprocess.Popen(
-        [sys.executable, "-m", "funcppo", *words],
-        stdout=sys.stderr,
+        [sys.executable, "-m", "funcppo", *words], stdout=sys.stderr
     )
     _, status, usage = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)

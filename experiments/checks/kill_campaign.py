@@ -238,10 +238,7 @@ def start_work(
     work: Work, place: Path, n_processes: int, n_restarts: int = 0
 ) -> subprocess.Popen[str]:
     """Start a work, or let it go on with what is in a folder."""
-    paths = {
-        "out": str(place / "out"),
-        "data": str(place.parent / "data"),
-    }
+    paths = {"out": str(place / "out"), "data": str(place.parent / "data")}
     words = [word.format(**paths) for word in work.words]
     is_run = (place / "out" / "config.json").exists()
     if is_run or not work.name.startswith("train"):

@@ -20,13 +20,7 @@ from experiments.matrix.problem import (
     eager_step,
     heads,
 )
-from experiments.matrix.registry import (
-    Build,
-    Compiler,
-    Oracle,
-    Training,
-    way,
-)
+from experiments.matrix.registry import Build, Compiler, Oracle, Training, way
 from experiments.matrix.routes import EXPORTED, ONCE, exported, train_flat
 from experiments.matrix.steps import (
     LossModule,
@@ -177,12 +171,7 @@ def key_step(problem: Problem) -> Step:
     return step
 
 
-@way(
-    "I",
-    DROPOUT,
-    "a function of an explicit key",
-    oracle=trained_by(key_step),
-)
+@way("I", DROPOUT, "a function of an explicit key", oracle=trained_by(key_step))
 def key_dropout(problem: Problem, compiler: Compiler) -> Training:
     """Random numbers as a function of an argument: the same ones compiled, eager and captured."""
     return training(problem, compiler(key_step(problem)))
@@ -289,8 +278,7 @@ def join_group_of_one(problem: Problem) -> None:
 
 
 def wrapped(
-    problem: Problem,
-    wrap: Callable[[nn.Module], Callable[[Batch], Tensor]],
+    problem: Problem, wrap: Callable[[nn.Module], Callable[[Batch], Tensor]]
 ) -> Training:
     """The usual step, the loss of its policy in some wrapping of DDP."""
     join_group_of_one(problem)

@@ -285,8 +285,7 @@ def accumulated(problem: Problem, compiler: Compiler) -> Training:
     policy, optimizer = eager_with(problem, fused=True)
     loss = compiler(LossModule(policy))
     return module_training(
-        policy,
-        lambda batch: accumulate(policy, optimizer, loss, halves(batch)),
+        policy, lambda batch: accumulate(policy, optimizer, loss, halves(batch))
     )
 
 

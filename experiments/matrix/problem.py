@@ -86,11 +86,7 @@ def make(
         [_draw(p.shape, generator) * 0.3 for p in tree.leaves(_structure(net))],
     )
     return Problem(
-        cfg=Config(
-            ppo=ppo,
-            env=classic.cartpole(),
-            agent=agent,
-        ),
+        cfg=Config(ppo=ppo, env=classic.cartpole(), agent=agent),
         params=tree.map(cast, params),
         batches=tuple(
             tree.map(cast, _batch(generator)) for _ in range(BATCHES)

@@ -41,11 +41,7 @@ DECISIONS = (
         "capture the eager step as one CUDA graph, with a capturable optimizer",
         "0/eager, fused Adam",
     ),
-    (
-        "a loop over minibatches",
-        "compile its body once as a `scan`",
-        "E/scan",
-    ),
+    ("a loop over minibatches", "compile its body once as a `scan`", "E/scan"),
     (
         "several learners of one size",
         "`vmap` inside the compiled step",

@@ -6,7 +6,6 @@ import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 import torch
@@ -15,16 +14,9 @@ from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsa
 from funcppo import cli
 from funcppo.kg.run.telemetry import Telemetry
 from funcppo.runtime import distributed
+from tests.forked import Ended
 
 PORT_DIGITS = 5  # as many for every port, so that each process reads its own
-
-
-class Ended(NamedTuple):
-    """A process that has ended."""
-
-    status: int  # negative: the signal that killed it
-    out: str
-    err: str
 
 
 def run_processes(

@@ -34,6 +34,11 @@ SMALL = [*SIZES, "--set", "score=best-proof", "--learner", "proofs"]
 TRAINED = ["--steps", "128", "--strategy", "eager", *SMALL]
 
 
+# Rules that score alike in all programs, whatever valid says.
+BY_RULES = ["--height", "1", "--score", "noisy-or"]
+BY_RULES += settings("smoothing=5 object_identity=False")
+
+
 def funcppo(monkeypatch: pytest.MonkeyPatch, *args: object) -> int:
     """The exit status of a command line."""
     monkeypatch.setattr(sys, "argv", ["funcppo", *map(str, args)])

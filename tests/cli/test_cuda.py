@@ -25,13 +25,7 @@ def trained(request, tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    "how",
-    [
-        "",
-        "--score success",
-        "--negatives 20",
-        "--score max-confidence",
-    ],
+    "how", ["", "--score success", "--negatives 20", "--score max-confidence"]
 )
 def test_ranks_are_the_cpus_or_counted(programs, trained, tmp_path, how):
     ranks = []

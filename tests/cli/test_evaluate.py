@@ -18,6 +18,7 @@ from funcppo.kg.ranking import evaluate as evaluation
 from funcppo.kg.ranking import ranking
 from funcppo.kg.search.task import COUNTRIES_REGIONS
 from tests.cli.runner import (
+    BY_RULES,
     contains,
     funcppo,
     read_records,
@@ -40,11 +41,8 @@ def test_metrics_are_as_in_details_and_prometheus(trained, programs, tmp_path):
     fields = re.findall(r"`([\w@]+)`", FILES_PAGE.read_text())
     assert {"mrr", "hits@10", "row_steps"} < set(result) <= set(fields)
     lines = read_records(details)
-    expected = [
-        np.mean([1 / (x["n_better"] + 1 + i) for i in range(x["n_equal"] + 1)])
-        for x in lines
-    ]
-    assert result["mrr"] == pytest.approx(np.mean(expected), abs=1e-12)
+    expected = np.mean([line["reciprocal_rank"] for line in lines])
+    assert result["mrr"] == pytest.approx(expected, abs=1e-12)
     proved = [line for line in lines if line["status"] == "proved"]
     assert proved and all(
         0 < line["proof"]["nodes"][0]["probability"] <= 1 for line in proved
@@ -250,10 +248,8 @@ def test_a_named_split_known_and_candidates(graph, runs, programs, tmp_path):
     for name, text in files.items():
         paths[name].write_text(text)
 
-    rules = ["--height", 1, "--score", "noisy-or"]
-    rules += settings("smoothing=5 object_identity=False")
     try:
-        for target, options in ((graph, rules), (runs / "questions", ())):
+        for target, options in ((graph, BY_RULES), (runs / "questions", ())):
             asked = ("evaluate", target, *options)
             hard = (*asked, "--split", "test_hard")
             found = programs.json(*hard)
@@ -355,9 +351,7 @@ def test_rankings_are_written_and_judged(
 ):
     """What is written of rules and of a run, and another's file, have the metrics of an evaluation by Python sets."""
     names = ("mrr", "hits@10", "mrr_scored")
-    rules = ["--height", 1, "--score", "noisy-or"]
-    rules += settings("smoothing=5 object_identity=False")
-    for target, options in ((graph, rules), (runs / "questions", ())):
+    for target, options in ((graph, BY_RULES), (runs / "questions", ())):
         out = tmp_path / f"{target.name}.ranking"
         written = programs.json("evaluate", target, *options, "--out", out)
         found = programs.json("evaluate", graph, "--score", out)

@@ -15,6 +15,7 @@ from funcppo.core import files
 from funcppo.kg.graph import loaders
 from tests.cli.conftest import RULES
 from tests.cli.runner import (
+    BY_RULES,
     contains,
     funcppo,
     read_records,
@@ -362,8 +363,7 @@ def work(request, graph, tmp_path, programs, monkeypatch):
     monkeypatch.setattr(predict, "BATCH_SECONDS", 0.0)
     queries = tmp_path / "queries.txt"
     queries.write_text("\n".join(f"p(e{i}, X)" for i in range(14)))
-    args = [graph, "--height", "1", "--score", "noisy-or"]
-    args += settings("smoothing=5 object_identity=False")
+    args = [graph, *BY_RULES]
     option = getattr(request, "param", "--csv")
     args += NEW if option == "--out" else ["--queries", queries, "--known"]
     whole = tmp_path / "whole"

@@ -17,10 +17,9 @@ from funcppo.kg.graph import loaders
 from funcppo.kg.logic.kb import HEAD, TAIL
 from funcppo.kg.run.run import open_run
 from funcppo.kg.run.subject import run_subject
-from tests.cli.runner import read_records, settings, write_graph
+from tests.cli.runner import BY_RULES, read_records, settings, write_graph
 
-RULES = ["--set", "height=1", "--set", "score=noisy-or"]
-RULES += settings("smoothing=5 object_identity=False")
+RULES = settings("height=1 score=noisy-or smoothing=5 object_identity=False")
 
 
 def scored(programs, target, triples, *options):
@@ -40,11 +39,8 @@ def test_ranks_and_scores_are_those_of_evaluate(
     details, triples = tmp_path / "details.jsonl", tmp_path / "triples.tsv"
     triples.write_text((graph / "test.txt").read_text())
     words = ["evaluate", subject, "--details", details]
-    evaluate_options = settings("proofs=off")
-    if target == "graph":
-        evaluate_options += ["--height", 1, "--score", "noisy-or"]
-        evaluate_options += settings("smoothing=5 object_identity=False")
-    assert programs(*words, *evaluate_options) == 0
+    words += settings("proofs=off")
+    assert programs(*words, *(BY_RULES if target == "graph" else [])) == 0
     monkeypatch.setattr(answers, "CHUNK_TRIPLES", 7)
     rows = scored(programs, subject, triples, *options)
     records = read_records(details)

@@ -75,12 +75,6 @@ def with_space(base_class=Counter, **spaces):
     return type("Spaces", (base_class,), spaces)
 
 
-def counting():
-    """A learner of two counters."""
-    env = fp.envs.gymnasium(Counter)
-    return fp.ppo(env=env, network=NETWORK, n_envs=2, **SMALL)
-
-
 def keys(n, seed=0):
     return fp.random.split(fp.random.key(seed), n)
 
@@ -325,9 +319,8 @@ def test_spaces_within_spaces_are_tuples_of_tensors_side_by_side():
     env = fp.envs.gymnasium(Parts)
     assert env.spec.action_sizes == (2, 3, 2, 2, 2)
     assert env.spec.observation_size == 2 + 5 + 6 + 2
-    state = env.reset(env.cfg, None, keys(2))
     action = torch.tensor([[1, 2, 0, 1, 0], [0, 0, 1, 0, 1]])
-    state, timestep = env.step_functional(env.cfg, None, state, action, keys(2))
+    state, timestep = step(env, start(env, 2), action)
     assert timestep.reward.tolist() == [1021.0, 10100.0]
     place, one_hot, several, image = env.observe(env.cfg, None, state)
     assert place.tolist() == [[1.0, 9.0]] * 2
@@ -355,9 +348,8 @@ def test_floats_within_spaces_are_clipped_each_to_its_bounds():
             return np.float32(0), 0.0, action in space, False, {}
 
     env = fp.envs.gymnasium(Pair)
-    state = env.reset(env.cfg, None, keys(1))
     action = torch.tensor([[-1.0, 3.0, 2.0]])
-    _, timestep = env.step_functional(env.cfg, None, state, action, keys(1))
+    _, timestep = step(env, start(env, 1), action)
     assert timestep.terminated.all()
     assert [x.tolist() for x in made[0]] == [[0.0, 3.0], [1.0]]
 
@@ -593,7 +585,8 @@ def test_an_environment_that_cannot_be_made_is_named():
 
 
 def test_a_state_that_is_not_the_latest_is_refused():
-    ppo = counting()
+    env = fp.envs.gymnasium(Counter)
+    ppo = fp.ppo(env=env, network=NETWORK, n_envs=2, **SMALL)
     first = ppo.init(fp.random.key(0))
     second, _ = ppo.step(first)
     problem = r"^state: expected the one that the"

@@ -15,12 +15,7 @@ from examples import stage_data
 from funcppo.core import tree
 from funcppo.runtime import memory
 from funcppo.runtime.capture import capture
-from funcppo.runtime.memory import (
-    AsyncReadback,
-    prefetch,
-    to_device,
-    to_host,
-)
+from funcppo.runtime.memory import AsyncReadback, prefetch, to_device, to_host
 from tests.forked import printed_by
 from tests.learning import devices, on_gpu
 

@@ -1,9 +1,7 @@
 """Text: tokens, quoting as the inverse of unquoting, clauses, what Prolog has of its own, names of similar spelling."""
 
 import difflib
-import os
 import random
-import subprocess
 import unicodedata
 
 import pytest
@@ -44,12 +42,9 @@ has_prolog = pytest.mark.skipif(
 
 def ask_prolog(goal):
     """The words that SWI-Prolog prints for a goal."""
-    words = ["swipl", "-q", "-g", goal, "-t", "halt"]
-    options = {"capture_output": True, "text": True, "timeout": 60}
-    env = {**os.environ, "LANG": "C.UTF-8"}
-    done = subprocess.run(words, env=env, **options)
-    assert not done.stderr
-    return done.stdout.split()
+    out, errors = prolog.run(goal)
+    assert not errors
+    return out.split()
 
 
 # -- tokens

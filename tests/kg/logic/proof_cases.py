@@ -3,53 +3,33 @@
 import dataclasses
 import itertools
 import json
-from typing import NamedTuple
 
-import numpy as np
 from hypothesis import strategies as st
 
 from funcppo.kg.logic import kb, prove
 from funcppo.kg.logic.proof import Node, Proof, check_proof
 from tests import oracles
+from tests.oracles import Program
 
 
-class Program(NamedTuple):
-    """Facts and rules as plain Python values, and the size of atoms."""
-
-    facts: tuple
-    rules: tuple
-    n_constants: int
-
-    @property
-    def fact_set(self):
-        return {*self.facts}
-
-    def trace(self, root, choices):
-        """The proof of a root by the choices of a search."""
-        n_atoms = max(map(len, self.rules))
-        padding = (0,) * len(root)
-        rules = [[*r, *[padding] * (n_atoms - len(r))] for r in self.rules]
-        ids = {a[0] for atoms in (self.facts, *rules) for a in atoms}
-        base = kb.build(
-            np.array(self.facts),
-            np.array(rules),
-            n_constants=self.n_constants,
-            n_predicates=max(ids),
-        )
-        return prove.from_trace(prove.Clauses(*base), root, choices)
+def trace(program, root, choices):
+    """The proof of a root by the choices of a search."""
+    base = kb.build(**program.arrays())
+    return prove.from_trace(prove.Clauses(*base), root, choices)
 
 
 C = 3  # constants 1..3, variables from 4
 X, Y, Z, V = 4, 5, 6, 7
 
 
-def heights_and_derivations(facts, rules, n_constants):
+def heights_and_derivations(program):
     """Every derivable atom with its height and, above 0, the rule and body that give it: sets and all groundings."""
-    model = {fact: (0, None, None) for fact in facts}
+    model = {fact: (0, None, None) for fact in program.facts}
     for height in itertools.count(1):
         new = {}
-        for i, rule in enumerate(rules):
-            for theta in oracles.groundings(rule, set(model), n_constants):
+        for i, rule in enumerate(program.rules):
+            base = set(model), program.n_constants
+            for theta in oracles.groundings(rule, *base):
                 head, *body = (oracles.put(atom, theta) for atom in rule)
                 new.setdefault(head, (height, i, body))
         new = {a: how for a, how in new.items() if a not in model}
@@ -74,11 +54,11 @@ def programs(draw):
         predicate = draw(st.integers(1, 3))
         terms = [draw(st.sampled_from(bound)) for _ in range(2)]
         rules.append([(predicate, *terms), *body])
-    return Program(tuple(sorted(facts)), tuple(rules), C)
+    return Program(C, (2, 2, 2), tuple(sorted(facts)), tuple(rules))
 
 
 def checked(program, proof, max_height=None, leave_one_out=False, facts=None):
-    facts = program.fact_set if facts is None else facts
+    facts = {*program.facts} if facts is None else facts
     return check_proof(
         proof,
         facts,
@@ -112,10 +92,11 @@ NAMES = ["france", "germany", "europe"]
 
 
 COUNTRIES = Program(
+    C,
+    (2, 2),
     # neighborOf(france, germany), locatedIn(germany, europe)
     ((1, 1, 2), (2, 2, 3)),
     (((2, X, Y), (1, X, Z), (2, Z, Y)), ((1, X, Y), (1, Y, X))),
-    C,
 )
 
 
@@ -131,9 +112,7 @@ def format_rule(i):
 
 def proved_by_model(program):
     """Proofs of all derivable atoms with their heights."""
-    model = heights_and_derivations(
-        program.fact_set, program.rules, program.n_constants
-    )
+    model = heights_and_derivations(program)
     derive = lambda atom: model[atom][1:] if model[atom][0] else None
     return [
         (model[atom][0], modelled(program, derive, atom))

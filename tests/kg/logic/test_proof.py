@@ -22,7 +22,6 @@ from tests import sld
 from tests.kg.logic.proof_cases import (
     COUNTRIES,
     C,
-    Program,
     X,
     Y,
     Z,
@@ -34,8 +33,9 @@ from tests.kg.logic.proof_cases import (
     programs,
     proved_by_model,
     read_proof,
+    trace,
 )
-from tests.oracles import put
+from tests.oracles import Program, put
 
 # -- a worked example
 
@@ -43,7 +43,7 @@ from tests.oracles import put
 def of_france(by_rule=0.83, by_fact=0.5):
     """locatedIn(france, europe) by its neighbour, and the probabilities of the choices."""
     choices = [("rule", 0, by_rule), ("fact", 0, by_fact)]
-    return COUNTRIES.trace((2, 1, 3), choices)
+    return trace(COUNTRIES, (2, 1, 3), choices)
 
 
 def test_france_is_in_europe_because_germany_is():
@@ -103,7 +103,7 @@ def changes(program, node, at, n_nodes, other):
 def proves_the_same(program, nodes, node):
     """Whether a changed node is another instance of a rule, or another fact, that proves its goal after all."""
     if node.rule is None:
-        is_fact = node.goal in program.fact_set
+        is_fact = node.goal in program.facts
         return is_fact and not node.children and not node.substitution
     if not 0 <= node.rule < len(program.rules):
         return False
@@ -273,7 +273,7 @@ def test_a_fact_that_the_base_has_not_is_rejected(program, data):
     proof = data.draw(st.sampled_from(proofs))
     leaves = [node.goal for node in proof.nodes if node.rule is None]
     leaf = data.draw(st.sampled_from(leaves))
-    errors = checked(program, proof, facts=program.fact_set - {leaf})
+    errors = checked(program, proof, facts={*program.facts} - {leaf})
     assert errors and all(
         re.fullmatch(r"root(/\d)*: \[.*\] is not a fact", e) for e in errors
     )
@@ -290,7 +290,7 @@ def test_the_root_is_no_fact_of_its_own_proof(program):
     for _, proof in proved_by_model(program):
         root = proof.nodes[0].goal
         alone = Proof(nodes=(make_node(root),))
-        facts = program.fact_set | {root}
+        facts = {*program.facts, root}
         assert checked(program, alone, facts=facts) == []
         assert checked(program, alone, facts=facts, leave_one_out=True) != []
     leaf = make_node((1, 1, 2))
@@ -332,27 +332,23 @@ def chain(n):
     facts = [(1, k, k + 1) for k in range(1, n + 1)] + [(2, 1, 0)]
     v, w = n + 2, n + 3
     rule = ((2, v, 0), (1, w, v), (2, w, 0))
-    return Program(tuple(facts), (rule,), n + 1)
+    return Program(n + 1, (2, 1), tuple(facts), (rule,))
 
 
 def test_a_proof_thousands_deep_is_built_checked_written_and_read():
     n = 2000
     program = chain(n)
-    root = (2, n + 1, 0)
+    root, facts = (2, n + 1, 0), {*program.facts}
 
     def support(atom):
         k = atom[1] - 1
-        return (
-            None
-            if atom in program.fact_set
-            else (0, [(1, k, k + 1), (2, k, 0)])
-        )
+        return None if atom in facts else (0, [(1, k, k + 1), (2, k, 0)])
 
     by_model = modelled(program, support, root)
     choices = []
     for k in range(n - 1, -1, -1):
         choices += [("rule", 0, None), ("fact", k, None)]
-    by_trace = program.trace(root, choices)
+    by_trace = trace(program, root, choices)
     for proof in (by_model, by_trace):
         assert len(proof.nodes) == 2 * n + 1
         for height in (n - 1, n):
@@ -368,7 +364,7 @@ def test_a_proof_thousands_deep_is_built_checked_written_and_read():
 def test_a_subproof_used_often_is_stored_and_shown_once():
     """Doubling at every height: 2**60 leaves as a tree, 61 nodes here."""
     rules = [[(k + 1, X, X), (k, X, X), (k, X, X)] for k in range(1, 61)]
-    program = Program(((1, 1, 1),), rules, 1)
+    program = Program(1, (2,) * 61, ((1, 1, 1),), rules)
     twice = lambda a: (a[0] - 2, [(a[0] - 1, 1, 1)] * 2) if a[0] > 1 else None
     proof = modelled(program, twice, (61, 1, 1))
     assert len(proof.nodes) == 61
@@ -445,7 +441,7 @@ def test_a_proof_from_a_trace_holds_and_keeps_probabilities(program, data):
     )
     found = traces(program, root, max_height=3, budget=40)
     for choices in itertools.islice(found, 5):
-        proof = program.trace(root, choices)
+        proof = trace(program, root, choices)
         assert proof.nodes[0].goal == root
         assert checked(program, proof, max_height=3, leave_one_out=True) == []
         chosen = [node.probability for node in proof.nodes]
@@ -459,5 +455,5 @@ def test_a_proof_from_a_trace_holds_and_keeps_probabilities(program, data):
 def test_an_open_root_is_bound_by_its_proof():
     """locatedIn(Y, europe), whose variable has the id of one of the rule's."""
     choices = [("rule", 0, None), ("fact", 0, None)]
-    proof = COUNTRIES.trace((2, Y, 3), choices)
+    proof = trace(COUNTRIES, (2, Y, 3), choices)
     assert proof.nodes[0].goal == (2, 1, 3) and checked(COUNTRIES, proof) == []

@@ -10,10 +10,7 @@ from funcppo.kg.config import ProverTaskConfig
 from funcppo.kg.graph import loaders
 from funcppo.kg.logic.kb import TAIL
 from funcppo.kg.run.choices import choose_settings
-from funcppo.kg.run.subject import (
-    dataset_subject,
-    run_subject,
-)
+from funcppo.kg.run.subject import dataset_subject, run_subject
 from funcppo.kg.search import task as prover_task
 
 OPEN = ProverTaskConfig(

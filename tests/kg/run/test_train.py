@@ -21,12 +21,7 @@ from funcppo.kg.config import RESULTS_FILE, ProverTaskConfig, read_config
 from funcppo.kg.graph import loaders
 from funcppo.kg.run import held_out, train
 from funcppo.kg.run.budget import RunTime
-from funcppo.kg.run.run import (
-    open_run,
-    resume_run,
-    saved_update,
-    write_graph,
-)
+from funcppo.kg.run.run import open_run, resume_run, saved_update, write_graph
 from funcppo.kg.run.train import rank_results, validate, with_capacity
 from funcppo.kg.search import task as prover_task
 from funcppo.runtime.compile import StrategyRecord

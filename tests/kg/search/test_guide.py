@@ -6,10 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from experiments.benchmarks.guided_proofs import (
-    confidence_order,
-    program_order,
-)
+from experiments.benchmarks.guided_proofs import confidence_order, program_order
 from funcppo import train_step
 from funcppo.core import random
 from funcppo.core.host import NO_DEADLINE
@@ -73,11 +70,7 @@ def nonsense(expansions):
 
 @pytest.mark.parametrize(
     "order",
-    [
-        program_order,
-        confidence_order([0.0, 0.2, 0.4, 0.9, 1.0]),
-        nonsense,
-    ],
+    [program_order, confidence_order([0.0, 0.2, 0.4, 0.9, 1.0]), nonsense],
 )
 @pytest.mark.parametrize(("height", "indexed"), [(1, 0), (3, 10)])
 def test_any_order_proves_the_same(order, height, indexed, monkeypatch):

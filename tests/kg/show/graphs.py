@@ -2,6 +2,8 @@
 
 import numpy as np
 
+from tests.cli.runner import SIZES
+
 HOSTILE = (
     "<script>alert(1)</script>",
     "'\"><img src=x onerror=alert(1)>",
@@ -20,17 +22,7 @@ HOSTILE = (
     "o'brien \\",
 )
 LIKES, INVERSE, ALSO = "<b>likes</b>", '$p$ "q"', "rel\u202e x"
-SMALL = ["--steps", "128", "--strategy", "eager", "--device", "cpu"]
-SMALL += [
-    "--set",
-    "ppo.n_envs=8",
-    "--set",
-    "ppo.n_steps=4",
-    "--set",
-    "ppo.n_minibatches=2",
-]
-SMALL += ["--set", "prover.embed_dim=4", "--set", "prover.hidden_dim=8"]
-SMALL += ["--set", "n_validations=2", "--set", "n_validation_queries=6"]
+SMALL = ["--steps", "128", "--strategy", "eager", *SIZES]
 RULES = f"""'{INVERSE}'(X, Y) :- '{LIKES}'(Y, X).
 '{ALSO}'(X, Y) :- '{LIKES}'(X, Y).
 '{ALSO}'(X, Y) :- '{LIKES}'(X, Z), '{LIKES}'(Z, Y).
