@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import torch
 
 from tests.cli.runner import TINY, TRAINED, Programs, funcppo, settings
 
@@ -22,6 +23,17 @@ OF_LEARNER = {
 @pytest.fixture
 def programs(monkeypatch, capsys):
     return Programs(monkeypatch, capsys)
+
+
+@pytest.fixture
+def gpus(monkeypatch):
+    """A function that makes PyTorch find a number of GPUs, whatever the machine has."""
+
+    def set_gpus(n):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: n > 0)
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: n)
+
+    return set_gpus
 
 
 @pytest.fixture(scope="session")

@@ -216,17 +216,16 @@ def test_memory_is_a_number_with_a_unit(text, n_bytes):
         common.parse_memory(text)
 
 
-def test_a_gpu_is_checked_and_selected_by_its_number(monkeypatch):
+def test_a_gpu_is_checked_and_selected_by_its_number(gpus, monkeypatch):
     """What names no device, such as a stream, is then on that GPU too."""
     selected = []
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    gpus(0)
     common.select_device("cpu")
     assert common.resolve_device("auto") == "cpu"
     line = r"^--device cuda: expected a CUDA device, PyTorch found none$"
     with pytest.raises(ValueError, match=line):
         common.select_device("cuda")
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    gpus(2)
     monkeypatch.setattr(torch.cuda, "set_device", selected.append)
     common.select_device("cuda:1")
     common.select_device("cuda")
@@ -237,7 +236,7 @@ def test_a_gpu_is_checked_and_selected_by_its_number(monkeypatch):
     assert common.resolve_device("auto") == "cuda"
 
 
-def test_graphs_that_are_demanded_are_recorded_or_an_error(monkeypatch):
+def test_graphs_that_are_demanded_are_recorded_or_an_error(gpus):
     for graphs in ("manual", "trees"):
         line = rf"^--cuda-graphs {graphs}: expected --device cuda, got cpu, .*auto runs the same step"
         with (
@@ -245,7 +244,7 @@ def test_graphs_that_are_demanded_are_recorded_or_an_error(monkeypatch):
             common.graphs_allowed(graphs, "cpu"),
         ):
             raise AssertionError
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    gpus(1)
     line = r"^--cuda-graphs manual: expected a CUDA graph, got none: no CUDA"
     with (
         pytest.raises(ValueError, match=line),

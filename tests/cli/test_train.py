@@ -13,7 +13,6 @@ from unittest.mock import Mock
 
 import numpy as np
 import pytest
-import torch
 
 from funcppo import checkpoint, logs
 from funcppo.cli.options import parse_options
@@ -342,7 +341,7 @@ def test_bad_input_is_one_line_and_exit_2(
     ],
 )
 def test_files_that_say_something_else_of_their_run_are_one_line(
-    field, value, expected, trained, programs, monkeypatch, tmp_path
+    field, value, expected, trained, programs, gpus, tmp_path
 ):
     run, state = tmp_path / "run", open_run(trained).state
     shutil.copytree(trained, run)
@@ -354,7 +353,7 @@ def test_files_that_say_something_else_of_their_run_are_one_line(
 
     config = json.loads((run / CONFIG_FILE).read_text()) | {"device": "cuda"}
     (run / CONFIG_FILE).write_text(json.dumps(config))
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    gpus(0)
     line = "--device cuda: expected a CUDA device, PyTorch found none"
     assert programs.refused(*resume(run)) == line
 
