@@ -41,6 +41,7 @@ SETS = {
     "nations": "Nations",
     "nsg_ablation_d3": "Countries, a recursive rule",
 }
+INDUCTIVE_SETS = {"wn18rr_v1": "WN18RR v1", "fb237_v1": "FB15k-237 v1"}
 GIVEN_SETS = {
     "countries_S1": "Countries S1",
     "countries_S2": "Countries S2",
@@ -145,9 +146,9 @@ def printed(name: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def published_text(name: str) -> str:
+def published_text(name: str, metric: str = "mrr") -> str:
     """Return the published results of a data set, as a cell."""
-    results = load_record("published")["mrr"].get(name, [])
+    results = load_record("published")[metric].get(name, [])
     cells = [f"{x['value']:g} [{x['system']}]({x['url']})" for x in results]
     return ", ".join(cells) or "-"
 
@@ -220,6 +221,32 @@ def levels() -> str:
     head = ["data", "published", "rule confidences", "CPU", "GPU"]
     head += ["Hits@10", "proved", "runs"]
     return table(head, rows) + origin_of_runs("levels")
+
+
+def inductive() -> str:
+    """Return a row a training graph and device: how its runs rank the test triples of a graph of other entities."""
+    rows = []
+    all_runs = zip(INDUCTIVE_SETS.items(), runs_of("inductive", INDUCTIVE_SETS))
+    for (name, label), runs in all_runs:
+        for device in sorted({run["device"] for run in runs}):
+            of = [run["ranked"] for run in runs if run["device"] == device]
+            among_all = [ranked["all"] for ranked in of]
+            sampled = [ranked["50"]["hits@10"] for ranked in of]
+            rows.append(
+                [
+                    label,
+                    device,
+                    published_text(name),
+                    mean_and_spread([x["mrr"] for x in among_all]),
+                    mean_and_spread([x["hits@10"] for x in among_all]),
+                    published_text(name, "hits@10_of_50"),
+                    mean_and_spread(sampled),
+                    str(len(of)),
+                ]
+            )
+    head = ["trained on", "device", "MRR, published", "MRR", "Hits@10"]
+    head += ["Hits@10 among 50, published", "Hits@10 among 50", "runs"]
+    return table(head, rows) + origin_of_runs("inductive")
 
 
 def readme_results() -> str:
@@ -607,6 +634,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     for block in (
         readme_results,
         levels,
+        inductive,
         given_rules,
         fifty_graphs,
         stories,

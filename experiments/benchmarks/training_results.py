@@ -3,14 +3,17 @@
     python experiments/benchmarks/training_results.py levels --threads 2 --jobs 4
     python experiments/benchmarks/training_results.py levels --device cuda --only wn18rr
     python experiments/benchmarks/training_results.py given --jobs 2
+    python experiments/benchmarks/training_results.py inductive --threads 2
 
 levels: no options but the seed, the device and the seconds, 300 on a CPU and 600 on a GPU. Rules that lie beside the
 facts are left out, so that they are mined, but for data that are nothing without theirs.
 given: policies that learn from proofs with rules that come with a data set, by options that valid chose (`tried` of the
 record has the others), each once more at learning rate 0, and the scores without a policy.
+inductive: as levels, and the run then ranks the test triples of another graph with other entities (`NAME_ind`), known
+by its own train triples: among all its entities, and among 50 sampled negatives.
 
-A row holds the results of a run, what was chosen, and its seconds and peak memory. The records levels and given_rules
-are written after every run, and what they hold is not run again.
+A row holds the results of a run, what was chosen, and its seconds and peak memory. The records levels, given_rules and
+inductive are written after every run, and what they hold is not run again.
 """
 
 import argparse
@@ -100,7 +103,13 @@ GIVEN = {
         MANY_RULES, rules="fb15k-237/rules_rnnlogic_top.tsv.gz"
     ),
 }
-TABLES = {"levels": ("levels", LEVELS), "given": ("given_rules", GIVEN)}
+INDUCTIVE = {"wn18rr_v1": Options(), "fb237_v1": Options()}
+N_NEGATIVES = 50  # of GraIL's protocol
+TABLES = {
+    "levels": ("levels", LEVELS),
+    "given": ("given_rules", GIVEN),
+    "inductive": ("inductive", INDUCTIVE),
+}
 UNTRAINED_SCORES = ("exists", "max-confidence", "noisy-or")
 
 
@@ -121,7 +130,7 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--threads", type=int, default=1, metavar="N")
     parser.add_argument("--device", choices=SECONDS, default="cpu")
-    parser.add_argument("--seconds", type=int, help="of each run of levels")
+    parser.add_argument("--seconds", type=int, help="of each run")
     parser.add_argument("--only", metavar="NAME")
     args = parser.parse_args()
 
@@ -134,7 +143,7 @@ def main() -> None:
 
     names = [args.only] if args.only else [*sets]
     words = ["--device", args.device]
-    if args.table == "levels":
+    if args.table != "given":
         words += ["--seconds", str(args.seconds or SECONDS[args.device])]
     with (
         tempfile.TemporaryDirectory() as folder,
@@ -143,9 +152,13 @@ def main() -> None:
         runs = []
         for name in names:
             target, own = prepare(name, sets[name], args.data, Path(folder))
+            graph = None
+            if args.table == "inductive":
+                graph = (args.data / f"{name}_ind").resolve()
             for run in missing_runs(args, name, record):
+                options = [*words, *own]
                 runs.append(
-                    pool.submit(train, name, target, *run, [*words, *own])
+                    pool.submit(train, name, target, *run, options, graph)
                 )
         for future in as_completed(runs):
             row = future.result()
@@ -201,9 +214,14 @@ def prepare(
 
 
 def train(
-    name: str, target: str, seed: int, is_frozen: bool, options: list[str]
+    name: str,
+    target: str,
+    seed: int,
+    is_frozen: bool,
+    options: list[str],
+    graph: Path | None = None,
 ) -> Row:
-    """Return the row of one training."""
+    """Return the row of one training, with what the run ranks of another graph, if any."""
     if is_frozen:
         # every validation sees the same
         options = [
@@ -219,6 +237,7 @@ def train(
         cost = call([*words, *options])
         results = json.loads((out / "results.json").read_text())
         config = json.loads((out / "config.json").read_text())
+        other = rank_graph(out, graph, options[:2], seed) if graph else {}
     results.pop("calibration", None)
     for scores in results["test"].values():
         scores.pop("by_group", None)
@@ -234,12 +253,31 @@ def train(
         "training": cost._asdict(),
         "device": options[options.index("--device") + 1],
         "results": results,
+        **other,
         "commit": current_commit(),
     }
     if "--rules" in options:
         rules = Path(options[options.index("--rules") + 1]).read_bytes()
         row["rules_sha256"] = hashlib.sha256(rules).hexdigest()
     return row
+
+
+def rank_graph(run: Path, graph: Path, device: list[str], seed: int) -> Row:
+    """Return what a run ranks of the test triples of another graph, by the candidates of each query."""
+    ranked = {}
+    for negatives in ("all", str(N_NEGATIVES)):
+        words = ["evaluate", str(run), "--graph", str(graph), *device]
+        words += ["--negatives", negatives, "--seed", str(seed)]
+        ranked[negatives] = evaluate(words, run / "scores.json")
+    return {"graph": graph.name, "ranked": ranked}
+
+
+def evaluate(words: list[str], out: Path) -> Row:
+    """Return what `funcppo evaluate` says, which is written to a file."""
+    call([*words, "--json", str(out)])
+    scores = json.loads(out.read_text())
+    scores.pop("by_group", None)
+    return scores
 
 
 def untrained_scores(target: str, words: list[str], height: int) -> Row:
@@ -253,14 +291,8 @@ def untrained_scores(target: str, words: list[str], height: int) -> Row:
         out = Path(folder) / "scores.json"
         for name in UNTRAINED_SCORES:
             score = f"{name}@{height}" if name == "exists" else name
-            call(
-                [
-                    *("evaluate", target, "--score", score),
-                    *("--json", str(out), *options),
-                ]
-            )
-            test[score] = json.loads(out.read_text())
-            test[score].pop("by_group", None)
+            words = ["evaluate", target, "--score", score, *options]
+            test[score] = evaluate(words, out)
     return {"test": test, "height": height, "commit": current_commit()}
 
 
