@@ -551,7 +551,7 @@ def _answer(
       places: place in the atom and name of each variable.
     """
     arity = dataset.arities[atom[0] - 1]
-    args = [dataset.entities[constant - 1] for constant in atom[1 : 1 + arity]]
+    args = [dataset.entity_name(constant) for constant in atom[1 : 1 + arity]]
     return {
         "atom": format_atom(dataset, np.array(atom)),
         "args": args,

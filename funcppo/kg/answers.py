@@ -54,10 +54,15 @@ from funcppo.kg.graph.rules import (
 from funcppo.kg.graph.text import format_name, unknown_name_message
 from funcppo.kg.logic import derive
 from funcppo.kg.logic import kb as kbase
-from funcppo.kg.logic.kb import HEAD, SIDE_NAMES, TAIL, TripleIndex
+from funcppo.kg.logic.kb import HEAD, SIDE_NAMES, TAIL, TripleIndex, other_side
 from funcppo.kg.logic.proof import Proof
 from funcppo.kg.logic.prove import Clauses
-from funcppo.kg.logic.row_index import unique_values
+from funcppo.kg.logic.row_index import (
+    count_to,
+    row_numbers,
+    true_rows,
+    unique_values,
+)
 from funcppo.kg.ranking import (
     evaluate,
     explain,
@@ -381,7 +386,7 @@ class Answerer:
         atoms = kbase.binary_atoms(torch.cat([known, heads]).long())
         loops = atoms[atoms[:, HEAD] == atoms[:, TAIL], 0]
         self._has_loops = torch.isin(
-            torch.arange(task.sizes.n_predicates + 1, device=known.device),
+            count_to(task.sizes.n_predicates + 1, known),
             loops,
         )
 
@@ -539,7 +544,7 @@ class Answerer:
                 known=is_known,
                 verdict=self.verdict(is_derivable),
                 head=names[int(atom[HEAD]) - 1],
-                relation=self.dataset.predicates[query.predicate - 1],
+                relation=self.dataset.predicate_name(query.predicate),
                 tail=names[int(atom[TAIL]) - 1],
                 log_score=None if is_zero else rank_metrics.log_score(score),
                 quantised_score=None if is_zero else score,
@@ -634,7 +639,7 @@ class Answerer:
         rows = [[x.predicate, x.given] for x in queries]
         asked = torch.tensor(rows, device=task.entity_pool.device)
         atoms = asked.new_zeros((len(queries), task.sizes.atom_width))
-        places = torch.tensor([0, HEAD + TAIL - side], device=asked.device)
+        places = torch.tensor([0, other_side(side)], device=asked.device)
         return atoms.index_copy(1, places, asked)
 
     def _list(
@@ -656,13 +661,13 @@ class Answerer:
         codes = [x.query_row * base + x.entity for x in listed]
         pool = self.subject.task.entity_pool.long()
         if with_unproved:
-            row = torch.arange(len(atoms), device=atoms.device)
+            row = row_numbers(atoms)
             codes.append((row[:, None] * base + pool).flatten())
         code = unique_values(torch.cat(codes))
         if self.dataset.candidates is not None:
             code = code[torch.isin(code % base, pool)]
         query, entity = code // base, code % base
-        column = torch.arange(atoms.shape[1], device=atoms.device)
+        column = count_to(atoms.shape[1], atoms)
         return query, torch.where(column == side, entity[:, None], atoms[query])
 
     def _derivable_by(self, atoms: Tensor, side: int) -> TripleIndex:
@@ -720,7 +725,7 @@ def _order_answers(
 
     What is repeated has the rank of its first answer.
     """
-    order = torch.arange(len(query), device=query.device)
+    order = row_numbers(query)
     for column in (-line, -score, query):
         order = order[torch.argsort(column[order], stable=True)]
     key = torch.stack([query, score, line])[:, order]
@@ -1087,7 +1092,7 @@ def _false_triples(
     sampled = true.copy()
     sampled[np.arange(len(true)), sides] = rng.choice(pool, len(true))
     queries = [
-        OpenQuery(int(atom[0]), int(side), int(atom[HEAD + TAIL - side]))
+        OpenQuery(int(atom[0]), int(side), int(atom[other_side(side)]))
         for atom, side in zip(true, sides)
     ]
     parts = [sampled]
@@ -1152,7 +1157,7 @@ def read_pair(dataset: Dataset, text: str) -> tuple[str, str] | None:
             f"query {shorten(text)}: expected two entities of the data, as in ?r(h, t)"
         )
     _, head, tail = query.atom.tolist()[: TAIL + 1]
-    return dataset.entities[int(head) - 1], dataset.entities[int(tail) - 1]
+    return dataset.entity_name(int(head)), dataset.entity_name(int(tail))
 
 
 def relation_queries(dataset: Dataset, name: str | None) -> list[OpenQuery]:
@@ -1315,7 +1320,7 @@ def _translate_atom(
     key = source.predicates[place], source.arities[place]
     ids = [predicate_ids(target).get(key, 0)]
     for constant in atom[1 : 1 + key[1]]:
-        ids.append(entities.get(source.entities[constant - 1], 0))
+        ids.append(entities.get(source.entity_name(constant), 0))
     padding = [0] * (target.atom_width - len(ids))
     return (*ids, *padding) if all(ids) else None
 
@@ -1389,9 +1394,7 @@ def _best_rules(
             weights.params,
             learned.whole(part),
         )
-        for row in (
-            torch.isin(key, wanted.to(key.device)).nonzero().squeeze(1).tolist()
-        ):
+        for row in true_rows(torch.isin(key, wanted.to(key.device))).tolist():
             firings = slice(*part.firing_offsets[row : row + 2].tolist())
             share = amounts[firings] / amounts[firings].sum()
             first = int(share.argmax())

@@ -99,6 +99,14 @@ class Dataset:
     # what a folder of `funcppo data --index` holds beside the data set; None where it was read from elsewhere
     stored: StoredParts | None = None
 
+    def entity_name(self, number: int) -> str:
+        """Return the name of an entity by its id."""
+        return self.entities[number - 1]
+
+    def predicate_name(self, number: int) -> str:
+        """Return the name of a predicate by its id."""
+        return self.predicates[number - 1]
+
     @property
     def n_constants(self) -> int:
         """Return the number of entities, C."""
@@ -819,8 +827,8 @@ def facts_digest(dataset: Dataset) -> str:
     """
     ordered = order_facts(dataset)
     described = [
-        [dataset.predicates[i - 1] for i in ordered.predicates[1:]],
-        [dataset.entities[i - 1] for i in ordered.entities[1:]],
+        [dataset.predicate_name(i) for i in ordered.predicates[1:]],
+        [dataset.entity_name(i) for i in ordered.entities[1:]],
         ordered.facts.shape,
     ]
     digest = hashlib.sha256(json.dumps(described).encode())
@@ -1055,7 +1063,7 @@ def _describe_relations(
     for i in sorted(range(1, size), key=lambda i: -n["facts"][i]):
         if dataset.arities[i - 1] != 2:
             continue
-        (_, head, tail), name = parts[i].T, dataset.predicates[i - 1]
+        (_, head, tail), name = parts[i].T, dataset.predicate_name(i)
         _, n_tails = np.unique(head, return_counts=True)
         _, n_heads = np.unique(tail, return_counts=True)
         found = (inverses or {}).get(i, {})
@@ -1077,7 +1085,7 @@ def _describe_relations(
                 # of its facts whose inverse it has too, loops left out
                 "symmetric_share": _share(n_symmetric, n_proper),
                 # the other relation that has most of its facts with exchanged arguments
-                "inverse": inverse and dataset.predicates[inverse - 1],
+                "inverse": inverse and dataset.predicate_name(inverse),
                 "inverse_share": _share(n_inverse, n_proper),
             }
         )

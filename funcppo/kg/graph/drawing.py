@@ -128,7 +128,7 @@ def draw_neighbours(
     pairs: dict[frozenset[int], Edge] = {}
     for center in centers:
         facts = [
-            Edge(head, tail, dataset.predicates[relation - 1])
+            Edge(head, tail, dataset.predicate_name(relation))
             for relation, head, tail in facts_of(center)[:, :3].tolist()
             if dataset.arities[relation - 1] == 2
         ]
@@ -136,10 +136,10 @@ def draw_neighbours(
             pairs.setdefault(frozenset(edge[:2]), edge)
         limit = max(limit // 2, 1)
 
-    name, edges = dataset.entities[centers[0] - 1], list(pairs.values())
+    name, edges = dataset.entity_name(centers[0]), list(pairs.values())
     return draw(
         edges,
-        lambda i: dataset.entities[i - 1],
+        dataset.entity_name,
         link,
         f"{name} and its neighbours",
         more,
@@ -155,8 +155,8 @@ def draw_proof(
 ) -> str:
     """Return the picture of a proof, with a data set's names; arguments as those of `proof_edges` and `draw`."""
     dataset = dataset.shown
-    edges = proof_edges(nodes, lambda i: dataset.predicates[i - 1])
-    return draw(edges, lambda i: dataset.entities[i - 1], link, title)
+    edges = proof_edges(nodes, dataset.predicate_name)
+    return draw(edges, dataset.entity_name, link, title)
 
 
 def draw(

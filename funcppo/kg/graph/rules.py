@@ -180,11 +180,11 @@ def _without_labels(dataset: Dataset, atom: Atom) -> Atom:
             return term
         if term not in entities:
             return term
-        return dataset.entities[entities[term] - 1]
+        return dataset.entity_name(entities[term])
 
     predicate, key = atom.predicate, (atom.predicate, len(atom.args))
     if predicate not in dataset.predicates and key in relations:
-        predicate = dataset.predicates[relations[key] - 1]
+        predicate = dataset.predicate_name(relations[key])
     args = tuple(map(name_of, atom.args))
     return atom._replace(predicate=predicate, args=args)
 
@@ -619,7 +619,7 @@ def _format_predicate(dataset: Dataset, predicate: int) -> str:
     if predicate in OPERATORS:
         return OPERATORS[predicate]
     sign = "not " if predicate < 0 else ""
-    return sign + dataset.predicates[abs(predicate) - 1]
+    return sign + dataset.predicate_name(abs(predicate))
 
 
 def format_atom(dataset: Dataset, atom: Sequence[int] | np.ndarray) -> str:
@@ -660,7 +660,7 @@ def comparison_tests(
     @cache
     def number(constant: int) -> Decimal | None:
         """Return the value of a constant's name."""
-        return read_number(dataset.entities[constant - 1])
+        return read_number(dataset.entity_name(constant))
 
     def test(name: str, left: int, right: int) -> bool:
         if name in ("=", "!="):
@@ -764,7 +764,7 @@ def _decode_atom(dataset: Dataset, ids: Sequence[int] | np.ndarray) -> Atom:
     if operator:
         return Atom(operator, args, COMPARED)
     sign = "not" if predicate < 0 else ""
-    return Atom(dataset.predicates[abs(predicate) - 1], args, sign)
+    return Atom(dataset.predicate_name(abs(predicate)), args, sign)
 
 
 def _decode_term(dataset: Dataset, term: int) -> Variable | str:
@@ -772,7 +772,7 @@ def _decode_term(dataset: Dataset, term: int) -> Variable | str:
     if not term:
         return Variable("_")
     if term <= dataset.n_constants:
-        return dataset.entities[term - 1]
+        return dataset.entity_name(term)
     return Variable(variable_name(term - dataset.n_constants - 1))
 
 

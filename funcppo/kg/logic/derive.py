@@ -80,12 +80,15 @@ from funcppo.kg.logic.kb import (
     find_atoms,
     find_postings,
     index_sorted_atoms,
+    other_side,
 )
 from funcppo.kg.logic.resolve import Goals, Successors
 from funcppo.kg.logic.row_index import (
+    count_to,
     expand_ranges,
     int_list,
     sort_keys,
+    true_rows,
     unique_rows,
     unique_rows_with_inverse,
     unique_values,
@@ -161,7 +164,7 @@ def open_questions(queries: I64[Tensor, "Q W"], side: int) -> Questions:
     Args:
       queries: atoms of two arguments.
     """
-    rows = unique_rows(queries[:, [0, HEAD + TAIL - side]])
+    rows = unique_rows(queries[:, [0, other_side(side)]])
     predicate, given = rows.unbind(1)
     side_column = torch.full_like(predicate, side)
     return Questions(predicate, side_column, given, torch.zeros_like(given))
@@ -173,7 +176,7 @@ def own_questions(facts: I64[Tensor, "n W"], side: int) -> Questions:
     return Questions(
         predicate=predicate,
         side=torch.full_like(predicate, side),
-        entity=facts[:, HEAD + TAIL - side],
+        entity=facts[:, other_side(side)],
         left_out=facts[:, side],
     )
 
@@ -330,7 +333,7 @@ def _index_neighbours(kb: KnowledgeBase, sizes: KBSizes) -> Neighbours:
     end = torch.cat([facts[:, TAIL], facts[:, HEAD]])
     # The facts are in lexicographic order, so that neighbours are ascending.
     code, order = sort_keys(step * (sizes.n_constants + 1) + start)
-    codes = torch.arange(n_codes + 1, device=code.device)
+    codes = count_to(n_codes + 1, code)
     offsets = torch.searchsorted(code, codes)
     return Neighbours(kb, sizes, offsets, end[order])
 
@@ -393,7 +396,7 @@ class _Walker:
         """
         questions, offsets = self.questions, self.trie.rule_offsets
         root = self.trie.root[questions.predicate]
-        row = ((questions.side == side) & (root > 0)).nonzero().squeeze(1)
+        row = true_rows((questions.side == side) & (root > 0))
         certain = torch.full_like(row, int(1 / WALK_UNIT))
         walks = Walks(
             row,
@@ -443,7 +446,7 @@ class _Walker:
         """Return the walks at nodes of the trie where the body of a rule ends."""
         offsets = self.trie.rule_offsets
         has_rules = offsets[walks.node + 1] > offsets[walks.node]
-        return walks.select(has_rules.nonzero().squeeze(1))
+        return walks.select(true_rows(has_rules))
 
     def _iter_edges(self, walks: Walks) -> Iterator[_Edges]:
         """Yield, in chunks, the trie edges of each walk whose step leads from the walk's entity to a neighbour."""
@@ -480,7 +483,7 @@ class _Walker:
             if self.object_identity:
                 for entity in longer.path[:-1]:
                     is_kept &= entity != longer.path[-1]
-            yield longer.select(is_kept.nonzero().squeeze(1))
+            yield longer.select(true_rows(is_kept))
 
     def _iter_longer(
         self, walks: Walks, edges: _Edges
@@ -506,7 +509,7 @@ class _Walker:
         question, here = walks.question[edges.row], walks.path[-1][edges.row]
         answer = self.questions.left_out[question]
         is_end = (here == self.questions.entity[question]) | (here == answer)
-        at = (is_end & (answer > 0)).nonzero().squeeze(1)
+        at = true_rows(is_end & (answer > 0))
         n_left = edges.n_neighbours
         if len(at):
             some = _Edges(*(column[at] for column in edges))
@@ -759,7 +762,7 @@ def _to_groundings(
     head = rules.template.head
     columns = dict(zip(answers.variables, answers.columns))
     values = tuple(columns[v] for v in rules.variables)
-    given, unknown = columns[head[HEAD + TAIL - side]], columns[_unknown(rules)]
+    given, unknown = columns[head[other_side(side)]], columns[_unknown(rules)]
     rule, _ = find_rows(values, rules.values, plan.n_ids)
     question, _ = find_rows((values[0], given, unknown), relation, plan.n_ids)
     count = answers.counts
@@ -774,7 +777,7 @@ def _group_questions(
     questions: Questions, side: int, plan: RulePlan
 ) -> tuple[I64[Tensor, "q"], Relation]:
     """Return the rows of the queries for `side`, and a sorted relation (predicate, entity, left out) of them."""
-    row = (questions.side == side).nonzero().squeeze(1)
+    row = true_rows(questions.side == side)
     columns = (questions.predicate, questions.entity, questions.left_out)
     of_side = tuple(column[row] for column in columns)
     bits = [plan.n_ids.bit_length()] * len(columns)
@@ -819,7 +822,7 @@ def _question_query(
     """
     side, relation = asked
     template, variables = rules.template, rules.variables
-    given, candidate = template.head[HEAD + TAIL - side], template.head[side]
+    given, candidate = template.head[other_side(side)], template.head[side]
     unknown = _unknown(rules)
     question = make_literal(
         relation, (template.head[0], given, unknown), plan.n_ids
@@ -849,7 +852,7 @@ def _unknown_facts(
     template: Rule, side: int, unknown: int, left_out: LeftOut
 ) -> list[Inequality]:
     """Return inequalities that keep body atoms from being facts that the query leaves out."""
-    given = template.head[HEAD + TAIL - side]
+    given = template.head[other_side(side)]
     fact = (given, unknown) if side == TAIL else (unknown, given)
     inequalities: list[Inequality] = []
     for atom in template.body:
@@ -1235,7 +1238,7 @@ def answering_facts(
     found = [kb.argument_postings[:0]]
     for side in sides:
         questions = open_questions(queries, side)
-        kept = torch.full_like(questions.side, HEAD + TAIL - side)
+        kept = torch.full_like(questions.side, other_side(side))
         span = find_postings(
             kb, sizes, kept - 1, questions.predicate, questions.entity
         )

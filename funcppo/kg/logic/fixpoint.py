@@ -72,7 +72,7 @@ from funcppo.kg.logic.kb import (
     index_sorted_atoms,
     sort_and_index_atoms,
 )
-from funcppo.kg.logic.row_index import int_list, unique_values
+from funcppo.kg.logic.row_index import int_list, true_rows, unique_values
 
 # Receives the last completed step (0: the facts), the atoms after it, and how many rules of the next step are applied,
 # of how many.
@@ -780,7 +780,7 @@ def count_rules(
     table = torch.full((sizes.n_rules, 3), -1, dtype=torch.int64)
     if known is not None and not object_identity:
         table = known.cpu()
-    unknown = int_list((table[:, 0] < 0).nonzero().squeeze(1))
+    unknown = int_list(true_rows(table[:, 0] < 0))
 
     rules = rules_from_kb(kb, unknown)
     relations = _relations_of(kb, rules)

@@ -39,9 +39,11 @@ from funcppo.kg.logic.kb import KnowledgeBase
 from funcppo.kg.logic.row_index import (
     Lookup,
     RowPairs,
+    count_to,
     int_list,
     rule_tuples,
     runs,
+    true_rows,
 )
 
 # a view with at least one row for so many ids is indexed by id, without a search
@@ -145,7 +147,7 @@ def find_rows(
 
 def select_rows(table: Table, mask: Tensor) -> Table:
     """Return the rows of a table where the mask is true."""
-    row = mask.nonzero().squeeze(1)
+    row = true_rows(mask)
     columns = tuple(column.index_select(0, row) for column in table.columns)
     counts = None
     if table.counts is not None:
@@ -277,9 +279,7 @@ def _make_view(
         )
     row_offsets = None
     if n_index_columns == 1 and n_constants <= _MAX_IDS_PER_ROW * table.size:
-        row_offsets = torch.searchsorted(
-            key, torch.arange(n_constants + 2, device=key.device)
-        )
+        row_offsets = torch.searchsorted(key, count_to(n_constants + 2, key))
     return IndexedView(
         table.columns, table.size, prefixes, key, row_offsets, table.counts
     )

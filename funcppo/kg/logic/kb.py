@@ -32,8 +32,10 @@ from funcppo.kg.logic import row_index
 from funcppo.kg.logic.row_index import (
     HashTable,
     Lookup,
+    count_to,
     from_numpy,
     int_list,
+    row_numbers,
     rule_tuples,
     value_counts,
 )
@@ -49,6 +51,11 @@ _NO_LIMIT = 1 << row_index.ROW_COUNT_BITS  # more facts than there can be
 _KEY_PREFIX = "key_prefix_"  # names of prefix tables in `index_facts`
 # a predicate, and which of its arguments are bound
 BindingPattern = tuple[int, tuple[bool, ...]]
+
+
+def other_side(side: int) -> int:
+    """Return the side of a binary atom that a side is not."""
+    return HEAD + TAIL - side
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -295,7 +302,7 @@ def lookup_facts(
     is_constant = (argument > 0) & (argument <= sizes.n_constants)
 
     # The span of facts for each constant argument; the shortest is the most selective.
-    position = torch.arange(len(argument), device=argument.device)
+    position = row_numbers(argument)
     span_start, span_count = find_postings(
         kb,
         sizes,
@@ -314,7 +321,7 @@ def lookup_facts(
         no_constant, first, span_start.gather(0, position[None]).squeeze(0)
     )
 
-    slot = torch.arange(max_fanout, device=goal.device)
+    slot = count_to(max_fanout, goal)
     mask = slot < count[..., None]
     row = torch.where(mask, start[..., None] + slot, 0)
     fact = kb.argument_postings.index_select(0, row.reshape(-1)).reshape(
@@ -352,9 +359,7 @@ def lookup_rules(
     """
     start = kb.rule_offsets[predicate]
     stop = kb.rule_offsets[predicate + 1]
-    row = start[..., None] + torch.arange(
-        sizes.max_rules_per_predicate, device=predicate.device
-    )
+    row = start[..., None] + count_to(sizes.max_rules_per_predicate, predicate)
     mask = row < stop[..., None]
     return kb.rule_ids_by_predicate[torch.where(mask, row, 0)], mask
 

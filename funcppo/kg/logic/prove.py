@@ -86,6 +86,7 @@ from funcppo.kg.logic.row_index import (
     expand_ranges,
     int_list,
     rule_tuples,
+    true_rows,
     unique_rows_with_inverse,
 )
 
@@ -1911,7 +1912,7 @@ def fact_heights(
 
     # At height 1, facts of two arguments by questions.
     is_asked = is_binary(facts)
-    asked = is_asked.nonzero().squeeze(1)
+    asked = true_rows(is_asked)
     try:
         if len(asked):
             for row, _ in derive.iter_derivations(

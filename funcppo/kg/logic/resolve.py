@@ -19,7 +19,7 @@ from funcppo.core.settings import NonNegativeInt, Size, check_fields
 from funcppo.core.types import I32, I64, Bool
 from funcppo.kg.logic import kb as kbase
 from funcppo.kg.logic.kb import KBSizes, KnowledgeBase
-from funcppo.kg.logic.row_index import broadcast
+from funcppo.kg.logic.row_index import broadcast, count_to
 
 
 class Substitution(NamedTuple):
@@ -91,7 +91,7 @@ def canonicalize(
     Two rows are equal up to renaming exactly when their canonical forms are equal.
     """
     length = terms.shape[-1]
-    slots = torch.arange(length, device=terms.device)
+    slots = count_to(length, terms)
 
     # The slot in which each term occurs first.
     is_same = terms[..., :, None] == terms[..., None, :]
@@ -275,7 +275,7 @@ def _select_goal(cfg: ResolveConfig, kb: KnowledgeBase, goals: Goals) -> Goals:
     rank = torch.where(atoms[..., 0] > 0, rank, torch.iinfo(rank.dtype).max)
 
     # The selected goal, then the others in their order.
-    slot = torch.arange(rank.shape[1], device=rank.device)
+    slot = count_to(rank.shape[1], rank)
     key = torch.where(slot == rank.argmin(1)[:, None], -1, slot)
     place = key.argsort(1)
     return Goals(
@@ -314,9 +314,7 @@ def _match_clauses(
     filled = torch.cat([rule_filled, has_fact & ~is_root], 1) & (
         goal[:, :1] > 0
     )
-    is_rule = (
-        torch.arange(filled.shape[1], device=goal.device) < rule_id.shape[1]
-    )
+    is_rule = count_to(filled.shape[1], goal) < rule_id.shape[1]
 
     # The only fact that a ground root could match is itself, so it never misses one.
     is_ground = (goal[:, 1:] <= sizes.n_constants).all(-1)
@@ -335,13 +333,11 @@ def _compact_clauses(width: int, clauses: _Clauses) -> _Clauses:
     slot = _compaction_slots(clauses.mask, width)
     # One integer holds the id and the kind of a clause.
     code = torch.where(clauses.is_rule, clauses.clause, -1 - clauses.clause)
-    empty = torch.zeros(
-        (code.shape[0], width + 1), dtype=code.dtype, device=code.device
-    )
+    empty = code.new_zeros((code.shape[0], width + 1))
     packed = empty.scatter(1, slot, code)[:, :width]
 
     count = clauses.mask.sum(-1)
-    filled = torch.arange(width, device=code.device) < count[:, None]
+    filled = count_to(width, code) < count[:, None]
     return _Clauses(
         clause=torch.where(packed < 0, -1 - packed, packed),
         is_rule=packed >= 0,
@@ -378,9 +374,7 @@ def _build_resolvents(
     # Head and body of each clause; a fact is a head without a body.
     head = goal.expand(B, S, -1)
     n_body = max(sizes.max_rule_atoms - 1, 0)
-    body = torch.zeros(
-        (B, S, n_body, goal.shape[-1]), dtype=goal.dtype, device=goal.device
-    )
+    body = goal.new_zeros((B, S, n_body, goal.shape[-1]))
     if sizes.n_facts:
         head = torch.where(
             is_rule[..., None], head, kb.facts[torch.where(is_rule, 0, clause)]
@@ -419,9 +413,7 @@ def _compact_goals(
     A = cfg.max_goals
     slot = _compaction_slots(is_open, A)
     with_height = torch.cat([atoms, height[..., None]], -1)
-    empty = torch.zeros(
-        (B, S, A + 1, W + 1), dtype=with_height.dtype, device=with_height.device
-    )
+    empty = with_height.new_zeros((B, S, A + 1, W + 1))
     packed = empty.scatter(
         2, slot[..., None].expand_as(with_height), with_height
     )[:, :, :A]

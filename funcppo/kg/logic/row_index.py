@@ -53,6 +53,21 @@ def on_huge_pages(table: Tensor) -> Tensor:
 # -- typed torch
 
 
+def count_to(n: int, like: Tensor) -> I64[Tensor, "n"]:
+    """Return 0, 1, ..., n - 1 on the device of another tensor."""
+    return torch.arange(n, device=like.device)
+
+
+def row_numbers(x: Tensor) -> I64[Tensor, "n"]:
+    """Return the numbers of the rows of a tensor, 0, 1, ..., on its device."""
+    return count_to(len(x), x)
+
+
+def true_rows(mask: Bool[Tensor, "n"]) -> I64[Tensor, "m"]:
+    """Return the numbers of the rows in which a mask is true, ascending."""
+    return mask.nonzero().squeeze(1)
+
+
 def from_numpy(array: np.ndarray) -> Tensor:
     """Return a CPU tensor that shares the memory of an array."""
     return torch.from_numpy(array)  # pyright: ignore[reportUnknownMemberType]
@@ -296,7 +311,7 @@ def hash_lookup(table: HashTable, key: I64[Tensor, "..."]) -> Lookup:
 
 def run_length_encode(key: I64[Tensor, "n"]) -> I64[Tensor, "D 2"]:
     """Return (value, encoded span) for each run of an ascending tensor; `decode_span` reads the span."""
-    start = first_of_run(key).nonzero().squeeze(1)
+    start = true_rows(first_of_run(key))
     count = torch.diff(start, append=start.new_tensor([len(key)]))
     return torch.stack(
         [key.index_select(0, start), start << ROW_COUNT_BITS | count], dim=1

@@ -34,6 +34,7 @@ from torch.nn.functional import pad
 from funcppo.core.host import Clock
 from funcppo.core.types import F64, I64, Bool
 from funcppo.kg.logic import row_index
+from funcppo.kg.logic.row_index import count_to, true_rows
 from funcppo.kg.mining import MAX_PATH_LENGTH
 
 TableT = TypeVar("TableT", bound=tuple[Any, ...])
@@ -182,7 +183,7 @@ def concatenate_found(parts: Sequence[FoundRules]) -> FoundRules:
 
 def keep(found: FoundRules, is_kept: Bool[Tensor, "R"]) -> FoundRules:
     """Return the rules where the mask is true, and the facts that they derive."""
-    row = is_kept[found.rule].nonzero().squeeze(1)
+    row = true_rows(is_kept[found.rule])
     new_number = torch.cumsum(is_kept, 0) - 1
     return FoundRules(
         select_rows(found.rules, is_kept),
@@ -325,14 +326,14 @@ def add_votes(votes: Votes, found: FoundRules) -> Votes:
     """Update the votes with more rules and the facts that they derive from other facts."""
     score = held_out_smoothed_confidence(found.rules)
     is_better = score[found.rule] > score_to_beat(votes)[found.fact]
-    row = is_better.nonzero().squeeze(1)
+    row = true_rows(is_better)
     if not len(row):
         return votes
     changed, fact = row_index.unique_inverse(found.fact[row])
     n_before, n_votes = len(votes.rules.cost), votes.rule.shape[1]
 
     # The former votes of these facts, then the new ones.
-    numbers = torch.arange(len(changed), device=fact.device)
+    numbers = count_to(len(changed), fact)
     fact = torch.cat([numbers.repeat_interleave(n_votes), fact])
     rule = torch.cat(
         [votes.rule[changed].flatten(), found.rule[row] + n_before]
@@ -343,7 +344,7 @@ def add_votes(votes: Votes, found: FoundRules) -> Votes:
     order = torch.sort(scores, descending=True, stable=True).indices
     order = order[row_index.sort_keys(fact[order]).order]
     first = torch.searchsorted(fact[order], numbers)
-    best = order[first[:, None] + torch.arange(n_votes, device=fact.device)]
+    best = order[first[:, None] + count_to(n_votes, fact)]
     grown = Votes(
         concatenate([votes.rules, found.rules]),
         votes.rule.index_copy(0, changed, rule[best]),

@@ -25,6 +25,7 @@ from funcppo.core import random
 from funcppo.core.types import F32, I32
 from funcppo.kg.logic import row_index
 from funcppo.kg.logic.kb import binary_atoms
+from funcppo.kg.logic.row_index import count_to, row_numbers
 from funcppo.kg.mining import (
     MAX_EXTENDED_LENGTH,
     MiningConfig,
@@ -141,7 +142,7 @@ def mine_rules(
     budget = Budget(
         max_rows=cfg.row_limit, seconds=cfg.seconds, progress=progress
     )
-    ids = torch.arange(n_constants + 1, device=binary.device)
+    ids = count_to(n_constants + 1, binary)
     # The first of three keys, so that a seed gives the sample that it always gave.
     key, *_ = random.split(random.key(cfg.seed, binary.device), 3)
     # A sampled rule is counted if it is among three times the `votes_per_fact` best sampled rules of some fact.
@@ -484,7 +485,7 @@ def _affordable(found: MinedRules, max_rows: float) -> Tensor:
 
 def _sort_rules(found: MinedRules) -> MinedRules:
     """Sort the rules by descending smoothed confidence; ties by length, labels and constants."""
-    order = torch.arange(len(found.support), device=found.support.device)
+    order = row_numbers(found.support)
     for key in (
         *found.end_constants.flip(1).unbind(1),
         *found.labels.flip(1).unbind(1),

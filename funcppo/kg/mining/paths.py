@@ -35,7 +35,12 @@ from torch import Tensor
 
 from funcppo.core.types import F32, F64, I32, I64, Bool
 from funcppo.kg.logic import row_index
-from funcppo.kg.logic.row_index import expand_ranges
+from funcppo.kg.logic.row_index import (
+    count_to,
+    expand_ranges,
+    row_numbers,
+    true_rows,
+)
 from funcppo.kg.mining.counts import (
     Budget,
     FoundRules,
@@ -163,9 +168,9 @@ def build_edge_index(
     pair_key, by_pair = row_index.sort_keys(pair_key)
     pair_facts = pair_facts[by_pair]
     pairs = build_key_index(pair_key, n_entity_ids**2)
-    labels = torch.arange(n_labels + 1, device=facts.device)
+    labels = count_to(n_labels + 1, facts)
     label_order = row_index.sort_keys(start_label)
-    entities = torch.arange(n_entity_ids + 1, device=facts.device)
+    entities = count_to(n_entity_ids + 1, facts)
     return EdgeIndex(
         source=source,
         label=label,
@@ -202,14 +207,14 @@ def _sorted_edges(
     predicate: Tensor, first: Tensor, second: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return fact, source, label and target of both directions of each fact, by source, label and target."""
-    row = torch.arange(len(predicate), device=predicate.device)
+    row = row_numbers(predicate)
     columns = (
         torch.cat([row, row]),
         torch.cat([first, second]),
         torch.cat([2 * predicate - 2, 2 * predicate - 1]),
         torch.cat([second, first]),
     )
-    order = torch.arange(2 * len(row), device=row.device)
+    order = count_to(2 * len(row), row)
     for key in (columns[3], columns[2], columns[1]):
         order = order[row_index.sort_keys(key[order]).order]
     fact, source, label, target = (column[order] for column in columns)
@@ -220,7 +225,7 @@ def _subject_matrix(
     start_key: Tensor, n_labels: int, n_entity_ids: int
 ) -> Tensor:
     """Return a sparse matrix [entities, predicates] of 1: which entities are first arguments of which predicates."""
-    is_forward = (start_key % 2 == 0).nonzero().squeeze(1)
+    is_forward = true_rows(start_key % 2 == 0)
     forward = start_key[is_forward]
     return _ones_matrix(
         forward // n_labels,
@@ -232,11 +237,11 @@ def _subject_matrix(
 def build_key_index(sorted_keys: I64[Tensor, "n"], n_possible: int) -> KeyIndex:
     """Build the index of an ascending tensor of keys from 0 to below `n_possible`, as are the keys to look up."""
     is_first = row_index.first_of_run(sorted_keys)
-    start = is_first.nonzero().squeeze(1)
+    start = true_rows(is_first)
     keys = sorted_keys[start]
     # Keys of up to 22 bits are looked up without a search.
     n_slots = 1 << min(22, (n_possible - 1).bit_length())
-    empty = torch.full((n_slots,), -1, dtype=torch.int32, device=keys.device)
+    empty = keys.new_full((n_slots,), -1, dtype=torch.int32)
     position = torch.arange(len(keys), dtype=torch.int32, device=keys.device)
     return KeyIndex(
         keys=keys,
@@ -255,7 +260,7 @@ def find_keys(
       The rows of the keys that are found, ascending, and the position of each in the index.
     """
     slot = index.slots.index_select(0, key & (len(index.slots) - 1))
-    row = (slot >= 0).nonzero().squeeze(1)
+    row = true_rows(slot >= 0)
     if index.is_direct:
         return row, slot.index_select(0, row).long()
     candidate = key.index_select(0, row)
@@ -324,7 +329,7 @@ def pack(cost: F64[Tensor, "n"], limit: float) -> Iterator[tuple[int, int]]:
         return
     bucket = torch.cumsum(cost, 0) // limit
     is_cut = (torch.diff(bucket) > 0) | (cost[:-1] > limit)
-    cut = (is_cut.nonzero().squeeze(1) + 1).tolist()
+    cut = (true_rows(is_cut) + 1).tolist()
     yield from zip([0, *cut], [*cut, len(cost)])
 
 
@@ -445,7 +450,7 @@ def extend(
     """Extend each body of a block by each label from `first_label` to below `last_label`; return the joined pairs."""
     n_labels = edges.n_labels
     in_range = (edges.label >= first_label) & (edges.label < last_label)
-    chosen = in_range.nonzero().squeeze(1)
+    chosen = true_rows(in_range)
     right = _ones_matrix(
         edges.source[chosen],
         edges.edge_end[chosen],
@@ -463,7 +468,7 @@ def extend(
     body = block.row_body[row] * n_labels + edges.end_label[end]
     n_slots = len(block.body_code) * n_labels
     if n_slots <= 1 << 21:
-        slot = torch.arange(n_slots, device=body.device)
+        slot = count_to(n_slots, body)
     else:
         slot, body = row_index.unique_inverse(body)
     last = slot % n_labels
@@ -509,7 +514,7 @@ def select_bodies(block: PathBlock, first: int, last: int) -> PathBlock:
 def select_sources(block: PathBlock, sources: SourceRange) -> PathBlock:
     """Return the rows of a block whose source is in a range."""
     is_kept = sources.contains(block.row_source)
-    entry = is_kept[block.entry_row].nonzero().squeeze(1)
+    entry = true_rows(is_kept[block.entry_row])
     new_row = torch.cumsum(is_kept, 0) - 1
     return PathBlock(
         body_code=block.body_code,
@@ -531,7 +536,7 @@ def _first_steps(
     )
     start = edges.starts_by_label[position]
     source = edges.starts.keys[start] // edges.n_labels
-    in_range = sources.contains(source).nonzero().squeeze(1)
+    in_range = true_rows(sources.contains(source))
     start = start[in_range]
 
     offsets = edges.starts.offsets
@@ -560,7 +565,7 @@ def _find_leads(
     label = body_code % edges.n_labels
 
     # The entries of each body's prefix, and the starts that they lead to.
-    numbers = torch.arange(len(block.body_code) + 1, device=label.device)
+    numbers = count_to(len(block.body_code) + 1, label)
     offsets = torch.searchsorted(block.entry_body, numbers)
     body, entry = expand_ranges(
         offsets[prefix], offsets[prefix + 1] - offsets[prefix]
@@ -640,7 +645,7 @@ def match_facts(
         # Bodies without a rule are left out first.
         body = rule_key // edges.n_predicates
         has_rule = row_index.binary_search(body, hits.body).found
-        row = has_rule.nonzero().squeeze(1)
+        row = true_rows(has_rule)
         first = edges.pairs.offsets[hits.pair[row]]
         n_facts = edges.pairs.offsets[hits.pair[row] + 1] - first
         for begin, end in pack(n_facts.double(), CHUNK_ROWS):
@@ -650,7 +655,7 @@ def match_facts(
             fact = edges.pair_facts[position]
             key = hits.body[hit] * edges.n_predicates + edges.predicate[fact]
             rule, found = row_index.binary_search(rule_key, key)
-            match = found.nonzero().squeeze(1)
+            match = true_rows(found)
             parts.append((rule[match], fact[match], hits.entry[hit[match]]))
 
     rule, fact, entry = (torch.cat(columns) for columns in zip(*parts))
@@ -675,8 +680,8 @@ def sum_by_subject(
     body, predicate, total = multiply(left, edges.subjects.double())
     key, order = row_index.sort_keys(body * edges.n_predicates + predicate)
     position, found = row_index.binary_search(key, rule_key)
-    row = found.nonzero().squeeze(1)
-    zeros = torch.zeros(len(rule_key), dtype=value.dtype, device=value.device)
+    row = true_rows(found)
+    zeros = value.new_zeros(len(rule_key))
     return zeros.index_copy(0, row, total[order[position[row]]])
 
 
@@ -696,7 +701,7 @@ def is_circular(
     has_own_predicate = (
         body_labels // 2 == edges.predicate[fact][:, None]
     ).any(1)
-    row = has_own_predicate.nonzero().squeeze(1)
+    row = true_rows(has_own_predicate)
     n_along = _count_along(edges, fact[row], body_labels[row])
     circular = n_along == n_paths[row]
     none = torch.zeros_like(fact, dtype=torch.bool)
@@ -760,7 +765,7 @@ def _count_round_trips(
     is_asked: Tensor,
 ) -> Tensor:
     """Count the paths from each entity along label `there` and along `back` to itself; 0 where not asked."""
-    asked = is_asked.nonzero().squeeze(1)
+    asked = true_rows(is_asked)
     n_labels = edges.n_labels
     key = (entity * n_labels + there) * n_labels + back
     distinct, inverse = row_index.unique_inverse(key[asked])
@@ -947,7 +952,7 @@ def _closing_pairs(
         chosen = edges.predicate == predicate
         if length % 2:
             chosen &= plan.is_forward == is_forward
-        rows = chosen.nonzero().squeeze(1)
+        rows = true_rows(chosen)
         for first, last in pack(plan.fact_rows[rows], CHUNK_ROWS):
             if budget.is_exhausted(share) or n_pairs > MAX_CLOSED_PAIRS:
                 return None
@@ -1017,7 +1022,7 @@ def _half_walks(
     n_labels, n_ids = edges.n_labels, edges.n_entity_ids
     degree = torch.diff(edges.offsets)
     argument = edges.first_argument if is_forward else edges.second_argument
-    fact = torch.arange(len(fact_row), device=fact_row.device)
+    fact = row_numbers(fact_row)
     code, end = torch.zeros_like(fact), argument[fact_row]
     for step in range(n_steps):
         row, edge = expand_ranges(edges.offsets[end], degree[end])

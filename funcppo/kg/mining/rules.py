@@ -29,7 +29,12 @@ from torch.nn.functional import pad
 
 from funcppo.core.types import F32, F64, I64
 from funcppo.kg.logic import row_index
-from funcppo.kg.logic.row_index import expand_ranges
+from funcppo.kg.logic.row_index import (
+    count_to,
+    expand_ranges,
+    row_numbers,
+    true_rows,
+)
 from funcppo.kg.mining import paths
 from funcppo.kg.mining.counts import (
     MAX_RULE_ATOMS,
@@ -109,7 +114,7 @@ def facts_per_pair(edges: EdgeIndex) -> float:
 def iter_first_bodies(edges: EdgeIndex, budget: Budget) -> Iterator[BodySample]:
     """Yield samples of the bodies of one label, from all sources."""
     priority = torch.zeros(edges.n_entity_ids, device=edges.label.device)
-    labels = torch.arange(edges.n_labels, device=edges.label.device)
+    labels = count_to(edges.n_labels, edges.label)
     n_edges = torch.bincount(edges.label, minlength=edges.n_labels)
     cost = n_edges.double() * (1 + facts_per_pair(edges))
     for first, last in paths.pack(cost, CHUNK_ROWS):
@@ -285,7 +290,7 @@ def find_rules(
     wins = _best_score(part, length)[rule] > score_to_beat[fact]
     is_kept = torch.zeros_like(key, dtype=torch.bool)
     is_kept = is_kept.index_fill(0, rule[wins], True)
-    row = is_kept[rule].nonzero().squeeze(1)
+    row = true_rows(is_kept[rule])
     rule = (torch.cumsum(is_kept, 0) - 1)[rule[row]]
     facts = rule, fact[row], entry[row]
     found = _found_rules(
@@ -340,7 +345,7 @@ def _count_pca_pairs(
     """Count, per rule, the pairs of its body whose source is a first argument of the head's predicate."""
     has_rule = torch.zeros_like(pairs.body_code, dtype=torch.bool)
     has_rule = has_rule.index_fill(0, table.body, True)
-    row = has_rule[pairs.body].nonzero().squeeze(1)
+    row = true_rows(has_rule[pairs.body])
     key, number = row_index.unique_inverse(
         pairs.body[row] * edges.n_entity_ids + pairs.source[row]
     )
@@ -520,7 +525,7 @@ def count_path_rules(
     for first, last in paths.pack(rules.cost, CHUNK_ROWS):
         lengths = rules.body_length[first:last]
         for length in torch.unique(lengths).tolist():
-            rows = first + (lengths == length).nonzero().squeeze(1)
+            rows = first + true_rows(lengths == length)
             some = select_rows(rules, rows)
             body = some.labels[:, 1 : 1 + length]
             zeros = torch.zeros_like(some.cost)
@@ -587,11 +592,11 @@ def plan_search(edges: EdgeIndex, min_support: int) -> ConstantSearch:
 
     # Heads: edges whose label and target are frequent, the most frequent first.
     is_loop = (edges.source == edges.target) & (edges.label % 2 == 0)
-    loop = is_loop.nonzero().squeeze(1)
-    head = torch.cat([torch.arange(len(code), device=code.device), loop])
+    loop = true_rows(is_loop)
+    head = torch.cat([row_numbers(code), loop])
     head_code = torch.cat([code, _first_loop_code(edges) + edges.label[loop]])
     _, count = _count_values(head_code)
-    row = (count >= min_support).nonzero().squeeze(1)
+    row = true_rows(count >= min_support)
     row = row[row_index.sort_keys(head_code[row]).order]
     most_first = torch.sort(count[row], descending=True, stable=True)
     row = row[most_first.indices]
@@ -677,7 +682,7 @@ def _frequent_features(
     source = source[is_frequent]
     code = code[is_frequent]
     number, _ = _count_values(code)
-    entities = torch.arange(edges.n_entity_ids + 1, device=code.device)
+    entities = count_to(edges.n_entity_ids + 1, code)
     return _Features(
         torch.searchsorted(source, entities),
         code,
@@ -703,7 +708,7 @@ def _rules_of_block(
 
     # A rule does not derive its head from the same atom.
     code = head_code[row]
-    differs = (code != bodies.code[feature]).nonzero().squeeze(1)
+    differs = true_rows(code != bodies.code[feature])
     edge, feature, code = edge[differs], feature[differs], code[differs]
     head_number, _ = _count_values(code)
     has_twice = code >= _first_loop_code(edges)
@@ -718,7 +723,7 @@ def _rules_of_block(
     )
 
     # Any pair of a rule tells its labels and constants.
-    rows = torch.arange(len(rule), device=rule.device)
+    rows = row_numbers(rule)
     example = torch.zeros_like(support).scatter(0, rule, rows)
     head = edge[example]
     body_code = bodies.code[feature[example]]
@@ -740,7 +745,7 @@ def _rules_of_block(
         cost=body_pairs,
         end_constants=constants,
     )
-    derives = (~is_circular).nonzero().squeeze(1)
+    derives = true_rows(~is_circular)
     return FoundRules(rules, edges.fact[edge[derives]], rule[derives])
 
 

@@ -210,7 +210,7 @@ def _records(
     if evaluator.protocol.n_best:
         columns["best"] = [
             "\t".join(
-                f"{dataset.entities[entity - 1]}\t{rank_metrics.probability(score)!r}"
+                f"{dataset.entity_name(entity)}\t{rank_metrics.probability(score)!r}"
                 for entity, score in best
                 if score > ZERO_SCORE
             )
@@ -234,7 +234,7 @@ def rank_columns(
       found: further columns, which stand before the ranks.
     """
     n_sides, ranks = len(sides), rank_metrics.ranks(counts)[:, :3].tolist()
-    relations = [dataset.predicates[i - 1] for i in queries[:, 0].tolist()]
+    relations = [dataset.predicate_name(i) for i in queries[:, 0].tolist()]
     return {
         "query_row": rows.tolist() * n_sides,
         "side": [SIDE_NAMES[side] for side in sides for _ in rows],
@@ -455,8 +455,8 @@ def format_rankings(
     best: dict[str, dict[str, str]] = {}
     for record in records:
         relation, head, tail = split[record["query_row"], :3].tolist()
-        names = [str(dataset.entities[i - 1]) for i in (head, tail)]
-        names.insert(1, dataset.predicates[relation - 1])
+        names = [str(dataset.entity_name(i)) for i in (head, tail)]
+        names.insert(1, dataset.predicate_name(relation))
         is_plain = len(" ".join(names).split()) == 3
         triple = (" " if is_plain else "\t").join(names)
         best.setdefault(triple, {})[record["side"]] = record["best"]

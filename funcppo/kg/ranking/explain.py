@@ -35,7 +35,7 @@ from funcppo.kg.logic import derive, proof, prove
 from funcppo.kg.logic import kb as kbase
 from funcppo.kg.logic.derive import Questions
 from funcppo.kg.logic.joins import RowBudget
-from funcppo.kg.logic.kb import HEAD, SIDE_NAMES, TAIL
+from funcppo.kg.logic.kb import HEAD, SIDE_NAMES, other_side
 from funcppo.kg.logic.proof import Atom, Proof
 from funcppo.kg.logic.prove import (
     BestProofs,
@@ -44,7 +44,7 @@ from funcppo.kg.logic.prove import (
     Limits,
     QueryResult,
 )
-from funcppo.kg.logic.row_index import unique_rows_with_inverse
+from funcppo.kg.logic.row_index import true_rows, unique_rows_with_inverse
 from funcppo.kg.ranking import scoring
 from funcppo.kg.scores import evidence
 from funcppo.kg.scores.evidence import EvidenceConfig
@@ -281,7 +281,7 @@ def explain_answer(
     """
     assert score.facts is not None, "the score reads evidence"
     predicate, answer = int(atom[0]), int(atom[side])
-    given = int(atom[HEAD + TAIL - side])
+    given = int(atom[other_side(side)])
     known = evidence.binary_facts(task.kb)
     is_fact = bool((known == atom.long().to(known.device)).all(1).any())
     question = predicate, side, given, answer if is_fact else 0
@@ -298,7 +298,7 @@ def explain_answer(
             object_identity=task.least_model.object_identity,
         ),
     )
-    rows = (found.entity == answer).nonzero().squeeze(1).tolist()
+    rows = true_rows(found.entity == answer).tolist()
     if not rows:
         return None
     (row,) = rows
@@ -411,7 +411,7 @@ def _term_text(dataset: Dataset, e: Explanation, term: Term) -> str:
             return "prior by link embeddings, which proves nothing"
         case _:
             return "prior by a Bellman-Ford network, which proves nothing"
-    relation = format_name(dataset.predicates[predicate - 1])
+    relation = format_name(dataset.predicate_name(predicate))
     return f"it is the {SIDE_NAMES[place]} of {n_facts} of {relation}"
 
 
@@ -433,7 +433,7 @@ def other_facts(
         fields: Json = {}
         for term in score.explain(candidates, row):
             fields = {
-                "relation": task.dataset.predicates[predicate - 1],
+                "relation": task.dataset.predicate_name(predicate),
                 "side": SIDE_NAMES[side],
                 **term.detail._asdict(),
                 "log_odds": term.log_odds,

@@ -113,11 +113,8 @@ def rank_counts_listed(
     n_queries = len(n_candidates)
 
     # Candidates other than the answer are scattered to a spare row, which is cut off.
-    zero_scores = torch.full(
-        (n_queries + 1,),
-        ZERO_SCORE,
-        dtype=torch.int64,
-        device=score.device,
+    zero_scores = score.new_full(
+        (n_queries + 1,), ZERO_SCORE, dtype=torch.int64
     )
     answer_row = torch.where(is_answer, query_row, n_queries)
     answer_score = torch.where(is_answer, score, ZERO_SCORE)
@@ -279,7 +276,7 @@ def average_precision(
 
 def _count_by_query(mask: Tensor, query_row: Tensor, n_queries: int) -> Tensor:
     """Count the candidates of each query that the mask selects."""
-    zeros = torch.zeros(n_queries, dtype=torch.int64, device=mask.device)
+    zeros = mask.new_zeros(n_queries, dtype=torch.int64)
     return zeros.scatter_add(0, query_row, mask.to(torch.int64))
 
 
@@ -289,11 +286,7 @@ def _sum_by_group(
     """Sum the rows of `values` over groups, [P + 1, 3, ...]: row 0 is all relations, column 0 both sides."""
     n_sides = len(SIDE_NAMES)
     cell = (relation - 1) * n_sides + side - 1
-    zeros = torch.zeros(
-        (n_predicates * n_sides, values.shape[1]),
-        dtype=values.dtype,
-        device=values.device,
-    )
+    zeros = values.new_zeros((n_predicates * n_sides, values.shape[1]))
     sums = zeros.index_add(0, cell, values)
     by_relation_and_side = sums.unflatten(0, (n_predicates, n_sides))
 

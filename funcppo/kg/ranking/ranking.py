@@ -35,8 +35,17 @@ from funcppo.kg.graph.dataset import Dataset
 from funcppo.kg.graph.rules import format_atom
 from funcppo.kg.logic import derive
 from funcppo.kg.logic import kb as kbase
-from funcppo.kg.logic.kb import HEAD, TAIL, FilterIndex, KBSizes, TripleIndex
+from funcppo.kg.logic.kb import (
+    HEAD,
+    TAIL,
+    FilterIndex,
+    KBSizes,
+    TripleIndex,
+    other_side,
+)
 from funcppo.kg.logic.row_index import (
+    count_to,
+    row_numbers,
     unique_rows_with_inverse,
     unique_values,
 )
@@ -327,7 +336,7 @@ def rank_listed(
         )
     )
     n_queries, n_sides = len(queries), len(tables)
-    query_row = torch.arange(n_queries, device=queries.device)
+    query_row = count_to(n_queries, queries)
     near_boundary = rank_metrics.near_boundary(log_odds, LOG_ODDS_TOLERANCE)
     return Ranking(
         queries=queries,
@@ -391,7 +400,7 @@ def _rank_among_all(
     """
     queries = listed.queries.long()
     questions = derive.open_questions(queries, side)
-    _, row = unique_rows_with_inverse(queries[:, [0, HEAD + TAIL - side]])
+    _, row = unique_rows_with_inverse(queries[:, [0, other_side(side)]])
     order = torch.argsort(row, stable=True)
     place = torch.argsort(order)[table.query_row]
     n_entities = int(listed.true_triples.base) - 1
@@ -528,10 +537,7 @@ def pooled_average_precision(
     unlisted_score = listed_score.new_full(
         (n_unlisted,), rank_metrics.ZERO_SCORE
     )
-    unlisted_is_answer = (
-        torch.arange(n_unlisted, device=listed_score.device)
-        < n_unlisted_answers
-    )
+    unlisted_is_answer = count_to(n_unlisted, listed_score) < n_unlisted_answers
     return float(
         rank_metrics.average_precision(
             torch.cat([listed_score, unlisted_score]),
@@ -636,7 +642,7 @@ def list_candidates(
         query_row, entity = sample_corruptions(
             protocol, true_triples, pool, queries, side, query_id
         )
-    row = torch.arange(len(queries), device=queries.device)
+    row = row_numbers(queries)
     query_row = torch.cat([row, query_row])
     entity = torch.cat([queries[:, side], entity])
     n_candidates = torch.bincount(query_row, minlength=len(queries))
@@ -743,7 +749,7 @@ def sample_corruptions(
       The row of the query, ascending, and the entity of each corruption.
     """
     known = kbase.list_answers(true_triples, queries, side)
-    row = torch.arange(len(queries), device=queries.device)
+    row = row_numbers(queries)
     position = torch.searchsorted(
         pool, torch.cat([known.entity, queries[:, side]])
     )
@@ -765,6 +771,6 @@ def sample_corruptions(
 
 def _replace_argument(atoms: Tensor, side: int, entity: Tensor) -> Tensor:
     """Return the atoms with an entity as argument `side`."""
-    column = torch.arange(atoms.shape[-1], device=atoms.device)
+    column = count_to(atoms.shape[-1], atoms)
     is_replaced = column == side
     return torch.where(is_replaced, entity[..., None], atoms)

@@ -38,8 +38,12 @@ from funcppo.kg.logic.derive import (
     select_questions,
 )
 from funcppo.kg.logic.fixpoint import Derivations, LeastModel
-from funcppo.kg.logic.kb import HEAD, TAIL, KBSizes, KnowledgeBase
-from funcppo.kg.logic.row_index import sort_keys, unique_rows_with_inverse
+from funcppo.kg.logic.kb import TAIL, KBSizes, KnowledgeBase, other_side
+from funcppo.kg.logic.row_index import (
+    sort_keys,
+    true_rows,
+    unique_rows_with_inverse,
+)
 from funcppo.kg.scores import evidence
 from funcppo.kg.scores.evidence import Evidence, EvidenceConfig, FactIndex
 from funcppo.kg.scores.score import (
@@ -271,7 +275,7 @@ def _score_facts(
         left_out=score.left_out,
         object_identity=task.least_model.object_identity,
     )
-    scores = [torch.zeros(0, dtype=torch.float64, device=facts.device)]
+    scores = [facts.new_zeros(0, dtype=torch.float64)]
     for part in evidence.iter_evidence(
         task.kb,
         task.sizes,
@@ -303,7 +307,7 @@ def score_collected(
       parts: what `query_evidence` yields for these atoms and this side.
     """
     atom, base = atoms.long(), task.sizes.n_constants + 1
-    question = atom[:, 0] * base + atom[:, HEAD + TAIL - side]
+    question = atom[:, 0] * base + atom[:, other_side(side)]
     wanted, order = sort_keys(question * base + atom[:, side])
     question = question[order]
 
@@ -322,7 +326,7 @@ def score_collected(
         found[order[start:stop]] = values.to(atom.device)
         on_progress(stop, len(atom))
     if score.ranks_all:
-        missing = torch.isneginf(found).nonzero().squeeze(1)
+        missing = true_rows(torch.isneginf(found))
         found[missing] = score_without_rules(score, atom[missing], side)
     return found
 
@@ -331,13 +335,13 @@ def score_without_rules(
     score: Score, atoms: I64[Tensor, "n W"], side: int
 ) -> F64[Tensor, "n"]:
     """Compute the log-odds of atoms that no rule derives, by a score that ranks all entities."""
-    _, row = unique_rows_with_inverse(atoms[:, [0, HEAD + TAIL - side]])
-    found = torch.zeros(len(atoms), dtype=torch.float64, device=atoms.device)
+    _, row = unique_rows_with_inverse(atoms[:, [0, other_side(side)]])
+    found = atoms.new_zeros(len(atoms), dtype=torch.float64)
     asked = open_questions(atoms, side)
     for start in range(0, len(asked.entity), 256):
         some = select_questions(asked, slice(start, start + 256))
         values = score.log_odds_of_all(some).to(found.device)
-        of_chunk = ((row >= start) & (row < start + 256)).nonzero().squeeze(1)
+        of_chunk = true_rows((row >= start) & (row < start + 256))
         entity = atoms[of_chunk, side] - 1
         found[of_chunk] = values[row[of_chunk] - start, entity]
     return found

@@ -43,6 +43,7 @@ from funcppo.kg.logic.derive import (
     select_questions,
 )
 from funcppo.kg.logic.kb import HEAD, TAIL
+from funcppo.kg.logic.row_index import count_to, true_rows
 from funcppo.kg.ranking import rank_metrics, ranking, scoring
 from funcppo.kg.ranking.ranking import ListedQueries, Ranking, RankingProtocol
 from funcppo.kg.ranking.scoring import QuestionEvidence
@@ -589,7 +590,7 @@ def fitting_questions(
 
 def derived_questions(listed: Evidence) -> I64[Tensor, "n"]:
     """Return the rows of the questions whose answer is derived."""
-    return (listed.answer >= 0).nonzero().squeeze(1)
+    return true_rows(listed.answer >= 0)
 
 
 # -- the listwise fit
@@ -832,7 +833,7 @@ def seconds_of_prior(network: PathNetwork) -> float:
     n_sources = len(graph.source)
 
     def compute(n: int) -> Tensor:
-        some = torch.arange(n, device=graph.source.device) * n_sources // n
+        some = count_to(n, graph.source) * n_sources // n
         return path_network.entity_scores(
             network, graph.source_label[some], graph.source_entity[some]
         )

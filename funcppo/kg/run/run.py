@@ -337,7 +337,7 @@ def init_train_state(
     if world is not None:
         return train_step.init(cfg, world, key)
     params, none = cfg.agent.init(cfg.agent.cfg, key), cast(Any, ())
-    update = torch.zeros((), dtype=torch.int64, device=key.device)
+    update = key.new_zeros((), dtype=torch.int64)
     return TrainState(params, none, none, none, key, update, none)
 
 
@@ -679,7 +679,7 @@ def _check_relations(trained: Dataset, moved: Dataset) -> None:
     wanted = set(body[body > 0].tolist())
     if len(moved.rules) and wanted & set(moved.facts[:, 0].tolist()):
         return
-    some = _first_names([trained.predicates[i - 1] for i in sorted(wanted)])
+    some = _first_names([trained.predicate_name(i) for i in sorted(wanted)])
     raise ValueError(
         f"{moved.name}: expected facts of relations and entities that the rules of the run name ({some}), got none"
     )

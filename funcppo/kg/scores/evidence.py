@@ -42,6 +42,8 @@ from funcppo.kg.logic.derive import (
 from funcppo.kg.logic.kb import HEAD, TAIL, KBSizes, KnowledgeBase, TripleIndex
 from funcppo.kg.logic.row_index import (
     expand_ranges,
+    row_numbers,
+    true_rows,
     unique_inverse,
     unique_values,
     value_counts,
@@ -358,7 +360,7 @@ def _weigh_firings(
     answer = torch.full_like(questions.entity, -1).scatter(
         0,
         candidates.question[candidates.is_answer],
-        candidates.is_answer.nonzero().squeeze(1),
+        true_rows(candidates.is_answer),
     )
     per_question = torch.bincount(
         candidates.question, minlength=len(questions.entity)
@@ -498,7 +500,7 @@ def _base_score(
 
     # Integers add up to the same number in any order, which a GPU does not keep.
     added = (-torch.log1p(-chance) / BASE_SCORE_UNIT).round().long()
-    zero = torch.zeros(n_candidates, dtype=torch.int64, device=rule.device)
+    zero = rule.new_zeros(n_candidates, dtype=torch.int64)
     total = zero.index_add(0, row, added)
     return (total * BASE_SCORE_UNIT).float()
 
@@ -610,7 +612,7 @@ def _place_in_question(
     """
     order = torch.argsort(value, stable=True)
     order = order[row_index.sort_keys(question[order]).order]
-    index = torch.arange(len(question), device=question.device)
+    index = row_numbers(question)
     start = torch.searchsorted(question, question)
     return torch.empty_like(index).scatter(0, order, index - start)
 

@@ -37,6 +37,7 @@ from funcppo.kg.logic.derive import LeftOut, Questions, make_label
 from funcppo.kg.logic.kb import HEAD, KBSizes, KnowledgeBase
 from funcppo.kg.logic.row_index import (
     binary_search,
+    count_to,
     expand_ranges,
     unique_inverse,
 )
@@ -200,7 +201,7 @@ def init(cfg: AggregationConfig, key: I64[Tensor, "2"]) -> Params:
     def zeros(*shape: int) -> Tensor:
         return torch.zeros(shape, device=key.device)
 
-    is_log_odds = torch.arange(N_FEATURES, device=key.device) == 0
+    is_log_odds = count_to(N_FEATURES, key) == 0
     by_feature = cfg.odds_power * is_log_odds.float()
     return Params(
         feature_weight=zeros(n, cfg.n_shapes, N_FEATURES) + by_feature,
@@ -397,7 +398,7 @@ def gather(
         size.n_links,
     )
     # The row of a firing is that of its candidate, counted from the first one of its question.
-    shift = torch.arange(n_rows, device=question.device) * size.n_candidates
+    shift = count_to(n_rows, question) * size.n_candidates
     shift = shift - first
     firing_row = _owner(evidence.firing_offsets, firing, shift, firing_mask)
     link_row = _owner(evidence.link_offsets, link, shift, link_mask)
@@ -436,7 +437,7 @@ def _padded_range(
     start: I64[Tensor, "B"], stop: I64[Tensor, "B"], width: int
 ) -> tuple[I64[Tensor, "B W"], Bool[Tensor, "B W"]]:
     """Return positions start, start + 1, ... of each row, and which of them lie before stop."""
-    position = start[:, None] + torch.arange(width, device=start.device)
+    position = start[:, None] + count_to(width, start)
     return position, position < stop[:, None]
 
 
@@ -657,9 +658,7 @@ def _links_of_all(
     is_own = (link == label[row]) | (is_loop & (link // 2 == label[row] // 2))
     row, entity, link = row[~is_own], entity[~is_own], link[~is_own]
 
-    zero = torch.zeros(
-        (len(label), base), dtype=torch.float64, device=label.device
-    )
+    zero = label.new_zeros((len(label), base), dtype=torch.float64)
     weight = params.link_weight[link, label[row]].double()
     of_links = zero.index_put((row, entity), weight, accumulate=True)
     linked = params.linked_weight[label[row]].double()

@@ -28,6 +28,7 @@ from funcppo.core.types import F32, F64, I64
 from funcppo.kg.config import EmbeddingConfig
 from funcppo.kg.logic.derive import LeftOut, Questions
 from funcppo.kg.logic.kb import HEAD
+from funcppo.kg.logic.row_index import count_to, row_numbers
 
 # questions whose priors are computed at once
 PRIOR_ROWS = 1 << 17
@@ -140,7 +141,7 @@ def prior(
     """
     above = _above_mean(params.entity.flatten(2))
     parts = [above.new_zeros(0)]
-    for row in torch.arange(len(model), device=model.device).split(PRIOR_ROWS):
+    for row in row_numbers(model).split(PRIOR_ROWS):
         m = model[row]
         asked = _multiply(
             params.entity[m, given[row]], params.label[m, label[row]]
@@ -182,7 +183,7 @@ def loss(penalty: float, params: Params, links: Links) -> F32[Tensor, ""]:
     log_p = score - torch.logsumexp(logits, -1)
 
     cubes = sum(_cubed_modulus(x) for x in (given, label, answer))
-    model = torch.arange(n_models(params), device=links.fold.device)
+    model = count_to(n_models(params), links.fold)
     is_seen = (links.fold != model[:, None]).float()
     count = is_seen.sum(1).clamp_min(1.0)
     return (((penalty * cubes - log_p) * is_seen).sum(1) / count).sum()
@@ -211,7 +212,7 @@ def _look_up(
 ) -> F32[Tensor, "M n 2 D"]:
     """Return the rows of each model's table; the gradient of `embedding` is summed faster than that of an index."""
     n_tables, n_rows, *shape = table.shape
-    shift = n_rows * torch.arange(n_tables, device=index.device)
+    shift = n_rows * count_to(n_tables, index)
     rows = embedding(
         shift[:, None] + index, table.reshape(n_tables * n_rows, -1)
     )

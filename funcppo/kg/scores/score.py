@@ -70,7 +70,7 @@ from funcppo.kg.logic.kb import (
     KnowledgeBase,
     rule_confidence,
 )
-from funcppo.kg.logic.row_index import int_list
+from funcppo.kg.logic.row_index import int_list, row_numbers
 from funcppo.kg.scores import evidence
 from funcppo.kg.scores.evidence import Degrees, Evidence, FactIndex
 
@@ -93,7 +93,7 @@ def max_confidence(
       [L]; -inf for an atom that no rule derives.
     """
     confidence = rule_confidences(kb)
-    best = torch.zeros(n_atoms, dtype=torch.float64, device=confidence.device)
+    best = confidence.new_zeros(n_atoms, dtype=torch.float64)
     for part in derivations:
         best = best.scatter_reduce(
             0,
@@ -126,8 +126,8 @@ def noisy_or(
     """
     # -log prod_r (1 - confidence^power), a sum of positive numbers: its order of summation moves the last digits only.
     neg_log_wrong_of_rule = -torch.log1p(-(rule_confidences(kb) ** power))
-    neg_log_wrong = torch.zeros(
-        n_atoms, dtype=torch.float64, device=neg_log_wrong_of_rule.device
+    neg_log_wrong = neg_log_wrong_of_rule.new_zeros(
+        n_atoms, dtype=torch.float64
     )
     for part in derivations:
         neg_log_wrong = neg_log_wrong.scatter_add(
@@ -178,7 +178,7 @@ def noisy_or_of_best(
     """
     confidence = rule_confidences(kb)
     by_confidence = torch.argsort(confidence, descending=True, stable=True)
-    ids = torch.arange(len(confidence), device=confidence.device)
+    ids = row_numbers(confidence)
     place = torch.empty_like(by_confidence).scatter(0, by_confidence, ids)
 
     # The rules of a confidence above 0 of the first atom, of the second, ..., the most confident first.
@@ -190,7 +190,7 @@ def noisy_or_of_best(
         keys.append(row * base + place[rule])
     key = row_index.sort_values(torch.cat(keys))
     row = key // base
-    number = torch.arange(len(key), device=key.device)
+    number = row_numbers(key)
     is_best = number - torch.searchsorted(row, row) < n_best
     best = Derivations(row[is_best], by_confidence[key % base][is_best])
     return noisy_or(kb, [best], n_atoms, power)
@@ -300,9 +300,7 @@ def _has_fact(
     """Return whether each entity is the head, and whether it is the tail, of some fact of a relation."""
     start, stop = int_list(kb.fact_offsets[predicate : predicate + 2])
     arguments = kb.facts[start:stop, HEAD : TAIL + 1].long().T
-    none = torch.zeros(
-        (2, sizes.n_constants + 1), dtype=torch.bool, device=kb.facts.device
-    )
+    none = kb.facts.new_zeros((2, sizes.n_constants + 1), dtype=torch.bool)
     return none.scatter(1, arguments, True)
 
 

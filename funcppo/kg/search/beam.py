@@ -29,6 +29,7 @@ from funcppo.kg.logic.resolve import (
     Successors,
     resolve,
 )
+from funcppo.kg.logic.row_index import count_to, row_numbers
 from funcppo.kg.scores.score import to_log_odds
 from funcppo.kg.search.env import (
     Observation,
@@ -198,9 +199,7 @@ def _select_slots(
     First the slots that come first, as many as fit; then, in further rounds, those that fit into the rows left over.
     """
     selected = torch.zeros_like(n_open, dtype=torch.bool)
-    n_free = torch.full(
-        (), cfg.rows_per_step, dtype=torch.int64, device=n_open.device
-    )
+    n_free = n_open.new_full((), cfg.rows_per_step, dtype=torch.int64)
     for _ in range(3):  # passes over the slots to fill the rows
         is_excluded = selected | (n_open > n_free)
         demand = torch.where(is_excluded, 0, n_open)
@@ -330,7 +329,7 @@ def _place_children(
     slot, by_slot = torch.sort(slot[best_first], stable=True)
     order = best_first[by_slot]
 
-    rank = torch.arange(len(order), device=order.device)
+    rank = row_numbers(order)
     rank = rank - torch.searchsorted(slot, slot)
     is_kept = (rank < cfg.beam) & (slot < cfg.slots)
 
@@ -444,12 +443,7 @@ def _scatter_to_entries(
 ) -> Tensor:
     """Scatter a value per row, [R], to the beam entries [B, K] of the rows; `empty` elsewhere."""
     n_entries = cfg.slots * cfg.beam
-    entries = torch.full(
-        (n_entries + 1,),
-        empty,
-        dtype=value.dtype,
-        device=value.device,
-    )
+    entries = value.new_full((n_entries + 1,), empty)
     entries = entries.scatter(0, children.source, value)
     return entries[:n_entries].view(cfg.slots, cfg.beam)
 
@@ -472,7 +466,7 @@ def _append_choice(
     choice_id: I32[Tensor, "B n"],
 ) -> I32[Tensor, "B n T"]:
     """Return the traces with a choice written at position `depth`."""
-    position = torch.arange(trace.shape[-1], device=trace.device)
+    position = count_to(trace.shape[-1], trace)
     is_next = position == depth[:, None, None]
     return torch.where(is_next, choice_id[..., None], trace)
 
@@ -766,7 +760,7 @@ def _init_search(
     """Return beams with one partial proof each: the query as its only goal; an all-0 query leaves its slot idle."""
     shape = (len(query), cfg.beam, cfg.resolve.max_goals)
     root = single_goal(cfg.resolve.max_goals, query)
-    is_first_entry = torch.arange(cfg.beam, device=query.device) == 0
+    is_first_entry = count_to(cfg.beam, query) == 0
     is_filled = is_first_entry & (query[:, :1] > 0)
     return SearchState(
         goals=Goals(

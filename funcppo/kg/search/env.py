@@ -34,6 +34,7 @@ from funcppo.kg.logic import kb as kbase
 from funcppo.kg.logic.derive import DerivabilityIndex
 from funcppo.kg.logic.kb import KBSizes, KnowledgeBase
 from funcppo.kg.logic.resolve import Goals, ResolveConfig, Successors, resolve
+from funcppo.kg.logic.row_index import count_to
 
 # corruptions sampled for a negative before it counts as failed
 CORRUPTION_ATTEMPTS = 8
@@ -538,7 +539,7 @@ def sample_training_queries(
     # Every use has a random word of its own, so that no two uses are correlated: the first four are below, and each
     # attempt of a corruption has three, for fact, argument and constant.
     n_words = 4 + 3 * CORRUPTION_ATTEMPTS
-    word_index = torch.arange(n_words, device=key.device)
+    word_index = count_to(n_words, key)
     words = random.fold_in(key[:, None], word_index)
     positive_word, fact_word, hard_word, hard_row_word = words[:, :4].unbind(1)
 
@@ -584,7 +585,7 @@ def _sample_corruptions(
     arity = (fact[..., 1:] > 0).sum(-1)
     argument = 1 + integer_from_key(argument_words, arity.clamp_min(1))
     constant = 1 + integer_from_key(constant_words, sizes.n_constants)
-    column = torch.arange(n_columns, device=fact.device)
+    column = count_to(n_columns, fact)
     has_argument = (argument <= arity)[..., None]
     is_replaced = (column == argument[..., None]) & has_argument
     corrupted = torch.where(is_replaced, constant[..., None], fact)

@@ -24,6 +24,7 @@ from funcppo.interfaces import KL_REGULARISED_CATEGORICAL
 from funcppo.kg.logic import kb as kbase
 from funcppo.kg.logic.kb import KBSizes, KnowledgeBase
 from funcppo.kg.logic.resolve import Goals
+from funcppo.kg.logic.row_index import count_to
 from funcppo.kg.search.env import Observation, World
 from funcppo.nets.networks import Agent, Dense, dense, init_dense
 
@@ -292,7 +293,7 @@ def filled_positions(
     # The rank of each true entry; false entries and those beyond the capacity share the last bin, which is dropped.
     rank = torch.where(filled, filled.cumsum(0) - 1, capacity)
     rank = rank.clamp_max(capacity)
-    position = torch.arange(n_slots, device=mask.device)
+    position = count_to(n_slots, mask)
     unused = torch.full((capacity + 1,), n_slots, device=mask.device)
     return unused.scatter(0, rank, position)[:capacity]
 

@@ -54,7 +54,7 @@ from funcppo.kg.graph.text import (
     unquote,
 )
 from funcppo.kg.logic.fixpoint import Verdict
-from funcppo.kg.logic.kb import HEAD, SIDE_NAMES, TAIL
+from funcppo.kg.logic.kb import HEAD, SIDE_NAMES, TAIL, other_side
 from funcppo.kg.ranking import explain
 from funcppo.kg.ranking.scoring import graph_fallback_notes
 from funcppo.kg.run.subject import describe_numbers
@@ -161,7 +161,7 @@ class Explorer:
         last = sorted(
             places, key=lambda i: (dataset.arities[i - 1] == TAIL, -i)
         )
-        relations = {dataset.predicates[i - 1]: i for i in last}
+        relations = {dataset.predicate_name(i): i for i in last}
         self._ids = {
             "relation": assign_ids(shown.predicates) | relations,
             "entity": assign_ids(shown.entities) | assign_ids(dataset.entities),
@@ -340,7 +340,7 @@ class Explorer:
         """Return a relation with its arity and its numbers of facts and rules."""
         return values.RelationSize(
             id=relation,
-            name=self.dataset.predicates[relation - 1],
+            name=self.dataset.predicate_name(relation),
             label=self._labels["relation"][relation - 1],
             arity=self.dataset.arities[relation - 1],
             n_facts=len(self.known.find(relation, {})),
@@ -449,7 +449,7 @@ class Explorer:
         subject = self.answerer.subject
         atom = torch.zeros(subject.task.sizes.atom_width).long()
         atom[:3] = torch.tensor([relation.id, head.id, tail.id])
-        given = int(atom[HEAD + TAIL - place])
+        given = int(atom[other_side(place)])
         (score,) = self.answerer.score(atom[None], place)
 
         # A search may miss what the rules derive, and a rule may have the confidence 0.

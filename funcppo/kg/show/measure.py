@@ -29,7 +29,7 @@ from funcppo.kg.graph.rules import (
 )
 from funcppo.kg.logic import prove
 from funcppo.kg.logic.fixpoint import Verdict
-from funcppo.kg.logic.kb import HEAD, TAIL
+from funcppo.kg.logic.kb import TAIL, other_side
 from funcppo.kg.logic.proof import Proof
 from funcppo.kg.ranking import evaluate, rank_metrics, ranking, scoring
 from funcppo.kg.ranking.explain import (
@@ -292,7 +292,7 @@ def query_entry(
     sides: list[Json] = []
     for place in range(row, len(ranked.side), len(ranked.queries)):
         side = int(ranked.side[place])
-        query = OpenQuery(int(atom[0]), side, int(atom[HEAD + TAIL - side]))
+        query = OpenQuery(int(atom[0]), side, int(atom[other_side(side)]))
         n_better, n_equal, n_candidates = (int(x[place]) for x in ranked.counts)
         described = {
             "question": format_query(dataset, query),
