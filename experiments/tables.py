@@ -185,17 +185,21 @@ def rule_scores(runs: list[Row]) -> Row:
 
 def reached(runs: list[Row], device: str) -> str:
     """Return the mean and the spread over seeds of the score that answers, of the runs on a device; - if none is."""
-    values = [
-        run["results"]["test"][run["results"]["answering_row"]]["mrr"]
-        for run in runs
-        if run["device"] == device
-    ]
+    values = [answers(run)["mrr"] for run in runs if run["device"] == device]
     return mean_and_spread(values) or "-"
 
 
-def sample_text(results: Row) -> str:
+def answers(run: Row) -> Row:
+    """Return the metrics of the score that answers: of all test triples, or of a sample if no more are ranked."""
+    results = run["results"]
+    return run.get("all_test") or results["test"][results["answering_row"]]
+
+
+def sample_text(run: Row) -> str:
     """Return how many test triples a sample has; empty if all are ranked."""
-    is_sample, n = results["test_is_sample"], results["n_test_queries"]
+    results = run["results"]
+    is_sample = results["test_is_sample"] and "all_test" not in run
+    n = results["n_test_queries"]
     return f", a sample of {n:,} test triples" if is_sample else ""
 
 
@@ -204,17 +208,15 @@ def levels() -> str:
     rows = []
     for (name, label), runs in zip(SETS.items(), runs_of("levels", SETS)):
         last = max(runs, key=lambda run: run["device"])  # of a GPU, if any is
-        results = last["results"]
-        answers = results["test"][results["answering_row"]]
         rows.append(
             [
-                label + sample_text(results),
+                label + sample_text(last),
                 published_text(name),
                 metric_text(rule_scores(runs)["mrr"]),
                 reached(runs, "cpu"),
                 reached(runs, "cuda"),
-                metric_text(answers["hits@10"]),
-                metric_text(answers["proved"]),
+                metric_text(answers(last)["hits@10"]),
+                metric_text(answers(last)["proved"]),
                 str(len(runs)),
             ]
         )
@@ -267,7 +269,7 @@ def readme_results() -> str:
         last = max(runs, key=lambda run: run["device"])
         mrr, label = (
             reached(runs, last["device"]),
-            label + sample_text(last["results"]),
+            label + sample_text(last),
         )
         rows.append([f"{label}: MRR", mrr, published_text(name)])
     exact = load_record("exactness")
