@@ -66,8 +66,7 @@ from funcppo.kg.search.beam import (
     init_scheduler,
     log_odds,
     score_by_rules,
-    score_by_width,
-    width_schedule,
+    score_candidates,
 )
 from funcppo.kg.search.env import World
 from funcppo.kg.search.network import Params
@@ -518,7 +517,7 @@ def compile_search_step(
     sample: Tensor,
     step: SearchStep,
 ) -> None:
-    """Compile a search step for the widths that a search begins with, and check its scores against the eager step's.
+    """Compile a search step, and check its scores against the eager step's.
 
     Args:
       sample: some candidates, at least one.
@@ -531,25 +530,22 @@ def compile_search_step(
     from funcppo.runtime.compile import check_output
 
     world = inference_world(task)
-    atoms = sample.to(task.kb.facts.device)
-    for width in width_schedule(cfg):
-        n = min(len(atoms), width.chunk_size)
-        padding = atoms.new_zeros((width.chunk_size + 1 - n, atoms.shape[1]))
-        chunk = torch.cat([atoms[:n], padding]).to(torch.int32)
+    n = min(len(sample), cfg.chunk_size)
+    atoms = sample[:n].to(task.kb.facts.device)
+    padding = atoms.new_zeros((cfg.chunk_size + 1 - n, atoms.shape[1]))
+    chunk = torch.cat([atoms, padding]).to(torch.int32)
 
-        # Only the compiled one may overwrite the state that it is given.
-        state = init_scheduler(width, chunk)
-        expected = state
-        for _ in range(width.max_depth):
-            expected = evaluate_step(width, world, params, chunk, expected)
-        actual = init_scheduler(width, chunk)
-        for _ in range(width.max_depth):
-            actual = step(width, world, params, chunk, actual)
-        check_output(
-            actual.results.log_score[:n],
-            expected.results.log_score[:n],
-            1e-4,  # of sums of tens of terms, each rounded to float32
-        )
+    # Only the compiled one may overwrite the state that it is given.
+    expected = actual = init_scheduler(cfg, chunk)
+    for _ in range(cfg.max_depth):
+        expected = evaluate_step(cfg, world, params, chunk, expected)
+    for _ in range(cfg.max_depth):
+        actual = step(cfg, world, params, chunk, actual)
+    check_output(
+        actual.results.log_score[:n],
+        expected.results.log_score[:n],
+        1e-4,  # of sums of tens of terms, each rounded to float32
+    )
 
 
 def search_captures(
@@ -640,7 +636,7 @@ class PolicyScore(Score):
         return self._score_by_rules(world, found.atoms)
 
     def _search(self, atoms: Tensor) -> ScoringRun:
-        """Search for proofs of the atoms over ascending widths, and return the outcome.
+        """Search for proofs of the atoms, and return the outcome.
 
         Raises:
           RuntimeError: the smallest search does not fit into memory.
@@ -648,8 +644,8 @@ class PolicyScore(Score):
         world = inference_world(self._task)
         while True:
             try:
-                return score_by_width(
-                    width_schedule(self._cfg),
+                return score_candidates(
+                    self._cfg,
                     world,
                     self._params,
                     atoms,

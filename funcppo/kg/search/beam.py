@@ -3,8 +3,8 @@
 A slot holds the beam of one candidate. `extend_beams` extends up to R partial proofs by one resolution step, those of
 one slot always together, and keeps of each slot's children the K most probable that are still open. No row depends on
 another slot's. `score_candidates` loads candidates in chunks, runs `evaluate_step` until all of a chunk are finished,
-and refills finished slots in between. `score_by_width` does so with narrow successor tables first and repeats only what
-did not fit. `score_by_rules` needs no search: it scores candidates whose proofs are known beforehand.
+and refills finished slots in between. `score_by_rules` needs no search: it scores candidates whose proofs are known
+beforehand.
 
 Log-probabilities are natural logarithms, -inf where an entry is empty or a probability is 0. Every result is written to
 the candidate's own row, so neither the order of candidates nor their neighbours in a batch matter.
@@ -12,8 +12,8 @@ the candidate's own row, so neither the order of candidates nor their neighbours
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from functools import partial
 from typing import Literal, NamedTuple
 
@@ -42,8 +42,6 @@ from funcppo.kg.search.network import Params, filled_positions
 from funcppo.nets.networks import Agent
 
 ScoreName = Literal["success", "best-proof"]
-# successors a row, tried before the width that holds all
-NARROW_WIDTHS = (32,)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -627,68 +625,6 @@ def _copy_rows(n: int, x: Tensor) -> Tensor:
     return x[:n].clone()
 
 
-def width_schedule(cfg: SearchConfig) -> list[SearchConfig]:
-    """Return variants of a search with ascending widths of the successor table, the full width last.
-
-    Most goals have few successors, and a step costs what the table is wide. A wider search extends fewer rows at a
-    time, so that each takes about as much memory.
-    """
-    full_width = cfg.resolve.max_successors
-    widths = [width for width in NARROW_WIDTHS if 2 * width <= full_width]
-    narrow = [_with_width(cfg, width) for width in widths]
-
-    rows = cfg.rows_per_step
-    if widths:
-        rows = max(cfg.beam, rows * widths[-1] // full_width)
-    full = replace(cfg, rows_per_step=rows, slots=min(cfg.slots, rows))
-    return [*narrow, full]
-
-
-def score_by_width(
-    cfgs: Sequence[SearchConfig],
-    world: World,
-    params: Params,
-    candidates: I32[Tensor, "n W"],
-    step: SearchStep = evaluate_step,
-    on_progress: ProgressCallback = ignore_progress,
-    load_chunks: ChunkLoader = torch.split,
-    make_readback: Callable[[], Readback] = lambda: lambda numbers: numbers,
-) -> ScoringRun:
-    """Score candidates by narrow searches first; repeat with wider ones only where successors did not fit.
-
-    Args:
-      cfgs: what `width_schedule` returns.
-    """
-    cfg, *wider = cfgs
-    how = step, on_progress, load_chunks, make_readback
-    run = score_candidates(cfg, world, params, candidates, *how)
-    rows = torch.isfinite(run.results.overflow_log_mass).nonzero()[:, 0]
-    if not wider or not len(rows):
-        return run
-
-    n = len(candidates)
-    again = score_by_width(
-        wider,
-        world,
-        params,
-        candidates[rows.to(candidates.device)],
-        step,
-        lambda done, more: on_progress(n + done, n + more),
-        load_chunks,
-        make_readback,
-    )
-    results = tree.map(
-        lambda old, new: old.index_copy(0, rows, new),
-        run.results,
-        again.results,
-    )
-    return ScoringRun(
-        results,
-        run.active_row_steps + again.active_row_steps,
-        run.row_steps + again.row_steps,
-    )
-
-
 def score_by_rules(
     cfg: SearchConfig, world: World, params: Params, atoms: I32[Tensor, "n W"]
 ) -> F64[Tensor, "n"]:
@@ -723,13 +659,6 @@ def all_finished(state: SchedulerState) -> Bool[Tensor, ""]:
     return (state.n_started >= state.n_candidates) & ~torch.isfinite(
         state.search.log_prob
     ).any()
-
-
-def _with_width(cfg: SearchConfig, width: int) -> SearchConfig:
-    """Return the same search with a narrower successor table."""
-    max_fanout = min(width, cfg.resolve.max_fanout)
-    narrow = replace(cfg.resolve, max_successors=width, max_fanout=max_fanout)
-    return replace(cfg, resolve=narrow)
 
 
 def _refill(

@@ -227,22 +227,6 @@ def test_a_search_on_a_cpu_can_be_ended_after_any_step(n_steps):
     assert len(steps) == n_steps
 
 
-@pytest.mark.parametrize("score", ["success", "best-proof"])
-@given(seed=SEEDS)
-@settings(max_examples=6, phases=PHASES)
-def test_scores_in_ascending_widths_are_those_of_the_full_one(score, seed):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(beams, "NARROW_WIDTHS", (1, 2) if seed % 2 else ())
-        sizes = dict(beam=6, rows_per_step=12, **WIDE)
-        cfg, *inputs = setup(seed, score, max_height=1 + seed % 2, **sizes)
-        want, _, _ = score_candidates(cfg, *inputs)
-        widths = beams.width_schedule(cfg)
-        got, _, _ = beams.score_by_width(widths, *inputs)
-    assert_close(got.log_score, want.log_score)
-    assert torch.equal(got.n_steps, want.n_steps)
-    assert torch.isneginf(got.overflow_log_mass).all()
-
-
 @given(SEEDS, st.integers(1, 8))
 @settings(max_examples=10, phases=PHASES)
 def test_a_narrow_beam_bounds_the_score(seed, beam):
