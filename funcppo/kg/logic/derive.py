@@ -84,10 +84,14 @@ from funcppo.kg.logic.kb import (
 )
 from funcppo.kg.logic.resolve import Goals, Successors
 from funcppo.kg.logic.row_index import (
+    TableT,
+    concatenate,
     count_to,
     expand_ranges,
     int_list,
+    select_rows,
     sort_keys,
+    spans,
     true_rows,
     unique_rows,
     unique_rows_with_inverse,
@@ -120,6 +124,11 @@ class Questions(NamedTuple):
     # the answer whose fact is left out of the facts; 0 to leave none out
     left_out: I64[Tensor, "Q"]
 
+    @property
+    def label(self) -> I64[Tensor, "Q"]:
+        """Return the label of each query: its predicate and the argument that is asked for."""
+        return make_label(self.predicate, self.side)
+
 
 class Groundings(NamedTuple):
     """Distinct triples of query, candidate answer and rule that derives it, with the number of body groundings."""
@@ -138,24 +147,6 @@ def make_label(
 ) -> I64[Tensor, "n"]:
     """Return the label of each (predicate, side) pair: 2 * predicate, plus 1 for side TAIL."""
     return 2 * predicate + (side - HEAD)
-
-
-def select_questions(
-    questions: Questions, row: I64[Tensor, "n"] | slice
-) -> Questions:
-    """Return the queries in the given rows."""
-    return Questions(*(column[row] for column in questions))
-
-
-def select_groundings(groundings: Groundings, row: Tensor) -> Groundings:
-    """Return the groundings in the given rows; a column without entries stays empty.
-
-    Args:
-      row: their positions, or a mask.
-    """
-    return Groundings(
-        *(column[row] if len(column) else column for column in groundings)
-    )
 
 
 def open_questions(queries: I64[Tensor, "Q W"], side: int) -> Questions:
@@ -234,8 +225,7 @@ class Neighbours(NamedTuple):
         if not len(self.offsets):
             return find_postings(self.kb, self.sizes, step & 1, step >> 1, here)
         code = step * (self.sizes.n_constants + 1) + here
-        start = self.offsets[code]
-        return row_index.Span(start, self.offsets[code + 1] - start)
+        return spans(self.offsets, code)
 
     def entity(
         self, step: I64[Tensor, "n"], position: I64[Tensor, "n"]
@@ -273,7 +263,12 @@ class Walks(NamedTuple):
 
     def select(self, row: I64[Tensor, "m"]) -> Walks:
         """Return the walks in the given rows."""
-        return tree.map(lambda x: x.index_select(0, row) if len(x) else x, self)
+        return _select_filled(self, row)
+
+
+def _select_filled(table: TableT, row: I64[Tensor, "m"]) -> TableT:
+    """Return the given rows of a table of columns; one without entries stays empty."""
+    return tree.map(lambda x: x.index_select(0, row) if len(x) else x, table)
 
 
 class _Edges(NamedTuple):
@@ -409,9 +404,7 @@ class _Walker:
         # Every rule whose body ends where merged walks have come has a grounding.
         while len(walks.question):
             walks, ended = self._walk_on(walks)
-            start = offsets[ended.node]
-            count = offsets[ended.node + 1] - start
-            row, position = expand_ranges(start, count)
+            row, position = expand_ranges(*spans(offsets, ended.node))
             ended = ended.select(row)
             if len(row):
                 yield Groundings(
@@ -444,16 +437,13 @@ class _Walker:
 
     def _select_ended(self, walks: Walks) -> Walks:
         """Return the walks at nodes of the trie where the body of a rule ends."""
-        offsets = self.trie.rule_offsets
-        has_rules = offsets[walks.node + 1] > offsets[walks.node]
-        return walks.select(true_rows(has_rules))
+        n_rules = spans(self.trie.rule_offsets, walks.node).length
+        return walks.select(true_rows(n_rules > 0))
 
     def _iter_edges(self, walks: Walks) -> Iterator[_Edges]:
         """Yield, in chunks, the trie edges of each walk whose step leads from the walk's entity to a neighbour."""
-        offsets = self.trie.child_offsets
-        start = offsets[walks.node]
         for row, position in ragged_arange(
-            start, offsets[walks.node + 1] - start
+            *spans(self.trie.child_offsets, walks.node)
         ):
             self._spend(len(row))
             child = self.trie.child[position]
@@ -462,7 +452,7 @@ class _Walker:
             found = count > 0
             edges = _Edges(row, step, child, first, count)
             if found.any():
-                yield _Edges(*(column[found] for column in edges))
+                yield select_rows(edges, found)
 
     def _iter_next(self, walks: Walks, edges: _Edges) -> Iterator[Walks]:
         """Yield, in chunks, the walks extended along the given edges, not merged, without disallowed ones.
@@ -512,7 +502,7 @@ class _Walker:
         at = true_rows(is_end & (answer > 0))
         n_left = edges.n_neighbours
         if len(at):
-            some = _Edges(*(column[at] for column in edges))
+            some = select_rows(edges, at)
             for longer, edge in self._iter_longer(walks, some):
                 is_left_out = self._uses_left_out(longer, some.step[edge])
                 n_left = n_left.index_add(0, at[edge], -is_left_out.long())
@@ -523,7 +513,7 @@ class _Walker:
     ) -> Bool[Tensor, "n"]:
         """Check, per walk, whether its last step uses a fact that its query leaves out."""
         here, there = walks.path[-2:]
-        asked = select_questions(self.questions, walks.question)
+        asked = select_rows(self.questions, walks.question)
         onwards = (here == asked.entity) & (there == asked.left_out)
         backwards = (here == asked.left_out) & (there == asked.entity)
         if self.left_out == "pair":
@@ -779,10 +769,10 @@ def _group_questions(
     """Return the rows of the queries for `side`, and a sorted relation (predicate, entity, left out) of them."""
     row = true_rows(questions.side == side)
     columns = (questions.predicate, questions.entity, questions.left_out)
-    of_side = tuple(column[row] for column in columns)
+    of_side = select_rows(columns, row)
     bits = [plan.n_ids.bit_length()] * len(columns)
     order = sort_keys(row_index.encode_rows(of_side, bits).key).order
-    relation = Relation(tuple(c[order] for c in of_side))
+    relation = Relation(select_rows(of_side, order))
     return row[order], relation
 
 
@@ -890,13 +880,12 @@ def list_groundings(
     parts = _iter_all_groundings(
         plan, questions, left_out, object_identity, budget
     )
-    columns = zip(_no_groundings(questions), *parts)
-    found = Groundings(*(torch.cat(column) for column in columns))
+    found = concatenate([_no_groundings(questions), *parts])
     key = found.question, found.candidate, found.rule
     sizes = plan.sizes
     bounds = len(questions.entity), sizes.n_constants, sizes.n_rules
     code = row_index.encode_rows(key, [n.bit_length() for n in bounds]).key
-    return select_groundings(found, sort_keys(code).order)
+    return _select_filled(found, sort_keys(code).order)
 
 
 def _no_groundings(questions: Questions) -> Groundings:
@@ -1036,7 +1025,7 @@ class _Pace:
         threads: those computed at once then hold a part of a chunk.
         """
         rows = slice(self.n_questions, self.n_questions + self.size)
-        chunk = select_questions(questions, rows)
+        chunk = select_rows(questions, rows)
         n_asked = len(chunk.entity)
         max_rows = self.max_rows
         if n_asked == 1 and not self.work.leaves_out:
@@ -1051,7 +1040,7 @@ class _Pace:
         bounds = [n_asked * i // n_parts for i in range(n_parts + 1)]
         jobs = [
             (
-                select_questions(chunk, slice(*ends)),
+                select_rows(chunk, slice(*ends)),
                 RowBudget(of_part, overhead=0),
             )
             for ends in pairwise(bounds)
@@ -1113,7 +1102,7 @@ def iter_derivations(
       side: the argument that their questions ask for.
     """
     sizes = plan.sizes
-    index = index_sorted_atoms(atoms, sizes.n_predicates, sizes.n_constants)
+    index = index_sorted_atoms(atoms, sizes)
     is_fact = contains(kb, sizes, atoms)
     others = open_questions(atoms[~is_fact], side)
     for derived, rule in _iter_answers(
@@ -1140,7 +1129,7 @@ def _iter_answers(
       side: the argument that the facts' own questions ask for.
     """
     sizes = plan.sizes
-    index = index_sorted_atoms(facts, sizes.n_predicates, sizes.n_constants)
+    index = index_sorted_atoms(facts, sizes)
     asked = [*asked, own_questions(facts, side)]
     n_questions = sum(len(questions.entity) for questions in asked)
     n_answered = 0
@@ -1216,7 +1205,7 @@ def derive_answers(
             is_first = row_index.first_of_run(
                 found.question * base + found.candidate
             )
-            question, candidate = (column[is_first] for column in found[:2])
+            question, candidate = select_rows(found[:2], is_first)
             parts.append(
                 candidate_atoms(chunk, question, candidate, plan.sizes)
             )
@@ -1276,9 +1265,7 @@ def empty_derivability_index(
 ) -> DerivabilityIndex:
     """Build the index without atoms, with which `dead_end_mask` is false everywhere."""
     no_atoms = kb.facts[:0]
-    atom_index = index_sorted_atoms(
-        no_atoms, sizes.n_predicates, sizes.n_constants
-    )
+    atom_index = index_sorted_atoms(no_atoms, sizes)
     return index_derivations(sizes, atom_index, no_atoms[:, 0])
 
 
@@ -1289,9 +1276,7 @@ def index_atoms(
     atoms: I32[Tensor, "L W"],
 ) -> DerivabilityIndex:
     """Build the index of distinct sorted atoms for searches to height 1, with the rules that derive each."""
-    atom_index = index_sorted_atoms(
-        atoms, sizes.n_predicates, sizes.n_constants
-    )
+    atom_index = index_sorted_atoms(atoms, sizes)
     parts = fixpoint.iter_derivations(kb, sizes, model, 1, atoms)
     return index_derivations(
         sizes, atom_index, torch.zeros_like(atoms[:, 0]), parts

@@ -72,7 +72,13 @@ from funcppo.kg.logic.kb import (
     index_sorted_atoms,
     sort_and_index_atoms,
 )
-from funcppo.kg.logic.row_index import int_list, true_rows, unique_values
+from funcppo.kg.logic.row_index import (
+    concatenate,
+    int_list,
+    select_rows,
+    true_rows,
+    unique_values,
+)
 
 # Receives the last completed step (0: the facts), the atoms after it, and how many rules of the next step are applied,
 # of how many.
@@ -188,7 +194,7 @@ def least_model(
     start = time.perf_counter()
     rules, atoms = rules_from_kb(kb), kb.facts
     height = torch.zeros_like(atoms[:, 0])
-    atom_index = _index_atoms(atoms, sizes)
+    atom_index = index_sorted_atoms(atoms, sizes)
 
     previous: Relations = {}
     known = delta = relations_by_predicate(atoms)
@@ -217,9 +223,7 @@ def least_model(
             break
         if len(new):
             atoms = torch.cat([atoms, new])
-            order, atom_index = sort_and_index_atoms(
-                atoms, sizes.n_predicates, sizes.n_constants
-            )
+            order, atom_index = sort_and_index_atoms(atoms, sizes)
             steps = torch.full_like(new[:, 0], len(counts))
             atoms, height = atoms[order], torch.cat([height, steps])[order]
             previous, delta = known, relations_by_predicate(new)
@@ -387,9 +391,7 @@ def _distinct_atoms(
             if n_pending <= max(joins.MAX_CHUNK_ROWS, len(held)):
                 continue
         held = torch.cat([held, *pending])
-        order, _ = sort_and_index_atoms(
-            held, sizes.n_predicates, sizes.n_constants
-        )
+        order, _ = sort_and_index_atoms(held, sizes)
         held, pending, n_pending = held[order], [], 0
         if len(held) > max_atoms:
             raise MaxAtomsExceeded
@@ -398,14 +400,9 @@ def _distinct_atoms(
 
 def _distinct_rows(parts: Sequence[Columns], sizes: KBSizes) -> Columns:
     """Return the distinct rows of several tables of arguments, in lexicographic order."""
-    columns = tuple(torch.cat(pieces) for pieces in zip(*parts))
+    columns = concatenate(parts)
     bits = sizes.n_constants.bit_length()
     return row_index.unique_columns(columns, [bits] * len(columns))
-
-
-def _index_atoms(atoms: I32[Tensor, "n W"], sizes: KBSizes) -> AtomIndex:
-    """Return the index of distinct atoms in lexicographic order."""
-    return index_sorted_atoms(atoms, sizes.n_predicates, sizes.n_constants)
 
 
 def _atoms_of(predicate: int, columns: Columns) -> I32[Tensor, "n W"]:
@@ -433,9 +430,7 @@ def partial_model(
     """
     facts = kb.facts if facts is None else facts
     atoms = torch.cat([facts, derived])
-    rows, atom_index = sort_and_index_atoms(
-        atoms, sizes.n_predicates, sizes.n_constants
-    )
+    rows, atom_index = sort_and_index_atoms(atoms, sizes)
     atoms = atoms[rows]
     return LeastModel(
         atoms=atoms,
@@ -594,7 +589,7 @@ def iter_consequences(
             _, is_circular = find_rows(
                 columns, Relation(circular), sizes.n_constants
             )
-            columns = tuple(column[~is_circular] for column in columns)
+            columns = select_rows(columns, ~is_circular)
             fact = fact[~is_circular]
 
         yield Consequences(
@@ -676,7 +671,7 @@ def _circular_heads(
         return suspect
     derivable = Relation(_distinct_rows([others.columns], sizes))
     is_circular = ~find_rows(suspect, derivable, sizes.n_constants).found
-    return tuple(column[is_circular] for column in suspect)
+    return select_rows(suspect, is_circular)
 
 
 def _substitute_literal(
@@ -719,7 +714,7 @@ def iter_derivations(
         below = model.atoms[model.height < max_height]
         body_kb, _ = with_facts(kb, sizes, below)
 
-    atom_index = _index_atoms(atoms, sizes)
+    atom_index = index_sorted_atoms(atoms, sizes)
     wanted = set(int_list(unique_values(atoms[:, 0])))
     heads = enumerate(int_list(kb.rules[:, 0, 0]))
     for part in iter_consequences(

@@ -468,9 +468,7 @@ def union(tables: list[Table], bits: int) -> Table:
     """Return the distinct rows of tables over the same variables; a single table is returned unchanged."""
     if len(tables) == 1:
         return tables[0]
-    columns = tuple(
-        torch.cat(parts) for parts in zip(*(table.columns for table in tables))
-    )
+    columns = row_index.concatenate(table.columns for table in tables)
     counts = [table.counts for table in tables if table.counts is not None]
     return distinct(
         Table(
@@ -597,8 +595,7 @@ def _make_step(
     key, found = row_index.encode_with_prefixes(
         view.key_prefixes, columns, [query.constant_bits] * len(shared)
     )
-    start = torch.searchsorted(view.keys, key)
-    count = torch.searchsorted(view.keys, key, right=True) - start
+    start, count = row_index.find_spans(view.keys, key)
     return JoinStep(literal, new, view, start, torch.where(found, count, 0))
 
 

@@ -18,7 +18,7 @@ read it.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -69,6 +69,13 @@ class KBSizes:
     n_rules: int  # R
     max_rule_atoms: int  # M, atoms of the longest rule, head included
     max_rules_per_predicate: int  # the most rules that share a head predicate
+
+    @property
+    def atom_bits(self) -> list[int]:
+        """Return how many bits hold each column of an atom."""
+        of_argument = self.n_constants.bit_length()
+        n_arguments = self.atom_width - 1
+        return [self.n_predicates.bit_length()] + [of_argument] * n_arguments
 
 
 class KnowledgeBase(NamedTuple):
@@ -139,12 +146,6 @@ def build(
     """
     facts = np.asarray(facts)
     rules = np.asarray(rules)
-    if tables is None:
-        indexed = _sort_and_index_facts(
-            facts, n_constants, n_predicates, device
-        )
-    else:
-        indexed = _from_arrays(tables, device)
 
     # Rules, grouped by head predicate.
     rule_table = from_numpy(np.ascontiguousarray(rules, dtype=np.int32))
@@ -155,6 +156,20 @@ def build(
         heads[rule_order], torch.arange(n_predicates + 2, device=device)
     )
     zeros = torch.zeros(len(rules), device=device)
+    sizes = KBSizes(
+        n_constants=n_constants,
+        n_predicates=n_predicates,
+        atom_width=facts.shape[1],
+        n_facts=len(facts),
+        n_rules=len(rules),
+        max_rule_atoms=rules.shape[1],
+        max_rules_per_predicate=int(torch.diff(rule_offsets).max()),
+    )
+    indexed = (
+        _sort_and_index_facts(facts, sizes, device)
+        if tables is None
+        else _from_arrays(tables, device)
+    )
     kb = KnowledgeBase(
         *indexed,
         rules=rule_table,
@@ -163,16 +178,7 @@ def build(
         support=zeros,
         body_pairs=zeros,
     )
-    sizes = KBSizes(
-        n_constants=n_constants,
-        n_predicates=n_predicates,
-        atom_width=kb.facts.shape[1],
-        n_facts=kb.facts.shape[0],
-        n_rules=len(rules),
-        max_rule_atoms=rules.shape[1],
-        max_rules_per_predicate=int(torch.diff(rule_offsets).max()),
-    )
-    return kb, sizes
+    return kb, replace(sizes, n_facts=len(kb.facts))
 
 
 def from_dataset(dataset: Dataset) -> tuple[KnowledgeBase, KBSizes]:
@@ -193,18 +199,19 @@ def index_facts(
 
     Arguments and errors are those of `build`.
     """
-    tables = _sort_and_index_facts(
-        np.asarray(facts), n_constants, n_predicates, "cpu"
+    no_rules = np.zeros((0, 1, facts.shape[1]), np.int32)
+    kb, _ = build(
+        facts, no_rules, n_constants=n_constants, n_predicates=n_predicates
     )
-
     tensors: dict[str, Tensor] = {}
-    for name, part in tables._asdict().items():
+    for name in _FactTables._fields:
+        part: object = getattr(kb, name)
         if isinstance(part, HashTable):
             parts = part._asdict().items()
             tensors |= {f"{name}.{field}": tensor for field, tensor in parts}
         elif isinstance(part, Tensor):
             tensors |= {name: part}
-    for i, prefix in enumerate(tables.key_prefixes):
+    for i, prefix in enumerate(kb.key_prefixes):
         tensors |= {f"{_KEY_PREFIX}{i}": prefix}
     return {name: tensor.numpy() for name, tensor in tensors.items()}
 
@@ -241,8 +248,9 @@ def _encode_atoms(
         is_valid = is_valid & (column <= largest)
         columns.append(torch.where(is_valid, column, 0).to(torch.int64))
 
-    bits = _atom_bits(sizes.n_predicates, sizes.n_constants, sizes.atom_width)
-    key, found = row_index.encode_with_prefixes(key_prefixes, columns, bits)
+    key, found = row_index.encode_with_prefixes(
+        key_prefixes, columns, sizes.atom_bits
+    )
     return Lookup(key, is_valid & found)
 
 
@@ -256,27 +264,22 @@ def find_atoms(
 
 
 def sort_and_index_atoms(
-    table: I64[Tensor, "N W"], n_predicates: int, n_constants: int
+    table: I64[Tensor, "N W"], sizes: KBSizes
 ) -> tuple[I64[Tensor, "n"], AtomIndex]:
     """Sort the atoms of a table, drop duplicates and index them for `find_atoms`.
 
     Returns:
       The first row of each distinct atom, in lexicographic order of the atoms, and the index of these.
     """
-    bits = _atom_bits(n_predicates, n_constants, table.shape[1])
-    prefixes, key = row_index.encode_rows(table.unbind(1), bits)
-    key, order = row_index.sort_keys(key)
+    index = index_sorted_atoms(table, sizes)
+    key, order = row_index.sort_keys(index.keys)
     first = row_index.first_of_run(key)
-    return order[first], AtomIndex(prefixes, key[first])
+    return order[first], index._replace(keys=key[first])
 
 
-def index_sorted_atoms(
-    atoms: I32[Tensor, "N W"], n_predicates: int, n_constants: int
-) -> AtomIndex:
+def index_sorted_atoms(atoms: I32[Tensor, "N W"], sizes: KBSizes) -> AtomIndex:
     """Index distinct atoms that are in lexicographic order already."""
-    bits = _atom_bits(n_predicates, n_constants, atoms.shape[1])
-    prefixes, key = row_index.encode_rows(atoms.unbind(1), bits)
-    return AtomIndex(prefixes, key)
+    return AtomIndex(*row_index.encode_rows(atoms.unbind(1), sizes.atom_bits))
 
 
 def lookup_facts(
@@ -342,9 +345,7 @@ def find_postings(
     The argument position counts from 0. Facts of a span are in the order of `facts`; without such facts the span is
     empty.
     """
-    key = _argument_key(
-        position, predicate, argument, sizes.n_predicates, sizes.n_constants
-    )
+    key = _argument_key(position, predicate, argument, sizes)
     span, _ = row_index.hash_lookup(kb.argument_index, key)
     return row_index.decode_span(span)
 
@@ -440,49 +441,38 @@ def _from_arrays(
 
 
 def _sort_and_index_facts(
-    facts: np.ndarray,
-    n_constants: int,
-    n_predicates: int,
-    device: torch.device | str,
+    facts: np.ndarray, sizes: KBSizes, device: torch.device | str
 ) -> _FactTables:
     """Index facts that come in any order; duplicates are merged."""
     if len(facts) >= _NO_LIMIT:
         raise ValueError(
             f"expected fewer than {_NO_LIMIT:,} facts, got {len(facts):,}"
         )
-    table = from_numpy(np.ascontiguousarray(facts, dtype=np.int32)).to(device)
-    rows, _ = sort_and_index_atoms(table, n_predicates, n_constants)
-    table = table[rows]
-    return _index_sorted_facts(table, n_predicates, n_constants)
+    unsorted = from_numpy(np.ascontiguousarray(facts, dtype=np.int32))
+    unsorted = unsorted.to(device)
+    rows, (prefixes, keys) = sort_and_index_atoms(unsorted, sizes)
+    table = unsorted[rows]
+    del unsorted, rows
 
-
-def _index_sorted_facts(
-    facts: I32[Tensor, "N W"], n_predicates: int, n_constants: int
-) -> _FactTables:
-    """Index distinct facts in lexicographic order."""
-    prefixes, keys = index_sorted_atoms(facts, n_predicates, n_constants)
-    ids = torch.arange(len(facts), device=facts.device, dtype=torch.int32)
+    ids = torch.arange(len(table), device=table.device, dtype=torch.int32)
     entries = torch.stack([keys, ids], dim=1)
     del keys, ids
     fact_index = row_index.build_hash_table(entries)
     del entries
     predicates = torch.arange(
-        n_predicates + 2, device=facts.device, dtype=torch.int32
+        sizes.n_predicates + 2, device=table.device, dtype=torch.int32
     )
     fact_offsets = torch.searchsorted(
-        facts[:, 0].contiguous(), predicates, out_int32=True
+        table[:, 0].contiguous(), predicates, out_int32=True
     )
-
-    argument_index, postings = _index_arguments(
-        facts, n_predicates, n_constants
-    )
+    argument_index, postings = _index_arguments(table, sizes)
     return _FactTables(
-        facts, prefixes, fact_index, argument_index, postings, fact_offsets
+        table, prefixes, fact_index, argument_index, postings, fact_offsets
     )
 
 
 def _index_arguments(
-    facts: I32[Tensor, "N W"], n_predicates: int, n_constants: int
+    facts: I32[Tensor, "N W"], sizes: KBSizes
 ) -> tuple[HashTable, Tensor]:
     """Build the index of facts by (argument position, predicate, argument), and its postings.
 
@@ -495,9 +485,7 @@ def _index_arguments(
     # Keys of a position follow those of the position before, so each is sorted by itself.
     for position, argument in enumerate(facts[:, 1:].unbind(1)):
         key, order = row_index.sort_keys(
-            _argument_key(
-                position, predicate, argument, n_predicates, n_constants
-            )
+            _argument_key(position, predicate, argument, sizes)
         )
         postings.append(order.to(torch.int32))
         del order
@@ -518,22 +506,11 @@ def _argument_key(
     position: Tensor | int,
     predicate: Tensor,
     argument: Tensor,
-    n_predicates: int,
-    n_constants: int,
+    sizes: KBSizes,
 ) -> Tensor:
     """Return the key of each argument: ascending by position, then predicate, then argument."""
-    return (position * (n_predicates + 1) + predicate) * (
-        n_constants + 1
-    ) + argument
-
-
-def _atom_bits(
-    n_predicates: int, n_constants: int, atom_width: int
-) -> list[int]:
-    """Return how many bits hold each column of an atom."""
-    return [n_predicates.bit_length()] + [n_constants.bit_length()] * (
-        atom_width - 1
-    )
+    of_position = position * (sizes.n_predicates + 1) + predicate
+    return of_position * (sizes.n_constants + 1) + argument
 
 
 def _body_patterns(

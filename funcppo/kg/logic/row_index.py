@@ -12,15 +12,17 @@ where each key came from packs the position into its low bits, where 63 bits hol
 from __future__ import annotations
 
 import mmap
-from collections.abc import Sequence
-from typing import NamedTuple, cast
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from funcppo.core import tree
 from funcppo.core.types import I32, I64, Bool
 
+TableT = TypeVar("TableT", bound=tuple[Any, ...])
 # bytes; smaller tables are within reach of the processor's caches
 MIN_HUGE_PAGE_BYTES = 1 << 25
 
@@ -196,6 +198,33 @@ def first_of_run(sorted_key: Tensor) -> Bool[Tensor, "n"]:
     )
 
 
+def best_first(score: Tensor) -> I64[Tensor, "n"]:
+    """Return the rows of a tensor by descending value; equal ones stay in their order."""
+    return torch.sort(score, descending=True, stable=True).indices
+
+
+def sort_rows(
+    rows: I64[Tensor, "n"], *keys: I64[Tensor, "m"]
+) -> I64[Tensor, "n"]:
+    """Sort rows by the first of their keys, then by the second, ...; equal ones stay in their order."""
+    for key in reversed(keys):
+        rows = rows[sort_keys(key[rows]).order]
+    return rows
+
+
+# -- tables of columns
+
+
+def select_rows(table: TableT, rows: Tensor | slice) -> TableT:
+    """Return the rows of a table of columns that are given, or where a mask is true."""
+    return tree.map(lambda column: column[rows], table)
+
+
+def concatenate(tables: Iterable[TableT]) -> TableT:
+    """Return the rows of all tables of columns, at least one, in one table."""
+    return tree.map(lambda *columns: torch.cat(columns), *tables)
+
+
 def _sort_in_place(array: np.ndarray) -> None:
     """Sort integers in many short calls: split at the median and sort both halves."""
     if len(array) <= MAX_SORTED_AT_ONCE:
@@ -247,6 +276,19 @@ class Span(NamedTuple):
 
     start: I64[Tensor, "..."]
     length: I64[Tensor, "..."]
+
+
+def spans(offsets: I64[Tensor, "G1"], group: I64[Tensor, "n"]) -> Span:
+    """Return the rows of each group: group g has those from offsets[g] to below offsets[g + 1]."""
+    start = offsets[group]
+    return Span(start, offsets[group + 1] - start)
+
+
+def find_spans(keys: Tensor, key: I64[Tensor, "..."]) -> Span:
+    """Return the rows of ascending `keys` that equal each `key`."""
+    start = torch.searchsorted(keys, key)
+    stop = torch.searchsorted(keys, key, right=True)
+    return Span(start, stop - start)
 
 
 def build_hash_table(entries: I64[Tensor, "D 2"]) -> HashTable:

@@ -25,7 +25,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -34,10 +34,16 @@ from torch.nn.functional import pad
 from funcppo.core.host import Clock
 from funcppo.core.types import F64, I64, Bool
 from funcppo.kg.logic import row_index
-from funcppo.kg.logic.row_index import count_to, true_rows
+from funcppo.kg.logic.row_index import (
+    best_first,
+    concatenate,
+    count_to,
+    select_rows,
+    sort_rows,
+    true_rows,
+)
 from funcppo.kg.mining import MAX_PATH_LENGTH
 
-TableT = TypeVar("TableT", bound=tuple[Any, ...])
 # Receives what is being done, and how much of it is done; both numbers are 0 where that is not known.
 ProgressCallback = Callable[[str, float, float], object]
 # wrong pairs added to the counts of a rule for each atom of its body
@@ -156,18 +162,6 @@ class FoundRules(NamedTuple):
     rules: MinedRules
     fact: I64[Tensor, "n"]  # pairs of a fact and a rule that derives it
     rule: I64[Tensor, "n"]
-
-
-def select_rows(table: TableT, rows: Tensor | slice) -> TableT:
-    """Return the rows of a table of columns that are given, or where a mask is true."""
-    make: Any = type(table)
-    return make(*(column[rows] for column in table))
-
-
-def concatenate(tables: Sequence[TableT]) -> TableT:
-    """Return the rows of all tables of columns in one table."""
-    make: Any = type(tables[0])
-    return make(*(torch.cat(columns) for columns in zip(*tables)))
 
 
 def concatenate_found(parts: Sequence[FoundRules]) -> FoundRules:
@@ -341,8 +335,7 @@ def add_votes(votes: Votes, found: FoundRules) -> Votes:
     scores = torch.cat([votes.score[changed].flatten(), score[found.rule[row]]])
 
     # By fact, then by descending score; stable, so that of equal rules the earlier one is first.
-    order = torch.sort(scores, descending=True, stable=True).indices
-    order = order[row_index.sort_keys(fact[order]).order]
+    order = sort_rows(best_first(scores), fact)
     first = torch.searchsorted(fact[order], numbers)
     best = order[first[:, None] + count_to(n_votes, fact)]
     grown = Votes(

@@ -25,7 +25,12 @@ from funcppo.core import random
 from funcppo.core.types import F32, I32
 from funcppo.kg.logic import row_index
 from funcppo.kg.logic.kb import binary_atoms
-from funcppo.kg.logic.row_index import count_to, row_numbers
+from funcppo.kg.logic.row_index import (
+    concatenate,
+    count_to,
+    row_numbers,
+    select_rows,
+)
 from funcppo.kg.mining import (
     MAX_EXTENDED_LENGTH,
     MiningConfig,
@@ -42,13 +47,11 @@ from funcppo.kg.mining.counts import (
     above_thresholds,
     add_votes,
     compact,
-    concatenate,
     concatenate_found,
     ignore_progress,
     no_rules,
     no_votes,
     score_to_beat,
-    select_rows,
 )
 from funcppo.kg.mining.paths import EdgeIndex
 from funcppo.kg.mining.rules import (
@@ -415,7 +418,7 @@ class _Miner:
         self.votes = compact(self.votes)
         kept = self.votes.rules
         score = counts.smoothed_confidence(kept)
-        order = torch.sort(score, descending=True, stable=True).indices
+        order = row_index.best_first(score)
         rows = order[kept.pca_pairs[order].isnan()]
         chosen = select_rows(kept, rows)
         self.budget.start_stage("PCA confidences", float(chosen.cost.sum()))
@@ -480,18 +483,16 @@ def _affordable(found: MinedRules, max_rows: float) -> Tensor:
     cost, by_cost = torch.sort(found.cost, stable=True)
     chosen = by_cost[torch.cumsum(cost, 0) <= max_rows]
     score = counts.held_out_smoothed_confidence(found)[chosen]
-    return chosen[torch.sort(score, descending=True, stable=True).indices]
+    return chosen[row_index.best_first(score)]
 
 
 def _sort_rules(found: MinedRules) -> MinedRules:
     """Sort the rules by descending smoothed confidence; ties by length, labels and constants."""
-    order = row_numbers(found.support)
-    for key in (
-        *found.end_constants.flip(1).unbind(1),
-        *found.labels.flip(1).unbind(1),
+    order = row_index.sort_rows(
+        row_numbers(found.support),
         found.body_length,
-    ):
-        order = order[row_index.sort_keys(key[order]).order]
+        *found.labels.unbind(1),
+        *found.end_constants.unbind(1),
+    )
     score = counts.smoothed_confidence(found)[order]
-    best_first = torch.sort(score, descending=True, stable=True)
-    return select_rows(found, order[best_first.indices])
+    return select_rows(found, order[row_index.best_first(score)])

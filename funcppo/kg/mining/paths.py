@@ -36,9 +36,14 @@ from torch import Tensor
 from funcppo.core.types import F32, F64, I32, I64, Bool
 from funcppo.kg.logic import row_index
 from funcppo.kg.logic.row_index import (
+    concatenate,
     count_to,
     expand_ranges,
+    find_spans,
     row_numbers,
+    select_rows,
+    sort_rows,
+    spans,
     true_rows,
 )
 from funcppo.kg.mining.counts import (
@@ -214,11 +219,8 @@ def _sorted_edges(
         torch.cat([2 * predicate - 2, 2 * predicate - 1]),
         torch.cat([second, first]),
     )
-    order = count_to(2 * len(row), row)
-    for key in (columns[3], columns[2], columns[1]):
-        order = order[row_index.sort_keys(key[order]).order]
-    fact, source, label, target = (column[order] for column in columns)
-    return fact, source, label, target
+    order = sort_rows(count_to(2 * len(row), row), *columns[1:])
+    return select_rows(columns, order)
 
 
 def _subject_matrix(
@@ -428,11 +430,9 @@ def _walk_further(
         n_edges = torch.diff(edges.starts.offsets)[leads[2]]
         row_key = _row_key(block, leads)
         for begin, end in pack_runs(row_key, n_edges, CHUNK_ROWS):
-            body, entry, start = (column[begin:end] for column in leads)
             spend(float(n_edges[begin:end].sum()))
-            longer = _without_empty(
-                _follow(edges, block, some, (body, entry, start))
-            )
+            part = select_rows(leads, slice(begin, end))
+            longer = _without_empty(_follow(edges, block, some, part))
             yield from _walk_further(edges, longer, codes[1:], spend)
 
 
@@ -530,19 +530,13 @@ def _first_steps(
     edges: EdgeIndex, labels: Tensor, sources: SourceRange
 ) -> PathBlock:
     """Walk along bodies of one label from a range of sources."""
-    first = edges.label_offsets[labels]
-    body, position = expand_ranges(
-        first, edges.label_offsets[labels + 1] - first
-    )
+    body, position = expand_ranges(*spans(edges.label_offsets, labels))
     start = edges.starts_by_label[position]
     source = edges.starts.keys[start] // edges.n_labels
     in_range = true_rows(sources.contains(source))
     start = start[in_range]
 
-    offsets = edges.starts.offsets
-    row, edge = expand_ranges(
-        offsets[start], offsets[start + 1] - offsets[start]
-    )
+    row, edge = expand_ranges(*spans(edges.starts.offsets, start))
     return PathBlock(
         body_code=labels,
         row_body=body[in_range],
@@ -567,9 +561,7 @@ def _find_leads(
     # The entries of each body's prefix, and the starts that they lead to.
     numbers = count_to(len(block.body_code) + 1, label)
     offsets = torch.searchsorted(block.entry_body, numbers)
-    body, entry = expand_ranges(
-        offsets[prefix], offsets[prefix + 1] - offsets[prefix]
-    )
+    body, entry = expand_ranges(*spans(offsets, prefix))
     row, start = find_keys(
         edges.starts, block.target[entry] * edges.n_labels + label[body]
     )
@@ -646,8 +638,7 @@ def match_facts(
         body = rule_key // edges.n_predicates
         has_rule = row_index.binary_search(body, hits.body).found
         row = true_rows(has_rule)
-        first = edges.pairs.offsets[hits.pair[row]]
-        n_facts = edges.pairs.offsets[hits.pair[row] + 1] - first
+        first, n_facts = spans(edges.pairs.offsets, hits.pair[row])
         for begin, end in pack(n_facts.double(), CHUNK_ROWS):
             part = slice(begin, end)
             at, position = expand_ranges(first[part], n_facts[part])
@@ -658,8 +649,7 @@ def match_facts(
             match = true_rows(found)
             parts.append((rule[match], fact[match], hits.entry[hit[match]]))
 
-    rule, fact, entry = (torch.cat(columns) for columns in zip(*parts))
-    return rule, fact, entry
+    return concatenate(parts)
 
 
 def sum_by_subject(
@@ -770,9 +760,7 @@ def _count_round_trips(
     key = (entity * n_labels + there) * n_labels + back
     distinct, inverse = row_index.unique_inverse(key[asked])
     found, start = find_keys(edges.starts, distinct // n_labels)
-    offsets = edges.starts.offsets
-    first = offsets[start]
-    n_edges = offsets[start + 1] - first
+    first, n_edges = spans(edges.starts.offsets, start)
 
     count = torch.zeros_like(distinct, dtype=torch.float32)
     for begin, end in pack(n_edges.double(), CHUNK_ROWS):
@@ -983,8 +971,7 @@ def _meet(
     )
     key, order = row_index.sort_keys(suffix_fact * edges.n_entity_ids + start)
     forward_key = prefix_fact * edges.n_entity_ids + middle
-    first = torch.searchsorted(key, forward_key)
-    count = torch.searchsorted(key, forward_key, right=True) - first
+    first, count = find_spans(key, forward_key)
 
     facts = [fact_row[:0]]
     codes = [fact_row[:0]]
@@ -1020,12 +1007,11 @@ def _half_walks(
       The position of the fact, the code of the labels towards its second argument, and the end.
     """
     n_labels, n_ids = edges.n_labels, edges.n_entity_ids
-    degree = torch.diff(edges.offsets)
     argument = edges.first_argument if is_forward else edges.second_argument
     fact = row_numbers(fact_row)
     code, end = torch.zeros_like(fact), argument[fact_row]
     for step in range(n_steps):
-        row, edge = expand_ranges(edges.offsets[end], degree[end])
+        row, edge = expand_ranges(*spans(edges.offsets, end))
         is_other = edges.fact[edge] != fact_row[fact[row]]
         row, edge = row[is_other], edge[is_other]
         # A body walks the edges of its second half the other way, and the last step first.

@@ -30,9 +30,11 @@ from torch.nn.functional import pad
 from funcppo.core.types import F32, F64, I64
 from funcppo.kg.logic import row_index
 from funcppo.kg.logic.row_index import (
+    concatenate,
     count_to,
     expand_ranges,
     row_numbers,
+    select_rows,
     true_rows,
 )
 from funcppo.kg.mining import paths
@@ -44,12 +46,10 @@ from funcppo.kg.mining.counts import (
     FoundRules,
     MinedRules,
     above_thresholds,
-    concatenate,
     held_out_score,
     held_out_smoothed_confidence,
     keep,
     path_labels,
-    select_rows,
 )
 from funcppo.kg.mining.paths import (
     CHUNK_ROWS,
@@ -169,7 +169,7 @@ def plan_extensions(
     fraction = max(min(1.0, max_rows / max(total, 1.0)), min(1.0, least))
 
     promise = _promise(edges, bodies, length)
-    order = torch.sort(promise, descending=True, stable=True).indices
+    order = row_index.best_first(promise)
     rows = torch.cumsum(cost[order] * fraction, 0)
     n_taken = len(order)
     if total * fraction > 1.01 * max_rows:
@@ -252,7 +252,7 @@ def pack_candidates(
 ) -> Iterator[I64[Tensor, "r"]]:
     """Yield rows of candidates in parts that derive about MAX_BODY_ROWS facts each, the best rules first."""
     score = _best_score(table, length)
-    order = torch.sort(score, descending=True, stable=True).indices
+    order = row_index.best_first(score)
     for first, last in paths.pack(table.support[order], MAX_BODY_ROWS):
         yield order[first:last]
 
@@ -596,22 +596,14 @@ def plan_search(edges: EdgeIndex, min_support: int) -> ConstantSearch:
     head = torch.cat([row_numbers(code), loop])
     head_code = torch.cat([code, _first_loop_code(edges) + edges.label[loop]])
     _, count = _count_values(head_code)
-    row = true_rows(count >= min_support)
-    row = row[row_index.sort_keys(head_code[row]).order]
-    most_first = torch.sort(count[row], descending=True, stable=True)
-    row = row[most_first.indices]
+    row = row_index.sort_rows(true_rows(count >= min_support), head_code)
+    row = row[row_index.best_first(count[row])]
     head = head[row]
     bodies = (label_features, edge_features)
-    source = edges.source[head]
-    return ConstantSearch(
-        heads=head,
-        head_code=head_code[row],
-        bodies=bodies,
-        n_bodies=(
-            torch.diff(bodies[0].offsets)[source],
-            torch.diff(bodies[1].offsets)[source],
-        ),
+    n_bodies = (
+        row_index.spans(of.offsets, edges.source[head]).length for of in bodies
     )
+    return ConstantSearch(head, head_code[row], bodies, tuple(n_bodies))
 
 
 def find_constant_rules(
@@ -701,9 +693,8 @@ def _rules_of_block(
     edges: EdgeIndex, bodies: _Features, head_edges: Tensor, head_code: Tensor
 ) -> FoundRules:
     """Build the rules of a block of heads, with all edges of each head."""
-    start = bodies.offsets[edges.source[head_edges]]
-    end = bodies.offsets[edges.source[head_edges] + 1]
-    row, feature = expand_ranges(start, end - start)
+    of_edge = row_index.spans(bodies.offsets, edges.source[head_edges])
+    row, feature = expand_ranges(*of_edge)
     edge = head_edges[row]
 
     # A rule does not derive its head from the same atom.
@@ -855,7 +846,7 @@ class LongPathSearch:
         expected = held_out_score(
             rules.n_derived, 0.0, rules.n_derived + n_wrong, self.length
         )
-        order = torch.sort(expected, descending=True, stable=True).indices
+        order = row_index.best_first(expected)
         cost = expected_rows(closed)[order]
         # Bodies of a large batch share more of their prefixes.
         for first, last in paths.pack(cost, 64 * CHUNK_ROWS):

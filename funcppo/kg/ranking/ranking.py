@@ -44,8 +44,10 @@ from funcppo.kg.logic.kb import (
     other_side,
 )
 from funcppo.kg.logic.row_index import (
+    concatenate,
     count_to,
     row_numbers,
+    select_rows,
     unique_rows_with_inverse,
     unique_values,
 )
@@ -340,7 +342,7 @@ def rank_listed(
     near_boundary = rank_metrics.near_boundary(log_odds, LOG_ODDS_TOLERANCE)
     return Ranking(
         queries=queries,
-        counts=_concatenate_counts(counts),
+        counts=concatenate(counts),
         side=_repeat(sides, [query_row] * n_sides),
         query_row=query_row.repeat(n_sides),
         relation=queries[:, 0].long().repeat(n_sides),
@@ -415,7 +417,7 @@ def _rank_among_all(
         )
         if score is not None and len(rows):
             first, last = int(row[rows[0]]), int(row[rows[-1]])
-            asked = derive.select_questions(questions, slice(first, last + 1))
+            asked = select_rows(questions, slice(first, last + 1))
             values = score.log_odds_of_all(asked).to(rows.device)
             line = rank_metrics.quantise(values)[row[rows] - first]
 
@@ -424,8 +426,8 @@ def _rank_among_all(
         cell = place[is_here] - start, table.atom[is_here, side] - 1
         line = line.index_put(cell, listed_score[is_here])
         parts.append(_rank_entities(listed, queries[rows], side, line))
-    n_better, n_equal, own, best = (
-        torch.cat(column)[torch.argsort(order)] for column in zip(*parts)
+    n_better, n_equal, own, best = select_rows(
+        concatenate(parts), torch.argsort(order)
     )
     counts = RankCounts(n_better, n_equal, table.n_candidates)
     return counts, own, best
@@ -495,7 +497,7 @@ def summarise_rows(
       parts: of distinct queries, at least one.
       predicates: names of predicates 1, 2, ... in order.
     """
-    counts = _concatenate_counts([part.counts for part in parts])
+    counts = concatenate([part.counts for part in parts])
     side, relation, is_provable = map(torch.cat, list(zip(*parts))[1:4])
     by_group = rank_metrics.group_metrics(
         counts, side, relation, is_provable, predicates
@@ -597,18 +599,9 @@ def _distinct_atoms(
     listed_atom: I64[Tensor, "L W"], sizes: KBSizes
 ) -> tuple[I64[Tensor, "N W"], I64[Tensor, "L"]]:
     """Return the distinct atoms of a list in lexicographic order, and each listed atom's row among them."""
-    distinct, atom_index = kbase.sort_and_index_atoms(
-        listed_atom,
-        sizes.n_predicates,
-        sizes.n_constants,
-    )
+    distinct, atom_index = kbase.sort_and_index_atoms(listed_atom, sizes)
     row = kbase.find_atoms(atom_index, sizes, listed_atom)
     return listed_atom[distinct], row
-
-
-def _concatenate_counts(parts: Sequence[RankCounts]) -> RankCounts:
-    """Concatenate the rank counts of all parts."""
-    return RankCounts(*(torch.cat(columns) for columns in zip(*parts)))
 
 
 # -- candidates

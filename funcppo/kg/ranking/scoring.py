@@ -35,11 +35,11 @@ from funcppo.kg.logic.derive import (
     Questions,
     make_label,
     open_questions,
-    select_questions,
 )
 from funcppo.kg.logic.fixpoint import Derivations, LeastModel
 from funcppo.kg.logic.kb import TAIL, KBSizes, KnowledgeBase, other_side
 from funcppo.kg.logic.row_index import (
+    select_rows,
     sort_keys,
     true_rows,
     unique_rows_with_inverse,
@@ -338,7 +338,7 @@ def score_without_rules(
     found = atoms.new_zeros(len(atoms), dtype=torch.float64)
     asked = open_questions(atoms, side)
     for start in range(0, len(asked.entity), 256):
-        some = select_questions(asked, slice(start, start + 256))
+        some = select_rows(asked, slice(start, start + 256))
         values = score.log_odds_of_all(some).to(found.device)
         of_chunk = true_rows((row >= start) & (row < start + 256))
         entity = atoms[of_chunk, side] - 1
@@ -376,7 +376,7 @@ def query_evidence(
         work,
     ):
         stop = start + len(part.label)
-        chunk = select_questions(questions, slice(start, stop))
+        chunk = select_rows(questions, slice(start, stop))
         yield QuestionEvidence(chunk, part)
         start = stop
 

@@ -40,10 +40,9 @@ from funcppo.kg.logic.derive import (
     GroundingWork,
     LeftOut,
     Questions,
-    select_questions,
 )
 from funcppo.kg.logic.kb import HEAD, TAIL
-from funcppo.kg.logic.row_index import count_to, true_rows
+from funcppo.kg.logic.row_index import count_to, select_rows, true_rows
 from funcppo.kg.ranking import rank_metrics, ranking, scoring
 from funcppo.kg.ranking.ranking import ListedQueries, Ranking, RankingProtocol
 from funcppo.kg.ranking.scoring import QuestionEvidence
@@ -376,7 +375,7 @@ def seconds_of_all_entities(
     score = LearnedScore("evidence", make_weights(task, setup, params))
     questions = evidence.questions_of(part)
     return _seconds_of_some(
-        lambda n: score.log_odds_of_all(select_questions(questions, slice(n))),
+        lambda n: score.log_odds_of_all(select_rows(questions, slice(n))),
         len(part.label),
     )
 
@@ -468,12 +467,12 @@ def list_questions(
     """
     asked, n_all = _draw_questions(task, cfg, seed)
     if cfg.max_questions is None and most is not None:
-        asked = select_questions(asked, slice(most))
+        asked = select_rows(asked, slice(most))
     n_most = len(asked.entity)
     # What the setup has is not listed again.
     earlier = [] if setup.world is None else [setup.world.evidence]
     for part in earlier:
-        asked = select_questions(asked, slice(len(part.label), None))
+        asked = select_rows(asked, slice(len(part.label), None))
     facts = setup.facts._replace(network=None)
     work = GroundingWork(leaves_out=True)
     settings = EvidenceConfig(
@@ -531,7 +530,7 @@ def _draw_questions(
         raise ValueError("there is no fact of two arguments to ask about")
     key = random.key(seed, asked.entity.device)
     order = random.permutation(key, n_all)[: cfg.max_questions]
-    return select_questions(asked, order), n_all
+    return select_rows(asked, order), n_all
 
 
 def _list_within_bounds(
@@ -730,7 +729,7 @@ def embedding_training(
       seed: of the initial vectors and of the order of the questions.
     """
     asked = evidence.training_questions(training_facts(task))
-    label = evidence.make_label(asked.predicate, asked.side)
+    label = asked.label
     links = link_embedding.training_links(asked, label, cfg.n_folds, left_out)
     device = label.device
 

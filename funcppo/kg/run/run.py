@@ -46,6 +46,7 @@ from funcppo.kg.graph.dataset import (
 )
 from funcppo.kg.logic.derive import RulePlan
 from funcppo.kg.logic.fixpoint import RuleCounts
+from funcppo.kg.logic.row_index import select_rows
 from funcppo.kg.ranking import ranking, scoring
 from funcppo.kg.ranking.ranking import (
     RankingProtocol,
@@ -576,7 +577,7 @@ def present_graph(
     notes = [Note("answers", changes)] if changes else []
     moved = replace(moved, notes=(*moved.notes, *notes))
     rows = torch.from_numpy(where.rule)
-    counts = RuleCounts(*(column[rows] for column in counts))
+    counts = select_rows(counts, rows)
     return PresentGraph(moved, counts, trained, where)
 
 

@@ -42,7 +42,10 @@ from funcppo.kg.logic.derive import (
 from funcppo.kg.logic.kb import HEAD, TAIL, KBSizes, KnowledgeBase, TripleIndex
 from funcppo.kg.logic.row_index import (
     expand_ranges,
+    find_spans,
     row_numbers,
+    select_rows,
+    sort_rows,
     true_rows,
     unique_inverse,
     unique_values,
@@ -353,7 +356,7 @@ def _weigh_firings(
 
     n_firings = torch.bincount(row, minlength=len(entity))[is_listed]
     kept = is_listed[row]
-    candidates = _Candidates(*(column[is_listed] for column in candidates))
+    candidates = select_rows(candidates, is_listed)
     n_links, link_label = _links_of(
         facts, questions, candidates, cfg.left_out, base
     )
@@ -366,7 +369,7 @@ def _weigh_firings(
         candidates.question, minlength=len(questions.entity)
     )
     listed = Evidence(
-        label=make_label(questions.predicate, questions.side),
+        label=questions.label,
         given=questions.entity,
         left_out=questions.left_out,
         candidate_offsets=row_index.offsets(per_question),
@@ -512,12 +515,11 @@ def _own_degree(
     candidates: _Candidates,
 ) -> I64[Tensor, "L"]:
     """Count the facts of its question's relation that each candidate answers, without the fact that is left out."""
-    label = make_label(questions.predicate, questions.side)
     degree = find_degrees(
         Degrees(facts.degree_key, facts.degree),
         sizes,
         candidates.entity,
-        label[candidates.question],
+        questions.label[candidates.question],
     )
     return degree - candidates.is_answer.long()
 
@@ -532,8 +534,7 @@ def _links_of(
     """Return the number of links between each candidate and its question's entity, and the labels of all links."""
     given = questions.entity[candidates.question]
     key = given * base + candidates.entity
-    start = torch.searchsorted(facts.link_key, key)
-    count = torch.searchsorted(facts.link_key, key, right=True) - start
+    start, count = find_spans(facts.link_key, key)
     if left_out == "pair":
         count = torch.where(candidates.is_answer, 0, count)
     row, position = expand_ranges(start, count)
@@ -541,8 +542,7 @@ def _links_of(
 
     # A fact with the label of the question makes the candidate a known answer: the one that is left out.
     # Between an entity and itself it is seen from both ends.
-    label = make_label(questions.predicate, questions.side)
-    label = label[candidates.question][row]
+    label = questions.label[candidates.question][row]
     is_loop = (given == candidates.entity)[row]
     is_own = link_label == label
     is_own = is_own | (is_loop & (link_label // 2 == label // 2))
@@ -595,8 +595,7 @@ def _priority(
 ) -> F32[Tensor, "L"]:
     """Draw a random number for each candidate, keyed by its question and entity alone."""
     key = random.key(seed, questions.entity.device)
-    label = make_label(questions.predicate, questions.side)
-    for part in (label, questions.entity, questions.left_out):
+    for part in (questions.label, questions.entity, questions.left_out):
         key = random.fold_in(key, part)
     own_key = random.fold_in(key[candidates.question], candidates.entity)
     return random.uniform(own_key, ())
@@ -610,8 +609,7 @@ def _place_in_question(
     Args:
       question: ascending.
     """
-    order = torch.argsort(value, stable=True)
-    order = order[row_index.sort_keys(question[order]).order]
+    order = sort_rows(torch.argsort(value, stable=True), question)
     index = row_numbers(question)
     start = torch.searchsorted(question, question)
     return torch.empty_like(index).scatter(0, order, index - start)

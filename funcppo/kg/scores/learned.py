@@ -33,7 +33,7 @@ from torch import Tensor
 from funcppo.core.settings import FiniteFloat, PositiveFloat, Size, check_fields
 from funcppo.core.types import F32, F64, I32, I64, Bool
 from funcppo.kg.config import Penalty
-from funcppo.kg.logic.derive import LeftOut, Questions, make_label
+from funcppo.kg.logic.derive import LeftOut, Questions
 from funcppo.kg.logic.kb import HEAD, KBSizes, KnowledgeBase
 from funcppo.kg.logic.row_index import (
     binary_search,
@@ -530,7 +530,7 @@ class LearnedScore(Score):
     def log_odds_of_all(self, questions: Questions) -> F64[Tensor, "Q E"]:
         """Compute the score of every entity as an answer that no rule derives; the questions leave nothing out."""
         facts, cfg, _, params, *_ = self.weights
-        label = make_label(questions.predicate, questions.side)
+        label = questions.label
         given = questions.entity
         total = params.linked_weight.new_full(
             (len(label), cfg.sizes.n_constants),

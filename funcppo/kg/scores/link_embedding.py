@@ -28,7 +28,7 @@ from funcppo.core.types import F32, F64, I64
 from funcppo.kg.config import EmbeddingConfig
 from funcppo.kg.logic.derive import LeftOut, Questions
 from funcppo.kg.logic.kb import HEAD
-from funcppo.kg.logic.row_index import count_to, row_numbers
+from funcppo.kg.logic.row_index import count_to, row_numbers, select_rows
 
 # questions whose priors are computed at once
 PRIOR_ROWS = 1 << 17
@@ -197,7 +197,7 @@ def train_step(
     state: TrainState,
 ) -> TrainState:
     """Take a step of Adam down the loss of some of the links; nothing of it waits for the host."""
-    batch = Links(*(column[rows] for column in links))
+    batch = select_rows(links, rows)
     gradient, _ = tree.grad_and_value(
         lambda params: loss(cfg.penalty, params, batch), state.params
     )

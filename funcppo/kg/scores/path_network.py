@@ -763,7 +763,7 @@ def candidate_scores(
       entity: the candidates.
     """
     asked = Questions(
-        make_label(questions.predicate, questions.side),
+        questions.label,
         questions.entity,
         questions.left_out,
     )

@@ -415,9 +415,7 @@ def is_unproved_fact(
 ) -> Bool[Tensor, "n"]:
     """Check, per atom, whether it is among the task's `unproved_facts`."""
     sizes, table = task.sizes, task.unproved_facts
-    _, index = kbase.sort_and_index_atoms(
-        table.long(), sizes.n_predicates, sizes.n_constants
-    )
+    _, index = kbase.sort_and_index_atoms(table.long(), sizes)
     found = kbase.find_atoms(index, sizes, atoms.long().to(table.device)) >= 0
     return found.to(atoms.device)
 

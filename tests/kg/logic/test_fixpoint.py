@@ -336,8 +336,7 @@ def test_one_step_derives_the_known_number_of_fb15k_237(monkeypatch):
     data = load(DATA / "fb15k-237", DATA / "fb15k-237" / "rules.txt")
     world, sizes = kb.from_dataset(data)
     test = torch.from_numpy(data.test).to(torch.int64)
-    base = sizes.n_predicates, sizes.n_constants
-    _, asked = kb.sort_and_index_atoms(test, *base)
+    _, asked = kb.sort_and_index_atoms(test, sizes)
     derived = torch.zeros(len(asked[-1]), dtype=torch.bool)
     for part in fixpoint.iter_consequences(world, sizes):
         row = kb.find_atoms(asked, sizes, part.atoms)

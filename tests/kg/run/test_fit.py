@@ -19,8 +19,8 @@ from funcppo.kg.config import (
 )
 from funcppo.kg.graph import loaders
 from funcppo.kg.logic import derive
-from funcppo.kg.logic.derive import select_questions
 from funcppo.kg.logic.kb import HEAD, TAIL
+from funcppo.kg.logic.row_index import select_rows
 from funcppo.kg.ranking import ranking
 from funcppo.kg.ranking.ranking import RankingProtocol
 from funcppo.kg.run import budget, fit
@@ -88,7 +88,7 @@ def test_a_known_answer_is_no_wrong_answer_but_one_of_valid_is(task, setup):
     valid = {tuple(fact) for fact in task.dataset.valid.tolist()}
     asked = evidence.training_questions(evidence.binary_facts(task.kb))
     order = random.permutation(random.key(0), len(asked.entity))
-    asked = select_questions(asked, order)
+    asked = select_rows(asked, order)
     n_valid = 0
     for row, (q, entity) in enumerate(
         zip(found.question.tolist(), found.entity.tolist())
