@@ -571,7 +571,7 @@ class Answerer:
     ) -> dict[OpenQuery, RankedAnswers]:
         """Rank the answers of distinct, ascending queries on one side."""
         atoms = self._query_atoms(queries, side)
-        derivable = self._derivable_by(atoms, side)
+        derivable, answers = self._derivable_by(atoms, side)
         query, atom = self._list(
             atoms, side, derivable, with_known, with_unproved
         )
@@ -590,7 +590,8 @@ class Answerer:
             is_derivable = is_derivable.masked_scatter(
                 is_known, self.is_derivable(atom[is_known], side)
             )
-        score, prior = self._score_listed(atom, side, is_known | is_derivable)
+        is_derived = is_known | is_derivable
+        score, prior = self._score_listed(atom, side, is_derived, answers)
         start, stop = kbase.answer_range(self.known, atoms, side)
 
         line = rank_metrics.quantise(prior)
@@ -612,7 +613,11 @@ class Answerer:
         }
 
     def _score_listed(
-        self, atom: I64[Tensor, "n W"], side: int, is_derived: Bool[Tensor, "n"]
+        self,
+        atom: I64[Tensor, "n W"],
+        side: int,
+        is_derived: Bool[Tensor, "n"],
+        answers: scoring.AnswerScores | None,
     ) -> tuple[I64[Tensor, "n"], F64[Tensor, "n"]]:
         """Return the quantised score of each answer, and the log-odds by all other evidence of those not derived.
 
@@ -621,7 +626,7 @@ class Answerer:
         score, is_other = self.subject.score, ~is_derived
         log_odds = torch.full_like(atom[:, 0], -torch.inf, dtype=torch.float64)
         prior = torch.full_like(log_odds, torch.nan)
-        derived = self.log_odds(atom[is_derived], side)
+        derived = self.log_odds(atom[is_derived], side, answers)
         log_odds = log_odds.masked_scatter(is_derived, derived)
         if is_other.any():
             scorer = score if score.ranks_all else self.subject.others
@@ -670,29 +675,50 @@ class Answerer:
         column = count_to(atoms.shape[1], atoms)
         return query, torch.where(column == side, entity[:, None], atoms[query])
 
-    def _derivable_by(self, atoms: Tensor, side: int) -> TripleIndex:
-        """Return an index of the derivable triples: all that are held, or else those that answer the given queries."""
+    def _derivable_by(
+        self, atoms: Tensor, side: int
+    ) -> tuple[TripleIndex, scoring.AnswerScores | None]:
+        """Return an index of the derivable triples, all that are held or else those that answer the given queries.
+
+        Also the scores of these, where the evidence of the queries lists them.
+        """
         if self._derivable is not None:
-            return self._derivable
-        task = self.subject.task
+            return self._derivable, None
+        task, score = self.subject.task, self.subject.score
         assert task.answers_plan is not None, "each query derives its answers"
-        derived = derive.derive_answers(
-            task.answers_plan,
-            atoms.to(task.kb.facts.device),
-            (side,),
-            object_identity=task.least_model.object_identity,
-        )
-        return kbase.build_triple_index(
+        queries, answers = atoms.to(task.kb.facts.device), None
+        if score.facts is not None:
+            answers = scoring.score_answers(task, score, queries, side)
+            derived = answers.atom
+        else:
+            derived = derive.derive_answers(
+                task.answers_plan,
+                queries,
+                (side,),
+                object_identity=task.least_model.object_identity,
+            )
+        index = kbase.build_triple_index(
             derived.to(atoms.device), task.sizes.n_constants
         )
+        return index, answers
 
     def log_odds(
-        self, atoms: I64[Tensor, "n W"], side: int
+        self,
+        atoms: I64[Tensor, "n W"],
+        side: int,
+        answers: scoring.AnswerScores | None = None,
     ) -> F64[Tensor, "n"]:
-        """Compute the log-odds of ground atoms as answers on a side; a known fact is scored without itself."""
+        """Compute the log-odds of ground atoms as answers on a side; a known fact is scored without itself.
+
+        Args:
+          answers: scores of the answers of their queries, if they are there.
+        """
         task = self.subject.task
+        score_atoms = partial(
+            scoring.score_atoms, task, self.subject.score, answers=answers
+        )
         return ranking.score_distinct_atoms(
-            partial(scoring.score_atoms, task, self.subject.score),
+            score_atoms,
             atoms.long().to(task.entity_pool.device),
             task.sizes,
             side,

@@ -40,10 +40,9 @@ SIDE_GROUPS = ("both", *SIDE_NAMES.values())
 SCORE_GRID_STEP = 1e-4
 # quantised score 1, whose log-odds are +inf: the largest integer that every reader of JSON holds
 CERTAIN_SCORE = 2**53 - 1
-# quantised score 0, whose log-odds are -inf
-ZERO_SCORE = torch.iinfo(torch.int64).min + 1
-# quantised NaN: ranked below everything
-INVALID_SCORE = torch.iinfo(torch.int64).min
+# quantised score 0, whose log-odds are -inf, and quantised NaN, which ranks below everything: both are float64 too
+ZERO_SCORE = -(2**63) + 1024
+INVALID_SCORE = -(2**63)
 
 
 class RankCounts(NamedTuple):
@@ -61,12 +60,9 @@ def quantise(log_odds: F64[Tensor, "..."]) -> I64[Tensor, "..."]:
       The number of the line; `ZERO_SCORE` and `CERTAIN_SCORE` for scores of 0 and 1, whose log-odds are infinite;
       `INVALID_SCORE` for NaN.
     """
-    is_finite = torch.isfinite(log_odds)
-    finite = torch.where(is_finite, log_odds, 0.0).to(torch.float64)
-    line = torch.round(finite / SCORE_GRID_STEP).to(torch.int64)
-    special = torch.where(log_odds == -torch.inf, ZERO_SCORE, INVALID_SCORE)
-    special = torch.where(log_odds == torch.inf, CERTAIN_SCORE, special)
-    return torch.where(is_finite, line, special)
+    line = torch.round(log_odds.to(torch.float64) / SCORE_GRID_STEP)
+    special = float(INVALID_SCORE), float(CERTAIN_SCORE), float(ZERO_SCORE)
+    return line.nan_to_num(*special).to(torch.int64)
 
 
 def log_score(quantised_score: int) -> float:

@@ -23,7 +23,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -161,22 +160,37 @@ def rank_split(
     Args:
       split: the queries, atoms [Q, W]; see `check_split` for those that can be ranked.
       query_id: their rows in the split; None means the first ones.
-      on_progress: called with the number of atoms that have a score, where evidence is collected for them.
+      on_progress: called with the number of questions that are answered, where evidence is collected for them.
     """
     # The area under the curve reads the scores of all candidates.
     has_few = ranking_protocol.n_negatives is not None or task.is_countries
     if score.ranks_all and has_few:
         ranking_protocol = replace(ranking_protocol, score_unprovable=True)
+    answers: dict[int, scoring.AnswerScores] = {}
+    ranked_task = task
+    if score.facts is not None and task.answers_plan is not None:
+        # The evidence of a question lists its answers too.
+        queries = torch.from_numpy(np.ascontiguousarray(split))
+        sides = ranking_protocol.sides
+        answers = {
+            side: scoring.score_answers(task, score, queries, side, on_progress)
+            for side in sides
+        }
+        derived = torch.cat([x.atom for x in answers.values()])
+        ranked_task = with_answers(task, queries, sides, derived)
     listed = list_split(
-        task,
+        ranked_task,
         split,
         ranking_protocol,
         query_id,
         by_side=scoring.is_by_side(task, score),
     )
-    score_atoms = partial(
-        scoring.score_atoms, task, score, on_progress=on_progress
-    )
+
+    def score_atoms(atoms: Tensor, side: int) -> Tensor:
+        return scoring.score_atoms(
+            task, score, atoms, side, on_progress, answers.get(side)
+        )
+
     return rank_listed(listed, score_atoms, score)
 
 
@@ -444,17 +458,33 @@ def _rank_entities(
     Returns:
       The numbers of better and of equal candidates, the scores of the answers, and the best candidates.
     """
-    answer = queries[:, side, None] - 1
-    is_candidate = other_candidates(
-        listed.true_triples, listed.pool, queries, side
-    ).scatter(1, answer, True)
+    row = torch.arange(len(queries), device=line.device)
+    answer, pool = queries[:, side], listed.pool
+    own = line[row, answer - 1]
+    among = line if len(pool) == line.shape[1] else line[:, pool - 1]
 
-    own = line.gather(1, answer)
-    n_better = (is_candidate & (line > own)).sum(1)
-    n_equal = (is_candidate & (line == own)).sum(1) - 1
-    line = torch.where(is_candidate, line, rank_metrics.INVALID_SCORE)
-    values, best = line.topk(min(listed.n_best, line.shape[1]))
-    return n_better, n_equal, own[:, 0], torch.stack([best + 1, values], 2)
+    # Known answers are taken from what is counted, and the answer itself.
+    known = kbase.list_answers(listed.true_triples, queries, side)
+    is_other = known.entity != answer[known.query_row]
+    is_counted = torch.isin(answer, pool)
+    row = torch.cat([known.query_row[is_other], row[is_counted]])
+    entity = torch.cat([known.entity[is_other], answer[is_counted]])
+    taken = line[row, entity - 1]
+    n_better, n_equal = (
+        compare(among, own[:, None]).sum(1)
+        - torch.bincount(row[compare(taken, own[row])], minlength=len(own))
+        for compare in (torch.gt, torch.eq)
+    )
+
+    best = own.new_zeros(len(own), 0, 2)
+    if listed.n_best:
+        is_candidate = other_candidates(
+            listed.true_triples, listed.pool, queries, side
+        ).scatter(1, answer[:, None] - 1, True)
+        line = torch.where(is_candidate, line, rank_metrics.INVALID_SCORE)
+        values, entity = line.topk(min(listed.n_best, line.shape[1]))
+        best = torch.stack([entity + 1, values], 2)
+    return n_better, n_equal, own, best
 
 
 def _repeat(sides: Sequence[int], like: Sequence[Tensor]) -> I64[Tensor, "n"]:

@@ -40,7 +40,6 @@ from funcppo.kg.logic.fixpoint import Derivations, LeastModel
 from funcppo.kg.logic.kb import TAIL, KBSizes, KnowledgeBase, other_side
 from funcppo.kg.logic.row_index import (
     select_rows,
-    sort_keys,
     true_rows,
     unique_rows_with_inverse,
 )
@@ -210,6 +209,13 @@ class QuestionEvidence(NamedTuple):
     evidence: Evidence
 
 
+class AnswerScores(NamedTuple):
+    """Answers on one side with their log-odds, ascending by question and entity."""
+
+    atom: I32[Tensor, "n W"]
+    log_odds: F64[Tensor, "n"]
+
+
 # -- scores of atoms
 
 
@@ -238,6 +244,7 @@ def score_atoms(
     atoms: I32[Tensor, "n W"],
     side: int,
     on_progress: ProgressCallback = ignore_progress,
+    answers: AnswerScores | None = None,
 ) -> F64[Tensor, "n"]:
     """Compute the log-odds of each atom as an answer on a side; -inf for a score of 0.
 
@@ -247,21 +254,56 @@ def score_atoms(
       task: with the counts of `with_score_counts`, or they are made here.
       atoms: distinct, in lexicographic order.
       side: 0 for a score that is the same for all sides.
-      on_progress: called with the number of atoms that have a score, and of all, where their evidence is collected.
+      on_progress: called with the number of questions whose evidence is collected, and of all.
+      answers: what `score_answers` returns for these atoms and this side, if it is there already.
     """
     if "questions" in score.needs and score.facts is None:
         return score_without_rules(score, atoms.long(), side)
     if score.facts is None:
         found = TaskCandidates(task, atoms, side)
         return score.log_odds(found).double().to(atoms.device)
-    parts = query_evidence(task, score.facts, atoms, side)
-    scores = score_collected(task, parts, score, atoms, side, on_progress)
     on_device = atoms.long().to(task.kb.facts.device)
-    is_fact = kbase.contains(task.kb, task.sizes, on_device).to(atoms.device)
+    is_fact = kbase.contains(task.kb, task.sizes, on_device)
+    is_other = (~is_fact).to(atoms.device)
+    others = atoms[is_other]
+    if answers is None:
+        answers = score_answers(task, score, others, side, on_progress)
+    found = _find_scores(task, answers, score, others, side)
+    scores = torch.zeros(len(atoms), dtype=found.dtype, device=atoms.device)
+    scores = scores.masked_scatter(is_other, found)
     if is_fact.any():
         own = _score_facts(task, score, on_device[is_fact], side)
-        scores = scores.masked_scatter(is_fact, own.to(atoms.device))
+        scores = scores.masked_scatter(~is_other, own.to(atoms.device))
     return scores
+
+
+def score_answers(
+    task: ProverTask,
+    score: Score,
+    queries: I32[Tensor, "n W"],
+    side: int,
+    on_progress: ProgressCallback = ignore_progress,
+) -> AnswerScores:
+    """Score all answers that rules derive for the questions that atoms ask about one side.
+
+    Args:
+      score: one that reads the evidence of questions.
+
+    Other arguments are those of `score_atoms`.
+    """
+    assert score.facts is not None, "the score reads evidence"
+    parts = query_evidence(task, score.facts, queries, side)
+    n_questions = len(open_questions(queries, side).entity)
+
+    def iter_parts() -> Iterator[QuestionEvidence]:
+        n_done = 0
+        on_progress(n_done, n_questions)
+        for part in parts:
+            yield part
+            n_done += len(part.questions.entity)
+            on_progress(n_done, n_questions)
+
+    return _score_parts(task, iter_parts(), score)
 
 
 def _score_facts(
@@ -296,7 +338,6 @@ def score_collected(
     score: Score,
     atoms: I32[Tensor, "n W"],
     side: int,
-    on_progress: ProgressCallback = ignore_progress,
 ) -> F64[Tensor, "n"]:
     """Compute the log-odds of atoms from evidence of their questions; -inf where no rule derives one.
 
@@ -305,28 +346,50 @@ def score_collected(
     Args:
       parts: what `query_evidence` yields for these atoms and this side.
     """
-    atom, base = atoms.long(), task.sizes.n_constants + 1
-    question = atom[:, 0] * base + atom[:, other_side(side)]
-    wanted, order = sort_keys(question * base + atom[:, side])
-    question = question[order]
+    answers = _score_parts(task, parts, score)
+    return _find_scores(task, answers, score, atoms, side)
 
-    found = torch.full_like(question, -torch.inf, dtype=torch.float64)
-    on_progress(0, len(atom))
-    for questions, part in parts:
-        prefix = questions.predicate * base + questions.entity
-        key = prefix[part.question] * base + part.entity
-        # The atoms that answer these questions are next to each other.
-        ends = torch.stack([prefix[0], prefix[-1] + 1]).to(question.device)
-        start, stop = torch.searchsorted(question, ends).tolist()
-        values = score.log_odds(QuestionCandidates(task, part)).double()
-        listed = row_index.binary_search(key, wanted[start:stop].to(key.device))
-        values = torch.nn.functional.pad(values, (0, 1), value=-torch.inf)
-        values = values[torch.where(listed.found, listed.value, -1)]
-        found[order[start:stop]] = values.to(atom.device)
-        on_progress(stop, len(atom))
+
+def _score_parts(
+    task: ProverTask, parts: Iterable[QuestionEvidence], score: Score
+) -> AnswerScores:
+    """Score all candidates that evidence lists."""
+    atoms = [task.kb.facts[:0]]
+    scores = [torch.zeros(0, dtype=torch.float64, device=atoms[0].device)]
+    for part in parts:
+        atoms.append(evidence_atoms(part, task.sizes))
+        found = QuestionCandidates(task, part.evidence)
+        scores.append(score.log_odds(found).double())
+    return AnswerScores(torch.cat(atoms), torch.cat(scores))
+
+
+def _find_scores(
+    task: ProverTask,
+    answers: AnswerScores,
+    score: Score,
+    atoms: I32[Tensor, "n W"],
+    side: int,
+) -> F64[Tensor, "n"]:
+    """Return the log-odds of atoms that are among scored answers; of others -inf, or what a score of all entities says.
+
+    Args:
+      answers: on the side, ascending by question and entity.
+    """
+    base = task.sizes.n_constants + 1
+    given = other_side(side)
+
+    def keys_of(atoms: Tensor) -> Tensor:
+        atoms = atoms.long()
+        return (atoms[:, 0] * base + atoms[:, given]) * base + atoms[:, side]
+
+    wanted = keys_of(atoms).to(answers.log_odds.device)
+    place, is_listed = row_index.binary_search(keys_of(answers.atom), wanted)
+    values = torch.nn.functional.pad(answers.log_odds, (0, 1), value=-torch.inf)
+    found = values[torch.where(is_listed, place, -1)].to(atoms.device)
     if score.ranks_all:
         missing = true_rows(torch.isneginf(found))
-        found[missing] = score_without_rules(score, atom[missing], side)
+        others = score_without_rules(score, atoms[missing].long(), side)
+        found = found.index_copy(0, missing, others)
     return found
 
 

@@ -39,6 +39,7 @@ from funcppo.kg.logic.row_index import (
     binary_search,
     count_to,
     expand_ranges,
+    first_of_run,
     unique_inverse,
 )
 from funcppo.kg.scores import link_embedding, path_network
@@ -547,7 +548,11 @@ class LearnedScore(Score):
             scores = path_network.entity_scores(facts.network, label, given)
             total += params.network_prior_weight[label, None] * scores
         if "links" in self._kinds:
-            total += _links_of_all(facts, params, label, given, total.shape[1])
+            row, entity, added = _links_of_all(
+                facts, params, label, given, total.shape[1]
+            )
+            cell = row, entity - 1
+            total = total.index_put(cell, added, accumulate=True)
         return total
 
     def _score(
@@ -647,8 +652,12 @@ def _links_of_all(
     label: I64[Tensor, "n"],
     given: I64[Tensor, "n"],
     n_entities: int,
-) -> F64[Tensor, "n E"]:
-    """Compute the term of links of every entity; a link with the question's label makes a known answer."""
+) -> tuple[I64[Tensor, "m"], I64[Tensor, "m"], F64[Tensor, "m"]]:
+    """Compute the term of links of the entities that have any; a link with the question's label makes a known answer.
+
+    Returns:
+      The row of the question, the entity, and the term of each.
+    """
     base = n_entities + 1
     start = torch.searchsorted(facts.link_key, given * base)
     stop = torch.searchsorted(facts.link_key, (given + 1) * base)
@@ -658,11 +667,13 @@ def _links_of_all(
     is_own = (link == label[row]) | (is_loop & (link // 2 == label[row] // 2))
     row, entity, link = row[~is_own], entity[~is_own], link[~is_own]
 
-    zero = label.new_zeros((len(label), base), dtype=torch.float64)
+    # The links of a pair are next to each other.
     weight = params.link_weight[link, label[row]].double()
-    of_links = zero.index_put((row, entity), weight, accumulate=True)
-    linked = params.linked_weight[label[row]].double()
-    return (of_links + zero.index_put((row, entity), linked))[:, 1:]
+    is_first = first_of_run(row * base + entity)
+    row, entity = row[is_first], entity[is_first]
+    of_links = torch.zeros_like(row, dtype=torch.float64)
+    of_links = of_links.index_add(0, is_first.cumsum(0) - 1, weight)
+    return row, entity, of_links + params.linked_weight[label[row]].double()
 
 
 class QuestionWorld(NamedTuple):

@@ -77,7 +77,7 @@ def assert_same_counts(one, other):
 def test_a_rule_score_is_the_same_from_every_side(task, name, monkeypatch):
     monkeypatch.setattr(derive, "PILOT_QUESTIONS", 2)
     facts = evidence.index_facts(task.kb, task.sizes)
-    split, score, shown = task.dataset.valid, parse(name), []
+    split, score = task.dataset.valid, parse(name)
     assert task.derivability_index is not None
     rank = lambda of: ranking.rank_split(of, split, score, BOTH)
     by_index, by_joins = (
@@ -88,18 +88,13 @@ def test_a_rule_score_is_the_same_from_every_side(task, name, monkeypatch):
     parts = parts_of(task, facts, split)
 
     def collected(atoms, side):
-        show = lambda *n: shown.append(n)
-        return scoring.score_collected(
-            task, parts[side], score, atoms, side, show
-        )
+        return scoring.score_collected(task, parts[side], score, atoms, side)
 
     listed = ranking.list_split(task, split, BOTH, by_side=True)
     by_evidence = ranking.rank_listed(listed, collected)
     for got, want in zip(by_evidence.counts, by_index.counts, strict=True):
         assert torch.equal(got, want)
     assert set(by_evidence.scored_side.tolist()) == {HEAD, TAIL}
-    assert shown[0][0] == 0 and shown[-1][0] == shown[-1][1] > 0
-
     by_question = build_task(task.dataset, task.cfg, with_derivations=False)
     assert scoring.derives_by_question(by_question)
     assert_same_counts(
@@ -119,7 +114,7 @@ def learned_score(task, facts, **changes):
     return LearnedScore("evidence", weights)
 
 
-def test_a_learnt_score_ranks_the_candidates_of_each_side(task):
+def test_a_learnt_score_ranks_the_candidates_of_each_side(task, monkeypatch):
     facts = evidence.index_facts(task.kb, task.sizes)
     before = learned_score(task, facts)
     weight = before.weights.params.own_degree_weight.clone()
@@ -142,6 +137,16 @@ def test_a_learnt_score_ranks_the_candidates_of_each_side(task):
     assert torch.equal(before.answer_provable, after.answer_provable)
     is_low = after.log_odds < -50
     assert is_low.any() and (after.scored_side[is_low] == TAIL).all()
+
+    # Where each question derives its answers, its evidence lists them: nothing is derived twice.
+    by_question = build_task(task.dataset, task.cfg, with_derivations=False)
+    monkeypatch.setattr(derive, "derive_answers", pytest.fail)
+    shown = []
+    show = lambda *n: shown.append(n)
+    again = ranking.rank_split(by_question, split, learned, BOTH, None, show)
+    assert_same_counts(again, after)
+    assert torch.equal(again.answer_provable, after.answer_provable)
+    assert shown[0][0] == 0 and shown[-1][0] == shown[-1][1] > 0
 
 
 def test_a_known_fact_is_scored_by_the_other_facts(task):
