@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from funcppo.core.settings import (
     DecayRate,
@@ -166,6 +166,18 @@ class PPOConfig:
                 "at least 2 rows a minibatch to normalise advantages over, or advantage_ddof None",
                 self.n_minibatches,
             )
+
+    def with_value(self, path: str, value: object) -> PPOConfig:
+        """Return the settings with another value of one, such as gamma or adam.b1.
+
+        Raises:
+          FieldError: the value is out of range.
+        """
+        group, _, name = path.rpartition(".")
+        if group:
+            nested: Any = getattr(self, group)
+            value = dataclasses.replace(nested, **{name: value})
+        return dataclasses.replace(self, **{group or name: cast(Any, value)})
 
     @property
     def n_envs_per_shard(self) -> int:

@@ -16,7 +16,11 @@ from funcppo.rollout import apply_sequence
 
 
 class Scalars(NamedTuple):
-    """Hyperparameters that may change between updates without a new graph; named as in `PPOConfig`."""
+    """Hyperparameters that may change between updates without a new graph; named as in `PPOConfig`.
+
+    Those with a default are () where the settings hold, and numbers where learners differ in them
+    (`trainer.train_many`).
+    """
 
     learning_rate: F32[Tensor, ""]
     clip_eps: F32[Tensor, ""]
@@ -25,6 +29,19 @@ class Scalars(NamedTuple):
     max_grad_norm: F32[Tensor, ""]
     gamma: F32[Tensor, ""]
     gae_lambda: F32[Tensor, ""]
+    value_clip_eps: F32[Tensor, ""] | tuple[()] = ()
+    target_kl: F32[Tensor, ""] | tuple[()] = ()
+    adam_b1: F32[Tensor, ""] | tuple[()] = ()
+    adam_b2: F32[Tensor, ""] | tuple[()] = ()
+    adam_eps: F32[Tensor, ""] | tuple[()] = ()
+    adam_weight_decay: F32[Tensor, ""] | tuple[()] = ()
+    learning_rate_schedule_end_factor: F32[Tensor, ""] | tuple[()] = ()
+    clip_eps_schedule_end_factor: F32[Tensor, ""] | tuple[()] = ()
+    entropy_coef_schedule_end_factor: F32[Tensor, ""] | tuple[()] = ()
+
+
+# those that every state has
+SCALARS = tuple(x for x in Scalars._fields if x not in Scalars._field_defaults)
 
 
 class Sequence(NamedTuple):
@@ -190,6 +207,7 @@ def total_loss(
         batch.value_target,
         scalars.clip_eps,
         mean,
+        given(scalars.value_clip_eps, cfg.ppo.value_clip_eps),
     )
     entropy = mean(agent.distribution.entropy(rows.output))
     loss = (
@@ -214,6 +232,11 @@ def total_loss(
         extra=extra,
     )
     return loss, metrics
+
+
+def given(scalar: Tensor | tuple[()], setting: Any) -> Any:
+    """Return a scalar of `Scalars` that learners differ in, or else the setting that holds for all."""
+    return scalar if isinstance(scalar, Tensor) else setting
 
 
 def finite_rows(batch: Batch[Obs]) -> Bool[Tensor, "TB"]:
@@ -313,6 +336,7 @@ def value_loss(
     target: F32[Tensor, "TB"],
     clip_eps: F32[Tensor, ""],
     mean: MeanFn = torch.mean,
+    value_clip_eps: F32[Tensor, ""] | float | None = None,
 ) -> F32[Tensor, ""]:
     """Compute the mean squared error of the value, or half of it; `cfg.value_loss` selects the kind of error.
 
@@ -321,13 +345,13 @@ def value_loss(
 
     Args:
       old_value: under the behaviour policy.
-      clip_eps: the range, unless `cfg.value_clip_eps` is one of its own.
+      clip_eps: the range, unless there is one of its own.
+      value_clip_eps: the range of its own; None: there is none.
     """
-    if cfg.value_clip_eps is not None:
-        clip_eps = torch.full_like(clip_eps, cfg.value_clip_eps)
+    limit: Any = clip_eps if value_clip_eps is None else value_clip_eps
     error = (value - target) ** 2
     if cfg.value_loss != "plain":
-        change = torch.clamp(value - old_value, -clip_eps, clip_eps)
+        change = torch.clamp(value - old_value, -limit, limit)
         clipped = (old_value + change - target) ** 2
         is_max = cfg.value_loss == "clipped_max"
         error = torch.maximum(error, clipped) if is_max else clipped

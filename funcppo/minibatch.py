@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.func import grad, grad_and_value
 
 from funcppo import losses, optim
-from funcppo.config import Config
+from funcppo.config import AdamConfig, Config
 from funcppo.core import tree
 from funcppo.core.settings import reads_scalars_apart
 from funcppo.core.tree import is_eager, keeps_loops, scan
@@ -330,7 +330,7 @@ def apply_gradients(
         tree.ravel(grads), scalars.max_grad_norm
     )
     stepped = adam_update(
-        ppo.adam,
+        _adam_settings(ppo.adam, scalars),
         flat_grads,
         update_state.opt_state,
         update_state.flat_params,
@@ -347,8 +347,9 @@ def apply_gradients(
     )
     continue_update = update_state.continue_update
     is_applied = continue_update & is_finite
-    if ppo.target_kl is not None:
-        exceeds_kl = loss_metrics.approx_kl > ppo.target_kl
+    target_kl = losses.given(scalars.target_kl, ppo.target_kl)
+    if target_kl is not None:
+        exceeds_kl = loss_metrics.approx_kl > target_kl
         if ppo.kl_stop == "epoch":
             # The last minibatch of the epoch is applied, the next epoch is not.
             continue_update = continue_update & ~(exceeds_kl & ends_epoch)
@@ -376,6 +377,18 @@ def apply_gradients(
         params, opt_state, continue_update, update_state.has_finite_moments
     )
     return next_state, metrics
+
+
+def _adam_settings(adam: AdamConfig, scalars: Scalars) -> optim.AdamScalars:
+    """Return the settings of Adam, with the numbers that learners differ in as tensors."""
+    names = ("b1", "b2", "eps", "weight_decay")
+    b1, b2, eps, weight_decay = [
+        losses.given(getattr(scalars, f"adam_{name}"), getattr(adam, name))
+        for name in names
+    ]
+    return optim.AdamScalars(
+        b1, b2, eps, weight_decay, adam.decoupled_weight_decay
+    )
 
 
 class Moments(NamedTuple):

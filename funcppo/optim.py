@@ -13,6 +13,16 @@ from funcppo.core import tree
 from funcppo.core.types import F32, I64, Params
 
 
+class AdamScalars(NamedTuple):
+    """Settings of Adam as `AdamConfig` names them, of which some are tensors."""
+
+    b1: F32[Tensor, ""] | float
+    b2: F32[Tensor, ""] | float
+    eps: F32[Tensor, ""] | float
+    weight_decay: F32[Tensor, ""] | float
+    decoupled_weight_decay: bool
+
+
 class AdamState(NamedTuple, Generic[Params]):
     """State of Adam: the step count, and two moments with the structure of the parameters."""
 
@@ -31,7 +41,7 @@ def init(params: Params) -> AdamState[Params]:
 
 
 def update(
-    cfg: AdamConfig,
+    cfg: AdamConfig | AdamScalars,
     grads: Params,
     state: AdamState[Params],
     params: Params,
@@ -49,11 +59,12 @@ def update(
 
     Source: Kingma & Ba 2015, arXiv:1412.6980, algorithm 1; Loshchilov & Hutter 2019, arXiv:1711.05101, algorithm 2.
     """
-    if cfg.weight_decay and cfg.decoupled_weight_decay:
+    decays = isinstance(cfg.weight_decay, Tensor) or cfg.weight_decay != 0
+    if decays and cfg.decoupled_weight_decay:
         params = tree.map(
             lambda p: p * (1 - learning_rate * cfg.weight_decay), params
         )
-    elif cfg.weight_decay:
+    elif decays:
         grads = tree.map(lambda g, p: g + cfg.weight_decay * p, grads, params)
 
     step = state.step + 1
@@ -74,8 +85,12 @@ def update(
     return params, AdamState(step=step, mu=mu, nu=nu)
 
 
-def _bias_correction(decay: float, step: F32[Tensor, ""]) -> F32[Tensor, ""]:
+def _bias_correction(
+    decay: F32[Tensor, ""] | float, step: F32[Tensor, ""]
+) -> F32[Tensor, ""]:
     """Compute 1 - decay^step by expm1; in float32 the plain difference loses 4 digits at decay 0.999 and step 1."""
+    if isinstance(decay, Tensor):
+        return -torch.expm1(step * decay.log())
     if decay == 0:
         return torch.ones_like(step)
     return -torch.expm1(step * math.log(decay))
@@ -97,7 +112,10 @@ def clip_by_global_norm(
 
 
 def schedule_factor(
-    cfg: Schedule, update_index: I64[Tensor, ""], n_updates: int
+    cfg: Schedule,
+    update_index: I64[Tensor, ""],
+    n_updates: int,
+    end_factor: F32[Tensor, ""] | float | None = None,
 ) -> F32[Tensor, ""]:
     """Compute the factor of a scheduled scalar in update `update_index`, counted from 0.
 
@@ -117,4 +135,5 @@ def schedule_factor(
         if cfg.kind == "linear"
         else 0.5 * (1 + torch.cos(math.pi * progress))
     )
-    return warmup * (cfg.end_factor + (1 - cfg.end_factor) * decay)
+    end = cfg.end_factor if end_factor is None else end_factor
+    return warmup * (end + (1 - end) * decay)

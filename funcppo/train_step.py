@@ -17,7 +17,7 @@ from typing import Any, Generic, NamedTuple, cast
 import torch
 from torch import Tensor
 
-from funcppo import minibatch, optim, rollout
+from funcppo import losses, minibatch, optim, rollout
 from funcppo.advantages import Steps, estimate_gae, next_values
 from funcppo.config import Config
 from funcppo.core import random, tree
@@ -147,7 +147,7 @@ def init(
     rollout.check_step(cfg, world, params, rollout_state, any_key)
     scalars = [
         torch.full((), getattr(cfg.ppo, name), device=key.device)
-        for name in Scalars._fields
+        for name in losses.SCALARS
     ]
     if cfg.ppo.n_shards > 1:
         loop_key = random.split(loop_key, cfg.ppo.n_shards)
@@ -190,7 +190,10 @@ def apply_schedules(
     names = ("learning_rate", "clip_eps", "entropy_coef")
     factors = [
         optim.schedule_factor(
-            getattr(ppo, f"{name}_schedule"), update_index, ppo.n_updates
+            getattr(ppo, f"{name}_schedule"),
+            update_index,
+            ppo.n_updates,
+            losses.given(getattr(scalars, f"{name}_schedule_end_factor"), None),
         )
         for name in names
     ]

@@ -23,7 +23,7 @@ from collections.abc import (
     Sized,
 )
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import (
@@ -1246,7 +1246,8 @@ def train_many(
       learner: of `fp.ppo`.
       total_steps: environment steps of each seed; the last update is made whole.
       seeds: of the first states and of evaluations; a number N stands for 0 to N - 1.
-      scalars: by name of a field of `losses.Scalars`, such as learning_rate, a number for each seed.
+      scalars: a number for each seed, by the name of a number of `PPOConfig` that is no size, such as learning_rate,
+        target_kl, adam.b1 or learning_rate_schedule.end_factor.
       device: of the first states.
       strategy: how the step is run: eager, as with environments on the host; auto, which compiles it where the run is
         long enough to repay that; or another of `runtime.compile.STRATEGIES`.
@@ -1291,7 +1292,7 @@ def init_many(
     """Build the first states of several seeds, stacked, with the given scalars replaced.
 
     Args:
-      scalars: by name of a field of `losses.Scalars`, a number for each seed.
+      scalars: as of `train_many`.
 
     Raises:
       ValueError: there is no such scalar, it has not one number for each seed, or one is out of range.
@@ -1311,22 +1312,41 @@ def init_many(
             f"scalars: expected numbers by their names, got {scalars!r}"
         )
 
+    fields_by_path = _scalar_fields()
     changed: dict[str, Tensor] = {}
     for name, numbers in (scalars or {}).items():
-        if name not in Scalars._fields:
-            names = ", ".join(Scalars._fields)
-            raise ValueError(f"scalars: expected one of {names}, got {name}")
+        if name not in fields_by_path:
+            names = ", ".join(fields_by_path)
+            raise ValueError(
+                f"scalars: expected one of {names}, got {name}, which all seeds share"
+            )
+        if isinstance(numbers, Tensor):
+            numbers = numbers.tolist()
         is_several = isinstance(cast(object, numbers), Sized)
-        if not is_several or len(numbers) != len(seeds):
+        if not is_several or len(numbers) != len(seeds) or None in numbers:
             raise ValueError(
                 f"scalars: {name}: expected {len(seeds)} numbers, got {numbers!r}"
             )
         for number in numbers:
-            replace(learner.cfg.ppo, **{name: number})  # checks its range
-        changed[name] = torch.tensor(
+            learner.cfg.ppo.with_value(name, number)  # checks its range
+        changed[fields_by_path[name]] = torch.tensor(
             numbers, dtype=torch.float32, device=device
         )
     return state._replace(scalars=state.scalars._replace(**changed))
+
+
+def _scalar_fields() -> dict[str, str]:
+    """Return {path of a setting of `PPOConfig`, such as adam.b1: field of `Scalars`} of what seeds may differ in."""
+    paths: list[str] = []
+    for setting in fields(PPOConfig):
+        nested = setting.default
+        paths += (
+            [f"{setting.name}.{x.name}" for x in fields(nested)]
+            if is_dataclass(nested)
+            else [setting.name]
+        )
+    named = {path: path.replace(".", "_") for path in paths}
+    return {x: name for x, name in named.items() if name in Scalars._fields}
 
 
 def prepare_many(

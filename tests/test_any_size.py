@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 import funcppo as fp
 from funcppo.config import AdamConfig, PPOConfig, Schedule
 from funcppo.core import random, tree
-from funcppo.losses import Scalars, loss_fn
+from funcppo.losses import SCALARS, loss_fn
 from funcppo.runtime import compile
 from funcppo.train_step import EAGER_PARTS, collect, init, train_step
 from tests.learning import (
@@ -130,7 +130,7 @@ def test_one_number_that_is_not_finite_leaves_a_row_out(problem, bad, index):
 
 
 @few
-@given(problem=problems(), bad=BAD, name=st.sampled_from(Scalars._fields))
+@given(problem=problems(), bad=BAD, name=st.sampled_from(SCALARS))
 def test_an_infinite_scalar_never_reaches_the_parameters(problem, bad, name):
     cfg, state = problem
     scalars = state.scalars._replace(**{name: torch.tensor(bad)})

@@ -9,7 +9,7 @@ from funcppo import train_step
 from funcppo.config import SCALAR_FIELDS, AdamConfig, PPOConfig, Schedule
 from funcppo.core import random
 from funcppo.interfaces import NoWorld
-from funcppo.losses import Scalars
+from funcppo.losses import SCALARS
 from tests.learning import assert_trees_equal, cartpole_config, pendulum_config
 from tests.nets import test_fused_mlp  # noqa: F401  its operators on a CPU
 
@@ -129,4 +129,4 @@ def test_no_part_of_a_step_reads_what_scalars_hold(cfg, by_kernels):
 
 
 def test_every_scalar_is_among_the_fields_that_no_part_reads():
-    assert {*Scalars._fields} < {*SCALAR_FIELDS}
+    assert {*SCALARS} < {*SCALAR_FIELDS}

@@ -1,7 +1,7 @@
 """The loop above the training step, of one seed and of several: evaluation, checkpoints, callbacks."""
 
 import csv
-from dataclasses import replace
+from dataclasses import is_dataclass, replace
 from functools import partial
 from typing import NamedTuple
 
@@ -11,10 +11,12 @@ import torch
 import funcppo as fp
 from examples import variants
 from funcppo import logs, trainer
+from funcppo.config import PPOConfig
 from funcppo.core import tree
+from funcppo.core.settings import field_types
 from funcppo.envs import wrappers
 from funcppo.runtime.capture import without_cuda_graphs
-from funcppo.trainer import TrainingNote, init_many, saved_update
+from funcppo.trainer import TrainingNote, saved_update
 from tests.learning import assert_trees_equal
 
 ENV = wrappers.normalize_reward(
@@ -484,14 +486,42 @@ def test_metrics_are_logged_by_seed_and_elsewhere_as_means(tmp_path):
     assert float(lines[1].split(",")[place]) == pytest.approx(mean)
 
 
-def test_each_seed_learns_with_its_own_scalars():
-    rates = {"learning_rate": [0.0, 1e-2]}
-    first = init_many(LEARNER, (0, 0))
-    state = fp.train_many(LEARNER, 32, seeds=(0, 0), scalars=rates).state
-    assert state.scalars.learning_rate.tolist() == pytest.approx([0.0, 1e-2])
-    change = tree.map(torch.sub, state.params, first.params)
-    still, moved = (tree.global_norm(tree.item(change, i)) for i in range(2))
-    assert still == 0 < moved
+def settings_of(config, prefix=""):
+    """{path of each setting: whether it is a number that is no integer}."""
+    found = {}
+    for name, kind in field_types(config).items():
+        if is_dataclass(kind):
+            found |= settings_of(kind, f"{name}.")
+        else:
+            found[prefix + name] = "[float, " in str(kind)
+    return found
+
+
+@pytest.mark.parametrize(("path", "varies"), settings_of(PPOConfig).items())
+def test_each_seed_learns_with_its_own_numbers(path, varies):
+    """As in a run of its own, but for rounding; all other settings are refused."""
+    settings = {"learning_rate": 0.03, "target_kl": 0.1, "value_clip_eps": 0.2}
+    settings |= {"kl_stop": "minibatch", "n_epochs": 2, "clip_eps": 0.01}
+    linear = dict.fromkeys(
+        ["clip_eps_schedule", "entropy_coef_schedule"],
+        fp.Schedule(kind="linear"),
+    )
+    settings = SIZES | settings | linear
+    learner = fp.ppo(env=ENV, network=fp.nets.mlp(8), **settings)
+    numbers = [0.001, 0.1]
+    train = partial(fp.train_many, learner, 96, seeds=(0, 0))
+    if not varies:
+        line = f"scalars: expected one of learning_rate, .*, got {path}, which all seeds share$"
+        with pytest.raises(ValueError, match=f"^{line}"):
+            train(scalars={path: numbers})
+        return
+    params = train(scalars={path: torch.tensor(numbers)}).state.params
+    for i, number in enumerate(numbers):
+        cfg = replace(learner.cfg, ppo=learner.cfg.ppo.with_value(path, number))
+        alone = fp.train(replace(learner, cfg=cfg), 96).state.params
+        assert_trees_equal(tree.item(params, i), alone, rtol=1e-3, atol=1e-5)
+    change = tree.map(lambda x: x[0] - x[1], params)
+    assert tree.global_norm(change) > 0
 
 
 CARTPOLE = fp.envs.cartpole()

@@ -12,7 +12,7 @@ from funcppo.config import Config, PPOConfig
 from funcppo.core import tree
 from funcppo.envs import classic
 from funcppo.interfaces import NoWorld
-from funcppo.losses import Batch, LossMetrics, Scalars, loss_fn
+from funcppo.losses import SCALARS, Batch, LossMetrics, Scalars, loss_fn
 from funcppo.nets import networks as mlp
 from funcppo.nets.networks import Agent, PolicyValue, dense
 
@@ -94,7 +94,7 @@ def make(
         scalars=Scalars(
             *(
                 torch.tensor(getattr(ppo, name), dtype=dtype, device=device)
-                for name in Scalars._fields
+                for name in SCALARS
             )
         ),
     )
