@@ -356,6 +356,12 @@ def features(obs: Any) -> Tensor:
     return x
 
 
+def numbers(obs: Any) -> Tensor:
+    """Return the features of an observation as floating-point numbers; integers as they are, bytes unscaled."""
+    x = features(obs)
+    return x if x.is_floating_point() else x.to(torch.float32)
+
+
 def with_features(obs: Any, x: Tensor) -> Tensor | MaskedObservation:
     """Replace the features of an observation; keep its action mask if it has one."""
     is_masked = isinstance(obs, MaskedObservation)

@@ -11,6 +11,7 @@ The training step as it runs: compiled and captured, or neither where a run is t
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, fields, replace
@@ -188,10 +189,14 @@ def _check_state(state: Any) -> None:
     """Check a state that a user hands in and may have modified: its type, and one dtype for parameters and moments.
 
     Raises:
-      TypeError: it is no state, or its params and moments differ in dtype.
+      TypeError: it is no state, or one of several learners, or its params and moments differ in dtype.
     """
     expected = "state: expected a TrainState, as init returns it"
     check_kind(state, TrainState, expected)
+    if state.update.ndim:
+        raise TypeError(
+            f"state: expected that of one learner, got {len(state.update)} stacked: fp.tree.item(state, 0) is the first"
+        )
     moments = state.opt_state
     learnt = _Learnt(state.params, moments.mu, moments.nu)
     tree.check_common_dtype(learnt, "state")
@@ -333,8 +338,7 @@ def ppo(
         options = {"n_envs": env.host.n_envs} | options
     check_settings(env.cfg, "env.cfg")
     for name, fn in {"loss": loss, "advantages": advantages}.items():
-        if fn is not None and not callable(fn):
-            raise TypeError(f"{name}: expected a function, got {describe(fn)}")
+        _check_arguments(name, fn)
 
     names = [field.name for field in fields(PPOConfig)]
     for name in options:
@@ -345,6 +349,9 @@ def ppo(
     ppo_config = PPOConfig(**options)
     agent = _build_agent(network, env)
     check_settings(agent.cfg, "agent.cfg")
+    world = NoWorld() if world is None else world
+    for path, tensor in tree.named_leaves(world, "world"):
+        check_kind(tensor, Tensor, f"{path}: expected a tensor")
     cfg = Config(
         ppo=ppo_config,
         env=env,
@@ -352,7 +359,34 @@ def ppo(
         loss=loss,
         advantages=advantages,
     )
-    return Learner(cfg=cfg, world=NoWorld() if world is None else world)
+    return Learner(cfg=cfg, world=world)
+
+
+# Arguments of a loss, and of an estimator of advantages.
+_ARGUMENTS = {
+    "loss": ("cfg", "world", "params", "batch", "scalars"),
+    "advantages": ("cfg", "world", "params", "steps", "scalars"),
+}
+
+
+def _check_arguments(name: str, fn: object) -> None:
+    """Check that a loss or an estimator is a function of the arguments that it is called with.
+
+    Raises:
+      TypeError: it is not.
+    """
+    if fn is None:
+        return
+    names = _ARGUMENTS[name]
+    expected = f"{name}: expected a function of {', '.join(names)}"
+    if not callable(fn):
+        raise TypeError(f"{expected}, got {describe(fn)}")
+    try:
+        inspect.signature(fn).bind(*names)
+    except TypeError as error:
+        raise TypeError(f"{expected}, got {describe(fn)}: {error}") from None
+    except ValueError:  # of compiled code without a signature
+        return
 
 
 def _build_agent(network: object, env: AnyEnvironment) -> AnyAgent:

@@ -58,6 +58,9 @@ def to_scalars(metrics: Metrics) -> dict[str, float]:
       loss, policy_loss, ...: as in `LossMetrics`, NaN if no minibatch was applied; dropped_fraction only if the
         capacity is limited.
       grad_norm, learning_rate, n_applied_minibatches, n_nonfinite_minibatches: as in `Metrics`.
+
+    Raises:
+      ValueError: a measure of a loss of the user's has the name of another metric.
     """
     import torch
 
@@ -66,6 +69,11 @@ def to_scalars(metrics: Metrics) -> dict[str, float]:
     values = torch.stack(tree.leaves(metrics)).tolist()
     names = [path.rpartition(".")[2] for path in tree.paths(metrics)]
     scalars: dict[str, float] = dict(zip(names, values))
+    twice = [name for name in scalars if names.count(name) > 1]
+    if twice:
+        raise ValueError(
+            f"loss: extra: expected names that no other metric has, got {twice[0]}"
+        )
     # without an episode the sums are 0, and so are the means
     n_episodes = max(scalars["n_episodes"], 1.0)
     for name in ("episode_return", "episode_length"):

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from funcppo.config import Config, PPOConfig
 from funcppo.core import tree
-from funcppo.core.types import F32, Bool, Obs
+from funcppo.core.types import F32, Bool, Obs, check_pair, check_tensor
 from funcppo.interfaces import AnyAgent, Memory
 from funcppo.rollout import apply_sequence
 
@@ -126,7 +126,13 @@ def minibatch_loss_fn(
     """Compute the loss of a learner, `Config.loss` or `loss_fn`, and its metrics."""
     if cfg.loss is None:
         return loss_fn(cfg, world, params, batch, scalars)
-    loss, metrics = cfg.loss(cfg, world, params, batch, scalars)
+    result = cfg.loss(cfg, world, params, batch, scalars)
+    expected = "loss: expected (loss, fp.losses.LossMetrics)"
+    check_pair(result, LossMetrics, expected)
+    loss, metrics = result
+    numbers = metrics._replace(loss=loss)
+    for path, number in tree.named_leaves(numbers, "loss: LossMetrics"):
+        check_tensor(number, (), batch.value.dtype, path)
     # Built anew: Dynamo of PyTorch 2.11 cannot return what `_replace` makes.
     return loss, LossMetrics(loss, *metrics[1:])
 

@@ -26,7 +26,6 @@ from funcppo.core.host import import_extra
 from funcppo.core.settings import FieldError
 from funcppo.core.types import I64
 from funcppo.envs import wrappers
-from funcppo.envs.checks import check_observation
 from funcppo.envs.wrappers import MomentsConfig, Wrapped
 from funcppo.interfaces import AnyEnvironment, Memory
 from funcppo.learner import AnyLearner, AnyState, own_state
@@ -99,19 +98,37 @@ def act(
       The actions [B, ...]; of a network with memory, the actions and the memory after them.
 
     Raises:
-      ValueError: observations have another shape than those of the environment, or the state is of another learner.
+      ValueError: observations have other shapes or dtypes than those of the environment, or the state is of another
+        learner.
       TypeError: what is handed in is no state.
     """
     agent = learner.cfg.agent
     with own_state(learner, state, "act"), torch.no_grad():
-        env, _, around = _unwrap(learner.cfg.env, state.env_state)
-        if env.spec is not None:
-            check_observation(obs, env.spec)
+        env, env_state, around = _unwrap(learner.cfg.env, state.env_state)
+        like = env.observe(env.cfg, learner.world, env_state)
+        n_rows = _check_rows("obs", obs, like)
         if memory is None:
-            first = tree.leaves(obs)[0]
-            memory = initial_memory(agent, len(first), first.device)
+            device = tree.leaves(obs)[0].device
+            memory = initial_memory(agent, n_rows, device)
         action, memory = _policy(learner, state, around)(obs, memory, key)
     return action if agent.initial_memory is None else (action, memory)
+
+
+def _check_rows(name: str, value: Any, like: Any) -> int:
+    """Check that a tree has rows as another has; return their number.
+
+    Raises:
+      ValueError: one line that names the tensor that differs.
+    """
+    leaves = tree.leaves(value)
+    first: Any = leaves[0] if leaves else None
+    n_rows = len(first) if isinstance(first, Tensor) and first.ndim else 1
+
+    def resize(x: Tensor) -> Tensor:
+        return x[:1].expand(n_rows, *x.shape[1:])
+
+    tree.check_layout(value, tree.map(resize, like), name, ValueError)
+    return n_rows
 
 
 class _Exported(torch.nn.Module):
@@ -161,8 +178,7 @@ def export(
       beside the actions.
 
     Raises:
-      ValueError: there is no such format, or the state is of another learner.
-      OSError: the file cannot be written.
+      ValueError: there is no such format, the state is of another learner, or the file cannot be written.
     """
     if format not in ("torch", "onnx"):
         raise FieldError("format", "torch or onnx", format)
@@ -185,7 +201,8 @@ def export(
             names += ["is_first", *(f"memory_{x}" for x in tree.paths(memory))]
         names = [name.replace(".", "_") for name in names]
         content = _to_bytes(module, inputs, names, format)
-    files.write_file(Path(path), content)
+    with files.expecting(f"path: {path}: expected a file that can be written"):
+        files.write_file(Path(path), content)
     return tuple(names)
 
 
@@ -236,7 +253,8 @@ def imitate(
       seed: of the first parameters and of the order.
 
     Raises:
-      ValueError: the network has memory, or there are not as many actions as observations.
+      ValueError: the network has memory, or one line that names the observation or action of another shape, dtype or
+        range than in the environment, or number of rows.
 
     Source: Pomerleau 1991, "Efficient training of artificial neural networks for autonomous navigation".
     """
@@ -245,13 +263,9 @@ def imitate(
         raise ValueError(
             "learner: expected a network without memory, got one with"
         )
-    n_rows = len(tree.leaves(obs)[0])
-    if len(action) != n_rows:
-        raise ValueError(
-            f"action: expected {n_rows}, one for each observation, got {len(action)}"
-        )
-    key = random.key(seed, action.device)
-    params = learner.init(key).params
+    key = random.key(seed, getattr(action, "device", "cpu"))
+    params = _check_transitions(learner, learner.init(key), obs, action)
+    n_rows = len(action)
     opt_state = optim.init(params)
 
     def loss(params: Any, rows: I64[Tensor, "MB"]) -> Tensor:
@@ -266,3 +280,31 @@ def imitate(
                 cfg.ppo.adam, grads, opt_state, params, learning_rate
             )
     return params
+
+
+def _check_transitions(
+    learner: AnyLearner, state: AnyState, obs: Any, action: Any
+) -> Any:
+    """Check transitions to imitate beside those of a learner's first state; return the first parameters.
+
+    Raises:
+      ValueError: one line that names what differs.
+    """
+    cfg, agent, world = learner.cfg, learner.cfg.agent, learner.world
+    like = cfg.env.observe(cfg.env.cfg, world, state.env_state)
+    n_rows = _check_rows("obs", obs, like)
+    output = agent.apply(agent.cfg, world, state.params, like)
+    made = choose_action(agent, output, None)
+    if _check_rows("action", action, made) != n_rows or not n_rows:
+        raise ValueError(
+            f"action: expected {n_rows or 'some'}, one for each observation, got {len(action)}"
+        )
+    spec = cfg.env.spec
+    if spec is not None and not spec.continuous_actions:
+        sizes = torch.tensor(spec.action_sizes or spec.action_size)
+        is_wrong = (action < 0) | (action >= sizes.to(action.device))
+        if is_wrong.any():
+            raise ValueError(
+                f"action: expected numbers from 0 to below {sizes.tolist()}, got {int(action[is_wrong][0])}"
+            )
+    return state.params

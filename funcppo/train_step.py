@@ -18,11 +18,20 @@ import torch
 from torch import Tensor
 
 from funcppo import losses, minibatch, optim, rollout
-from funcppo.advantages import Steps, estimate_gae, next_values
+from funcppo.advantages import Estimate, Steps, estimate_gae, next_values
 from funcppo.config import Config
 from funcppo.core import random, tree
-from funcppo.core.settings import reads_scalars_apart
-from funcppo.core.types import F32, I64, Bool, Obs, Params, Scan, State
+from funcppo.core.settings import check_kind, reads_scalars_apart
+from funcppo.core.types import (
+    F32,
+    I64,
+    Bool,
+    Obs,
+    Params,
+    Scan,
+    State,
+    check_tensor,
+)
 from funcppo.interfaces import GatherShards, MaskedObservation, Memory
 from funcppo.losses import Batch, LossMetrics, Scalars, Sequence
 from funcppo.minibatch import (
@@ -238,10 +247,12 @@ def build_batch(
     done = trajectory.terminated | trajectory.truncated
     terminated = trajectory.terminated if cfg.ppo.bootstrap_truncated else done
     steps = Steps(trajectory, terminated, next_value)
-    estimate = cfg.advantages or estimate_gae
-    advantage, value_target, extras = estimate(
+    estimate = (cfg.advantages or estimate_gae)(
         cfg, world, params, steps, scalars
     )
+    if cfg.advantages is not None:
+        _check_estimate(estimate, value)
+    advantage, value_target, extras = estimate
     is_finite = _finite_observations(trajectory)
     batch = Batch(
         trajectory.obs,
@@ -274,6 +285,25 @@ def build_batch(
     is_recurrent = cfg.agent.initial_memory is not None
     sequence = Sequence(done.flatten(), memory_before) if is_recurrent else ()
     return Batch(*cast(Any, rows), sequence=sequence, extras=extras), metrics
+
+
+def _check_estimate(estimate: Any, value: F32[Tensor, "T B"]) -> None:
+    """Check what an estimator of the user's returns.
+
+    Raises:
+      TypeError: it is no `Estimate`, or names a tensor of another shape or dtype.
+    """
+    name = "advantages"
+    check_kind(
+        estimate, Estimate, f"{name}: expected an fp.advantages.Estimate"
+    )
+    numbers = estimate._replace(extras=())
+    for path, x in tree.named_leaves(numbers, name):
+        check_tensor(x, value.shape, value.dtype, path)
+    for path, x in tree.named_leaves(estimate.extras, f"{name}.extras"):
+        check_kind(x, Tensor, f"{path}: expected a tensor")
+        rows = [*value.shape, *x.shape[value.ndim :]]
+        check_tensor(x, rows, x.dtype, path)
 
 
 def _target_moments(

@@ -2,8 +2,10 @@
 
 import re
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import NamedTuple
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -48,6 +50,11 @@ def test_a_learner_is_the_full_form(env, cfg):
     assert_trees_equal(learner.step(state), want, rtol=0, atol=0)
 
 
+class Corner(NamedTuple):
+    x: object
+    y: object
+
+
 @pytest.mark.parametrize(
     ("arguments", "error", "text"),
     [
@@ -58,8 +65,10 @@ def test_a_learner_is_the_full_form(env, cfg):
         ({"network": lambda spec: None}, TypeError, "which returns NoneType"),
         ({"env": replace(fp.envs.cartpole(), spec=None)}, ValueError, "env.spec: expected an EnvironmentSpec"),
         ({"n_env": 3}, TypeError, "n_env: expected one of the options n_envs, "),
-        ({"loss": 3}, TypeError, "loss: expected a function, got int"),
-        ({"advantages": "gae"}, TypeError, "advantages: expected a function, got str"),
+        ({"loss": 3}, TypeError, "loss: expected a function of cfg, world, params, batch, scalars, got int"),
+        ({"loss": lambda params, batch: 0}, TypeError, "scalars, got the function <lambda>: too many positional"),
+        ({"advantages": "gae"}, TypeError, "advantages: expected a function of cfg, world, params, steps"),
+        ({"world": Corner(torch.ones(2), np.ones(2))}, TypeError, "world.y: expected a tensor, got ndarray"),
         ({"gae_lambda": 1.0, "n_microbatches": 0}, ValueError, "n_microbatches: expected 1 or more, got 0"),
     ],
 )  # fmt: skip
@@ -112,9 +121,37 @@ class MapConfig:
     walls: object = (1, 2)
 
 
-class Corner(NamedTuple):
-    x: object
-    y: object
+def gae_with(change):
+    """GAE with a change to its result."""
+    return lambda *args: change(fp.advantages.estimate_gae(*args))
+
+
+def loss_with(change):
+    """The usual loss with a change to its result."""
+    return lambda *args: change(*fp.losses.loss_fn(*args))
+
+
+@pytest.mark.parametrize(
+    ("option", "problem"),
+    [
+        ({"loss": loss_with(lambda x, metrics: x)}, r"loss: expected \(loss, fp.losses.LossMetrics\), got Tensor"),
+        ({"loss": loss_with(lambda x, metrics: (x[None], metrics))}, r"loss: .*\.loss: expected .* \[\], got .* \[1\]"),
+        ({"loss": loss_with(lambda x, metrics: (x, metrics._replace(extra=Corner(x, 1.0))))},
+         r"loss: LossMetrics\.extra\.y: expected torch\.float32 \[\], got float"),
+        ({"advantages": gae_with(lambda x: x[:2])}, "advantages: expected an fp.advantages.Estimate, got tuple"),
+        ({"advantages": gae_with(lambda x: x._replace(advantage=x.advantage.T))},
+         r"advantages\.advantage: expected torch.float32 \[8, 4\], got torch.float32 \[4, 8\]"),
+        ({"advantages": gae_with(lambda x: x._replace(value_target=x.value_target.double()))}, r"advantages\.val"),
+        ({"advantages": gae_with(lambda x: x._replace(extras=(x.advantage.flatten(),)))},
+         r"advantages\.extras\.0: expected torch.float32 \[8, 4\], got torch.float32 \[32\]"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("train", [fp.train, partial(fp.train_many, seeds=2)])
+def test_what_a_users_loss_or_estimator_returns_is_checked(
+    option, problem, train
+):
+    with pytest.raises(TypeError, match=f"^{problem}"):
+        train(small(CARTPOLE, **option), 32)
 
 
 @pytest.mark.parametrize(
@@ -262,6 +299,10 @@ def with_double_nu(state):
     [
         (lambda state: None, "expected a TrainState, as init returns it, got "),
         (lambda state: state.params, "expected a TrainState, as init"),
+        (
+            partial(tree.map, lambda x: torch.stack([x] * 3)),
+            r"expected that of one learner, got 3 stacked: fp\.tree\.item\(",
+        ),
         (
             with_double_params,
             "expected torch.float64 in .*float32 at mu.hidden",

@@ -4,6 +4,7 @@ import csv
 import json
 import sys
 from types import SimpleNamespace
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -44,6 +45,17 @@ def metrics(n_episodes=4.0, dropped_fraction=()):
         n_nonfinite_minibatches=scalar(8.0),
         learning_rate=scalar(0.0625),
     )
+
+
+class Extra(NamedTuple):
+    entropy: torch.Tensor
+
+
+def test_a_measure_of_a_loss_does_not_hide_another_metric():
+    given = metrics()
+    loss = given.loss._replace(extra=Extra(torch.tensor(2.0)))
+    with pytest.raises(ValueError, match=r"^loss: extra: .*, got entropy$"):
+        logs.to_scalars(given._replace(loss=loss))
 
 
 def test_a_row_holds_every_metric_under_its_name():

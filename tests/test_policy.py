@@ -87,13 +87,21 @@ def test_an_action_is_the_one_that_the_environment_inside_gets(name):
     assert name == "mask" or not torch.equal(sampled, acted)
 
 
-def test_observations_of_another_shape_are_refused():
+@pytest.mark.parametrize(
+    ("fn", "arguments", "problem"),
+    [
+        (fp.act, [torch.zeros(2, 4)], r"obs: expected torch.float32 \[2, 3\], got torch.float32 \[2, 4\]"),
+        (fp.act, [torch.zeros(2, 3).double()], r"obs: expected torch.float32 \[2, 3\], got torch.float64 "),
+        (fp.act, [np.zeros((2, 3))], "obs: expected a Tensor, got a ndarray"),
+        (fp.export, ["policy", "tf"], "format: expected torch or onnx"),
+        (fp.export, ["/proc/none/policy"], "path: /proc/none/policy: expected a file that can be written, got: "),
+    ],
+)  # fmt: skip
+def test_what_no_policy_reads_or_writes_is_one_line(fn, arguments, problem):
     learner, state = trained("moments")
-    problem = r"observation: expected rows of \[3\] by env.spec, got \[4\]"
-    with pytest.raises(ValueError, match=problem):
-        fp.act(learner, state, torch.zeros(2, 4))
-    with pytest.raises(ValueError, match="format: expected torch or onnx"):
-        fp.export(learner, state, "policy", format="tf")
+    with pytest.raises(ValueError, match=f"^{problem}") as error:
+        fn(learner, state, *arguments)
+    assert "\n" not in str(error.value)
 
 
 RUNS = {
@@ -173,8 +181,20 @@ def test_imitated_actions_are_a_start():
     started = fp.train(learner, 64, params=params).state
     assert int(started.opt_state.step) == 8
     assert fp.evaluate_policy(learner, started).greedy.mean > 100
-    with pytest.raises(ValueError, match="action: expected 2048"):
-        fp.imitate(learner, obs, action[:5])
+    for problem, obs_, action_ in (
+        ("action: expected 2048", obs, action[:5]),
+        ("action: expected some", obs[:0], action[:0]),
+        (r"action: .*int64 \[2048\], got torch.float32", obs, action.float()),
+        ("action: expected numbers from 0 to below 2, got 2", obs, action + 1),
+        (
+            r"obs: expected .* \[2048, 4\], got .* \[2048, 3\]",
+            obs[:, :3],
+            action,
+        ),
+        ("obs: expected a Tensor, got a ndarray", obs.numpy(), action),
+    ):
+        with pytest.raises(ValueError, match=f"^{problem}"):
+            fp.imitate(learner, obs_, action_)
 
 
 def test_a_run_starts_from_the_state_of_another():

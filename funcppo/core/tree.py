@@ -250,12 +250,25 @@ def check_layout(
     wanted, found = named_leaves(like, name), named_leaves(value, name)
     expected, got = ([path for path, _ in x] for x in (wanted, found))
     if type(value) is not type(like) or expected != got:
+        if type(value) is type(like):
+            missing = _list_some([x for x in expected if x not in got])
+            others = _list_some([x for x in got if x not in expected])
+        else:
+            missing, others = (
+                f"a {type(x).__name__} of {_list_some(paths)}"
+                for x, paths in ((like, expected), (value, got))
+            )
+        problem = f"{name}: expected {missing}, got {others}"
         raise error(
-            f"{name}: expected a {type(like).__name__} of {', '.join(expected)}, "
-            f"got a {type(value).__name__} of {', '.join(got)}"
+            problem.replace(f" of {name},", ",").removesuffix(f" of {name}")
         )
     for (path, x), (_, y) in zip(wanted, found):
         check_tensor(y, x.shape, x.dtype, path, error)
+
+
+def _list_some(paths: list[str]) -> str:
+    """List up to four paths."""
+    return ", ".join(paths[:4] + ["..."] * (len(paths) > 4)) or "no other"
 
 
 def check_rows(value: object, n: int, name: str) -> None:

@@ -112,6 +112,27 @@ class TensorSpec(NamedTuple):
     axes: tuple[str, ...]
 
 
+def check_pair(
+    value: object,
+    kind: type,
+    expected: str,
+    error: type[Exception] = TypeError,
+) -> None:
+    """Check that a user's function returns a pair whose second part is of a class.
+
+    Args:
+      expected: the beginning of the error, such as "loss: expected (loss, fp.losses.LossMetrics)".
+      error: what is raised.
+
+    Raises:
+      TypeError: it is something else.
+    """
+    parts: list[Any] = [*value] if isinstance(value, tuple) else [value]
+    if len(parts) != 2 or not isinstance(parts[1], kind):
+        kinds = ", ".join(type(x).__name__ for x in parts)
+        raise error(f"{expected}, got {kinds}")
+
+
 def check_tensor(
     tensor: object,
     shape: Sequence[int],

@@ -44,6 +44,7 @@ from funcppo.core.types import (
     ResetSample,
     State,
     World,
+    check_pair,
     check_tensor,
 )
 from funcppo.interfaces import (
@@ -54,6 +55,7 @@ from funcppo.interfaces import (
     Timestep,
     channel_axis,
     features,
+    numbers,
     with_features,
 )
 
@@ -128,14 +130,14 @@ def check_timestep(
       TypeError: names the tensor, or says that there is no `Timestep`.
     """
     name = "step_functional"
-    parts: list[Any] = [*result] if isinstance(result, tuple) else [result]
-    if len(parts) != 2 or not isinstance(parts[1], Timestep):
-        kinds = ", ".join(type(x).__name__ for x in parts)
-        raise error(f"{name}: expected (state, fp.Timestep), got {kinds}")
+    check_pair(
+        result, Timestep, f"{name}: expected (state, fp.Timestep)", error
+    )
+    reached, timestep = cast(Any, result)
     for flag in ("terminated", "truncated"):
-        value = getattr(parts[1], flag)
+        value = getattr(timestep, flag)
         check_tensor(value, rows, torch.bool, f"{name}: Timestep.{flag}", error)
-    tree.check_layout(parts[0], state, f"{name}: state", error)
+    tree.check_layout(reached, state, f"{name}: state", error)
 
 
 def restart(
@@ -203,8 +205,9 @@ def wrap(
       The wrapped environment, whose state has the field `inner`.
 
     Raises:
-      TypeError: what is wrapped is no environment.
+      TypeError: what is wrapped is no environment, or a name is a text in place of a tuple.
     """
+    check_kind(kept, tuple, "kept: expected a tuple of names")
     cfg = Wrapped(
         env=checked_env(env),
         settings=settings,
@@ -238,12 +241,28 @@ def checked_env(env: AnyEnvironment) -> AnyEnvironment:
     return env
 
 
+def _begin(cfg: Wrapped, world: object, inner: Any) -> Any:
+    """Return the state of a wrapper at the start of an episode.
+
+    Raises:
+      TypeError: it is no NamedTuple with the fields inner and `Wrapped.kept`.
+    """
+    state = cfg.begin(cfg, world, inner)
+    names: tuple[str, ...] = getattr(state, "_fields", ())
+    for name in ("inner", *cfg.kept):
+        if name not in names:
+            raise TypeError(
+                f"begin: expected a NamedTuple with the field {name}, got {type(state).__name__} of {', '.join(names)}"
+            )
+    return state
+
+
 def _begin_plain(cfg: Wrapped, world: object, inner: Any) -> PlainState:
     return PlainState(inner)
 
 
 def _reset(cfg: Wrapped, world: object, key: I64[Tensor, "B 2"]) -> Any:
-    return cfg.begin(cfg, world, cfg.env.reset(cfg.env.cfg, world, key))
+    return _begin(cfg, world, cfg.env.reset(cfg.env.cfg, world, key))
 
 
 def _sample_reset(cfg: Wrapped, world: object, key: I64[Tensor, "B 2"]) -> Any:
@@ -251,7 +270,7 @@ def _sample_reset(cfg: Wrapped, world: object, key: I64[Tensor, "B 2"]) -> Any:
 
 
 def _reset_from_sample(cfg: Wrapped, world: object, sample: Any) -> Any:
-    return cfg.begin(cfg, world, start(cfg.env, world, sample))
+    return _begin(cfg, world, start(cfg.env, world, sample))
 
 
 def inner_step(
@@ -551,11 +570,10 @@ def _restart_normalize_observation(
 def _normalize(
     cfg: Wrapped, state: NormalizeObservationState, obs: Any
 ) -> Tensor | MaskedObservation:
-    x = features(obs)
+    x = numbers(obs)
     mean, variance, _ = state.moments
     deviation = torch.sqrt(variance + cfg.settings.epsilon)
-    dtype = x.dtype if x.dtype.is_floating_point else torch.float32
-    return with_features(obs, ((x - mean) / deviation).to(dtype))
+    return with_features(obs, ((x - mean) / deviation).to(x.dtype))
 
 
 class NormalizeRewardState(NamedTuple):
@@ -869,7 +887,7 @@ def flatten_observation(env: AnyEnvironment) -> AnyEnvironment:
 
 
 def _flatten(cfg: Wrapped, state: PlainState, obs: Any) -> Any:
-    return with_features(obs, features(obs).flatten(1).to(torch.float32))
+    return with_features(obs, numbers(obs).flatten(1))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -893,7 +911,7 @@ def clip_observation(
 
 
 def _clip_observation(cfg: Wrapped, state: PlainState, obs: Any) -> Any:
-    return with_features(obs, features(obs).clamp(*cfg.settings))
+    return with_features(obs, numbers(obs).clamp(*cfg.settings))
 
 
 def clip_reward(

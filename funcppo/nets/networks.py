@@ -43,16 +43,11 @@ from funcppo.interfaces import (
     NetworkFactory,
     channel_axis,
     features,
+    numbers,
     with_features,
 )
 from funcppo.nets import cells
 from funcppo.nets.cells import Dense, GRUMemory, LSTMMemory, cell_step
-
-
-def numbers(obs: Tensor | MaskedObservation) -> Tensor:
-    """Return the features of an observation as floating-point numbers; integers as they are, bytes unscaled."""
-    x = features(obs)
-    return x if x.is_floating_point() else x.to(torch.float32)
 
 
 class PolicyValue(NamedTuple):

@@ -292,6 +292,7 @@ def select_strategy(
         device=str(device),
         backend=backend,
     )
+    candidates = _candidates(parts, strategy)
     needs = device.type if backend == "inductor" else ""
     reason = _reason_to_stay_eager(strategy, agree, needs)
     if reason is not None:
@@ -304,9 +305,8 @@ def select_strategy(
     precision = torch.get_float32_matmul_precision()
     if device.type == "cuda" and precision != "highest":
         tolerance = max(tolerance, TF32_TOLERANCE)
-    candidates = STRATEGIES if strategy == "auto" else (strategy,)
     if strategy == "auto" and are_trees_demanded():
-        candidates = STRATEGIES[:-1]  # there are graphs of compiled ones only
+        candidates = candidates[:-1]  # there are graphs of compiled ones only
     trial = _Trial(parts, backend, tolerance, agree, strategy != "auto")
     if device.type == "cuda" and backend == "inductor":
         trial.find_kernels(device, cfg, candidates)
@@ -321,6 +321,20 @@ def select_strategy(
         record, failures=tuple(trial.failures), **trial.found
     )
     return compiled, record
+
+
+def _candidates(parts: Any, strategy: str) -> tuple[str, ...]:
+    """Return the strategies to try.
+
+    Raises:
+      FieldError: forward is asked for by several learners (`train_step.vmap_parts`), which it does not serve.
+    """
+    if not hasattr(parts.minibatch_step, "__wrapped__"):
+        return STRATEGIES if strategy == "auto" else (strategy,)
+    if strategy == "forward":
+        expected = "auto, one-graph or eager where several seeds learn at once"
+        raise FieldError("strategy", expected, strategy)
+    return ("one-graph", "eager") if strategy == "auto" else (strategy,)
 
 
 def _reason_to_stay_eager(

@@ -295,6 +295,45 @@ def test_settings_out_of_range_are_named(build, problem):
 
 
 @pytest.mark.parametrize(
+    ("make", "kept", "name"),
+    [
+        (lambda inner: wrappers.PlainState(inner), ("age",), "age"),
+        (lambda inner: (inner,), (), "inner"),
+    ],
+)
+def test_a_wrapper_without_the_fields_that_it_names_is_refused(
+    make, kept, name
+):
+    keys = random.split(random.key(0), 2)
+    begin = lambda cfg, world, inner: make(inner)
+    env = wrappers.wrap(CARTPOLE, begin=begin, kept=kept)
+    with pytest.raises(TypeError, match=f"^begin: expected .* field {name}, "):
+        env.reset(env.cfg, WORLD, keys)
+    with pytest.raises(TypeError, match=r"^kept: expected a tuple of"):
+        wrappers.wrap(CARTPOLE, kept="age")
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8])
+def test_observations_that_are_no_floats_are_normalised_and_clipped(dtype):
+    """As the numbers that they are; of a row's 0 or 1, below."""
+
+    def observe(cfg, world, state):
+        return (CARTPOLE.observe(cfg, world, state) > 0).to(dtype)
+
+    env = replace(CARTPOLE, observe=observe)
+    for wrap in (wrappers.normalize_observation, wrappers.clip_observation):
+        both = [
+            wrap(env),
+            wrap(replace(env, observe=lambda *x: observe(*x).float())),
+        ]
+        keys = random.split(random.key(0), 8)
+        got, want = (
+            x.observe(x.cfg, WORLD, x.reset(x.cfg, WORLD, keys)) for x in both
+        )
+        assert_trees_equal(got, want, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
     "env",
     [
         nested(
