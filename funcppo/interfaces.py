@@ -356,7 +356,7 @@ def features(obs: Any) -> Tensor:
     return x
 
 
-def numbers(obs: Any) -> Tensor:
+def numbers(obs: object) -> Tensor:
     """Return the features of an observation as floating-point numbers; integers as they are, bytes unscaled."""
     x = features(obs)
     return x if x.is_floating_point() else x.to(torch.float32)

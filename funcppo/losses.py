@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Generic, NamedTuple, TypeAlias
+from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
@@ -13,6 +13,8 @@ from funcppo.core import tree
 from funcppo.core.types import F32, Bool, Obs, check_pair, check_tensor
 from funcppo.interfaces import AnyAgent, Memory
 from funcppo.rollout import apply_sequence
+
+Setting = TypeVar("Setting")
 
 
 class Scalars(NamedTuple):
@@ -240,7 +242,7 @@ def total_loss(
     return loss, metrics
 
 
-def given(scalar: Tensor | tuple[()], setting: Any) -> Any:
+def given(scalar: Tensor | tuple[()], setting: Setting) -> Tensor | Setting:
     """Return a scalar of `Scalars` that learners differ in, or else the setting that holds for all."""
     return scalar if isinstance(scalar, Tensor) else setting
 

@@ -114,14 +114,14 @@ def act(
     return action if agent.initial_memory is None else (action, memory)
 
 
-def _check_rows(name: str, value: Any, like: Any) -> int:
+def _check_rows(name: str, value: object, like: object) -> int:
     """Check that a tree has rows as another has; return their number.
 
     Raises:
       ValueError: one line that names the tensor that differs.
     """
     leaves = tree.leaves(value)
-    first: Any = leaves[0] if leaves else None
+    first: object = leaves[0] if leaves else None
     n_rows = len(first) if isinstance(first, Tensor) and first.ndim else 1
 
     def resize(x: Tensor) -> Tensor:
@@ -283,7 +283,7 @@ def imitate(
 
 
 def _check_transitions(
-    learner: AnyLearner, state: AnyState, obs: Any, action: Any
+    learner: AnyLearner, state: AnyState, obs: object, action: Tensor
 ) -> Any:
     """Check transitions to imitate beside those of a learner's first state; return the first parameters.
 

@@ -133,7 +133,7 @@ def check_timestep(
     check_pair(
         result, Timestep, f"{name}: expected (state, fp.Timestep)", error
     )
-    reached, timestep = cast(Any, result)
+    reached, timestep = cast(tuple[object, Timestep], result)
     for flag in ("terminated", "truncated"):
         value = getattr(timestep, flag)
         check_tensor(value, rows, torch.bool, f"{name}: Timestep.{flag}", error)
@@ -241,7 +241,7 @@ def checked_env(env: AnyEnvironment) -> AnyEnvironment:
     return env
 
 
-def _begin(cfg: Wrapped, world: object, inner: Any) -> Any:
+def _begin(cfg: Wrapped, world: object, inner: object) -> Any:
     """Return the state of a wrapper at the start of an episode.
 
     Raises:

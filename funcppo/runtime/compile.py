@@ -323,13 +323,14 @@ def select_strategy(
     return compiled, record
 
 
-def _candidates(parts: Any, strategy: str) -> tuple[str, ...]:
+def _candidates(parts: object, strategy: str) -> tuple[str, ...]:
     """Return the strategies to try.
 
     Raises:
       FieldError: forward is asked for by several learners (`train_step.vmap_parts`), which it does not serve.
     """
-    if not hasattr(parts.minibatch_step, "__wrapped__"):
+    step = getattr(parts, "minibatch_step", None)
+    if not hasattr(step, "__wrapped__"):
         return STRATEGIES if strategy == "auto" else (strategy,)
     if strategy == "forward":
         expected = "auto, one-graph or eager where several seeds learn at once"
