@@ -347,16 +347,28 @@ def apply(
       is_kept: edges that there are messages along; None for all.
     """
     asked = params.asked[label]
-    spread = _send_all if graph.orders or graph.by_target else _send_listed
-    reached, state = spread(cfg, params, graph, asked, given, omitted, is_kept)
-
-    question = reached % len(label)
-    final = torch.cat([state, asked[question]], -1)
-    hidden = (final @ params.hidden + params.hidden_bias).relu()
-    unreached = asked @ params.hidden[cfg.width :] + params.hidden_bias
-    logits = (unreached.relu() @ params.output).repeat(cfg.n_entities)
-    logits = logits.index_put((reached,), hidden @ params.output)
+    inputs = cfg, params, graph, asked, given, omitted, is_kept
+    if graph.orders or graph.by_target:
+        state = _send_all(*inputs)
+        logits = _final_logits(params, state, asked.expand_as(state))
+    else:
+        reached, state = _send_listed(*inputs)
+        unreached = _final_logits(params, torch.zeros_like(asked), asked)
+        logits = unreached.repeat(cfg.n_entities).index_put(
+            (reached,),
+            _final_logits(
+                params, state, embedding(reached % len(label), asked)
+            ),
+        )
     return logits.view(cfg.n_entities, -1).transpose(0, 1)
+
+
+def _final_logits(
+    params: Params, state: F32[Tensor, "... D"], asked: F32[Tensor, "... D"]
+) -> F32[Tensor, "..."]:
+    """Compute the logits of final states."""
+    hidden = torch.cat([state, asked], -1) @ params.hidden + params.hidden_bias
+    return hidden.relu() @ params.output
 
 
 def _label_weights(
@@ -511,12 +523,8 @@ def _send_all(
     given: I64[Tensor, "n"],
     omitted: OmittedEdges | None,
     is_kept: Bool[Tensor, "N"] | None,
-) -> tuple[I64[Tensor, "P"], F32[Tensor, "P D"]]:
-    """Send messages along all edges; states of entities that none has reached stay 0.
-
-    Returns:
-      As `_send_listed`, of all entities.
-    """
+) -> F32[Tensor, "E n D"]:
+    """Send messages along all edges; states of entities that none has reached stay 0."""
     n = len(asked)
     row = torch.arange(n, device=given.device)
     # Entities come first: a message to all questions is a row.
@@ -543,8 +551,7 @@ def _send_all(
         total = start + add_up(state, weight)
         is_reached = (is_reached + add_up(is_reached, no_weight)).clamp_max(1.0)
         state = _next_state(cfg, params, layer, state, total) * is_reached
-    every = torch.arange(cfg.n_entities * n, device=given.device)
-    return every, state.flatten(0, 1)
+    return state
 
 
 def _sum_by_source(
