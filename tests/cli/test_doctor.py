@@ -7,7 +7,7 @@ from importlib.metadata import version
 import pytest
 import torch
 
-from funcppo import train_step
+from funcppo import learner, train_step
 from funcppo.runtime import compile as compilation
 from tests.cli.runner import doctor, json_of
 
@@ -26,11 +26,9 @@ def test_a_strategy_that_breaks_is_named_with_the_reason_and_the_next_one_is_in_
         "EAGER_PARTS",
         replace(train_step.EAGER_PARTS, minibatch_step=broken),
     )
-    monkeypatch.setattr(
-        compilation,
-        "select_strategy",
-        partial(compilation.select_strategy, backend="eager", rollout_parts=()),
-    )
+    # by the name that the learner has imported
+    select = partial(learner.select_strategy, backend="eager", rollout_parts=())
+    monkeypatch.setattr(learner, "select_strategy", select)
     status, report = json_of(capsys, doctor, "--device", "cpu")
     record = report["strategy"]
     failure = record["failures"][0]
