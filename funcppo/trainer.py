@@ -646,10 +646,12 @@ def _describe_lost(
         )
     if n_left_out:
         spreads = any(causes[:2])
+        has_memory = learner.cfg.agent.initial_memory is not None
+        after = " and after" * has_memory
         notes.append(
             f"{n_left_out / n_applied:.2%} of the rows were left out: "
             f"{why or 'an output of the network was not finite'}"
-            + ", with the steps before them in their episodes"
+            + f", with the steps before{after} them in their episodes"
             * spreads
         )
     for note in notes:
@@ -1234,6 +1236,7 @@ def train_many(
     seeds: int | Sequence[int] = 8,
     scalars: Mapping[str, Sequence[float]] | None = None,
     device: torch.device | str = "cpu",
+    params: object = None,
     strategy: str = "eager",
     checkpoint: str | Path | None = None,
     **options: Any,
@@ -1249,6 +1252,7 @@ def train_many(
       scalars: a number for each seed, by the name of a number of `PPOConfig` that is no size, such as learning_rate,
         target_kl, adam.b1 or learning_rate_schedule.end_factor.
       device: of the first states.
+      params: of another run, which all seeds start from.
       strategy: how the step is run: eager, as with environments on the host; auto, which compiles it where the run is
         long enough to repay that; or another of `runtime.compile.STRATEGIES`.
       checkpoint: as that of `train`.
@@ -1270,13 +1274,13 @@ def train_many(
     check_value("seeds", PositiveInt, len(seeds))
     learner = with_length(learner, total_steps)
     learner = _on_device(learner, device)
-    first = init_many(learner, seeds, device, scalars)
+    first = init_many(learner, seeds, device, scalars, params)
     return _run(
         learner,
         first,
         seeds,
         partial(prepare_many, learner, strategy=strategy),
-        _settings(learner, seed=seeds, scalars=first.scalars),
+        _settings(learner, seed=seeds, scalars=first.scalars, params=params),
         options,
         checkpoint=checkpoint,
         checkpoint_seconds=CHECKPOINT_SECONDS,
@@ -1288,11 +1292,13 @@ def init_many(
     seeds: Sequence[int],
     device: torch.device | str = "cpu",
     scalars: Mapping[str, Sequence[float]] | None = None,
+    params: object = None,
 ) -> State:
     """Build the first states of several seeds, stacked, with the given scalars replaced.
 
     Args:
       scalars: as of `train_many`.
+      params: likewise.
 
     Raises:
       ValueError: there is no such scalar, it has not one number for each seed, or one is out of range.
@@ -1301,7 +1307,7 @@ def init_many(
     cfg = learner.cfg
     pure = replace(learner, cfg=replace(cfg, env=stand_in_env(cfg.env)))
     keys = [random.key(seed, device) for seed in seeds]
-    states = [pure.init(key) for key in keys]
+    states = [_first_state(pure, key, None, params) for key in keys]
     state = tree.map(lambda *leaves: torch.stack(leaves), *states)
     if cfg.env.host is not None:
         # The rows of all seeds are reset at once: a bridge knows its latest reset alone.

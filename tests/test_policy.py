@@ -11,7 +11,7 @@ import funcppo as fp
 from funcppo.core import tree
 from funcppo.envs import wrappers
 from tests.forked import printed_by
-from tests.learning import WORLD
+from tests.learning import WORLD, assert_trees_equal
 
 SMALL = {"n_envs": 4, "n_steps": 16, "n_minibatches": 2}
 
@@ -181,6 +181,10 @@ def test_imitated_actions_are_a_start():
     started = fp.train(learner, 64, params=params).state
     assert int(started.opt_state.step) == 8
     assert fp.evaluate_policy(learner, started).greedy.mean > 100
+    still = {"seeds": 2, "scalars": {"learning_rate": [0.0, 0.0]}}
+    several = fp.train_many(learner, 64, params=params, **still).state.params
+    for i in range(2):
+        assert_trees_equal(tree.item(several, i), params, rtol=0, atol=0)
     for problem, obs_, action_ in (
         ("action: expected 2048", obs, action[:5]),
         ("action: expected some", obs[:0], action[:0]),
