@@ -646,8 +646,9 @@ def _describe_lost(
         )
     if n_left_out:
         spreads = any(causes[:2])
+        # A memory of a bad observation lasts to the end of its episode.
         has_memory = learner.cfg.agent.initial_memory is not None
-        after = " and after" * has_memory
+        after = " and after" * (has_memory and causes[0] > 0)
         notes.append(
             f"{n_left_out / n_applied:.2%} of the rows were left out: "
             f"{why or 'an output of the network was not finite'}"
