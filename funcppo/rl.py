@@ -215,9 +215,8 @@ class RLConfig(RLSettings):
     threads: PositiveInt = 1
     """Number of CPU threads of an operation."""
 
-    strategy: Literal["auto", "one-graph", "eager"] = "auto"
-    """How the training step of all seeds is executed, as of `funcppo train`; auto compiles it in a run long enough to
-    repay that."""
+    strategy: Literal["auto", "one-graph", "forward", "eager"] = "auto"
+    """How the training step is executed, as of `funcppo train`; auto compiles it in a run long enough to repay that."""
 
     evaluate_every: PositiveInt | None = None
     """Updates between two evaluations; None: a twentieth of the run."""
