@@ -329,7 +329,20 @@ def _score_facts(
         # Row -1, of an answer that no rule derives, is the added one.
         values = torch.nn.functional.pad(values, (0, 1), value=-torch.inf)
         scores.append(values[part.answer])
-    return torch.cat(scores)
+    found = torch.cat(scores)
+    missing = true_rows(torch.isneginf(found))
+    if score.ranks_all and len(missing):
+        unproved = evidence.answers_alone(
+            task.kb,
+            task.sizes,
+            score.facts,
+            derive.own_questions(facts[missing], side),
+            cfg,
+        )
+        candidates = QuestionCandidates(task, unproved)
+        values = score.log_odds_without_rules(candidates)
+        found = found.index_copy(0, missing, values)
+    return found
 
 
 def score_collected(

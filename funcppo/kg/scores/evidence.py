@@ -326,6 +326,23 @@ def collect_evidence(
     )
 
 
+def answers_alone(
+    kb: KnowledgeBase,
+    sizes: KBSizes,
+    facts: FactIndex,
+    questions: Questions,
+    cfg: EvidenceConfig,
+) -> Evidence:
+    """Collect the evidence beside rules of the answers that questions leave out; its one firing of each has no meaning.
+
+    Arguments are those of `collect_evidence`.
+    """
+    row = row_numbers(questions.entity)
+    zero = torch.zeros_like(row)
+    firings = Groundings(row, questions.left_out, zero, zero + 1, zero)
+    return _weigh_firings(kb, sizes, facts, questions, firings, None, cfg)
+
+
 def _weigh_firings(
     kb: KnowledgeBase,
     sizes: KBSizes,

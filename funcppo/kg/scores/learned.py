@@ -555,6 +555,12 @@ class LearnedScore(Score):
             total = total.index_put(cell, added, accumulate=True)
         return total
 
+    def log_odds_without_rules(self, found: Candidates) -> F64[Tensor, "L"]:
+        """Compute the score of candidates with evidence as answers that no rule derives."""
+        kinds = [kind for kind in self._kinds if kind != "rules"]
+        others = self._score(whole(found.evidence), kinds).double()
+        return others + (self.weights.cfg.no_proof or 0.0)
+
     def _score(
         self, batch: Batch, kinds: Sequence[TermKind]
     ) -> F32[Tensor, "L"]:

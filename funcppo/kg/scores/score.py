@@ -466,6 +466,10 @@ class Score:
         """Compute the log-odds of every entity as an answer that no rule derives, where the score `knows_all`."""
         raise NotImplementedError
 
+    def log_odds_without_rules(self, found: Candidates) -> F64[Tensor, "L"]:
+        """Compute the log-odds of candidates as answers that no rule derives, where the score reads their evidence."""
+        raise NotImplementedError
+
     def explain(self, found: Candidates, row: int) -> list[Term]:
         """Return the terms that add to a candidate's score, beside the rules of its proof."""
         return []

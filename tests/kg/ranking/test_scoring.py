@@ -9,6 +9,7 @@ import torch
 from funcppo.core import random, tree
 from funcppo.kg.config import ProverTaskConfig
 from funcppo.kg.logic import derive
+from funcppo.kg.logic import kb as kbase
 from funcppo.kg.logic.kb import HEAD, TAIL
 from funcppo.kg.ranking import explain, ranking, scoring
 from funcppo.kg.ranking.ranking import RankingProtocol
@@ -164,13 +165,40 @@ def test_a_known_fact_is_scored_by_the_other_facts(task):
         assert float(found[i]) == pytest.approx(expected)
 
 
-def test_kinds_of_evidence_add_up_as_scores(task):
-    """In the order in which the learnt score adds them, to the last bit."""
+def random_weights(task):
     facts = evidence.index_facts(task.kb, task.sizes)
     generator = torch.Generator().manual_seed(0)
     weights = learned_score(task, facts).weights
     noisy = lambda x: x + torch.randn(x.shape, generator=generator)
-    weights = weights._replace(params=tree.map(noisy, weights.params))
+    return weights._replace(params=tree.map(noisy, weights.params))
+
+
+def test_a_fact_without_a_proof_is_scored_as_in_a_graph_without_it(task):
+    weights = random_weights(task)
+    weights = weights._replace(cfg=replace(weights.cfg, no_proof=-2.5))
+    known = evidence.binary_facts(task.kb)
+    score = LearnedScore("evidence", weights)
+    plain = LearnedScore("evidence", random_weights(task))
+    assert score.ranks_all and not plain.ranks_all
+    by_rules, found = (
+        scoring.score_atoms(task, x, known.int(), TAIL) for x in (plain, score)
+    )
+    is_unproved = by_rules.isneginf()
+    assert torch.equal(found[~is_unproved], by_rules[~is_unproved])
+    assert is_unproved.any()
+    table = task.dataset.facts
+    for i in is_unproved.nonzero()[:5, 0].tolist():
+        kept = table[(table != known[i].numpy()).any(1)]
+        others = replace(task.dataset, facts=kept, train=kept)
+        facts = evidence.index_facts(*kbase.from_dataset(others))
+        without = LearnedScore("evidence", weights._replace(facts=facts))
+        (want,) = scoring.score_without_rules(without, known[i : i + 1], TAIL)
+        assert_close(found[i], want)
+
+
+def test_kinds_of_evidence_add_up_as_scores(task):
+    """In the order in which the learnt score adds them, to the last bit."""
+    weights = random_weights(task)
     whole = LearnedScore("evidence", weights)
     first, *others = (
         LearnedScore(kind, weights, [kind])
