@@ -553,6 +553,8 @@ def _build(
       ValueError: one is missing, or values do not fit each other.
     """
     values: dict[str, Any] = {}
+    settings = settings_of(program)
+    options_by_name = {setting.name: setting.option for setting in settings}
     for setting, value in given.items():
         group = values
         for name in setting.path[:-1]:
@@ -563,28 +565,36 @@ def _build(
         if name == "settings":
             base, prefix = stored or base, ""
         if is_dataclass(base):
-            values[name] = _replace(base, values.get(name, {}), prefix)
+            found = values.get(name, {})
+            values[name] = _replace(base, found, prefix, options_by_name)
         elif base is dataclasses.MISSING and name not in values:
-            option = _setting_of(name, settings_of(program)).option
             raise ValueError(
-                f"{option}: expected a value, got none (see --help)"
+                f"{options_by_name[name]}: expected a value, got none (see --help)"
             )
     options = program(**values)
     check_fields(options)
     return options
 
 
-def _replace(base: Any, values: Mapping[str, Any], prefix: str) -> Any:
+def _replace(
+    base: Any,
+    values: Mapping[str, Any],
+    prefix: str,
+    options_by_name: Mapping[str, str],
+) -> Any:
     """Replace some fields of a dataclass; those of nested ones are in mappings.
 
     Args:
       prefix: of the names of its settings, for errors.
+      options_by_name: what the command line calls each setting.
 
     Raises:
       ValueError: values do not fit each other.
     """
     fields = {
-        name: _replace(getattr(base, name), value, f"{prefix}{name}.")
+        name: _replace(
+            getattr(base, name), value, f"{prefix}{name}.", options_by_name
+        )
         if isinstance(value, dict)
         else value
         for name, value in values.items()
@@ -593,9 +603,11 @@ def _replace(base: Any, values: Mapping[str, Any], prefix: str) -> Any:
         return dataclasses.replace(base, **fields)
     except ValueError as error:
         text = str(error)  # begins with the field
+        name, colon, problem = f"{prefix}{text}".partition(":")
+        option = options_by_name.get(name, f"--set {name}")
         is_named = text.startswith("--")
         raise ValueError(
-            text if is_named else f"--set {prefix}{text}"
+            text if is_named else f"{option}{colon}{problem}"
         ) from None
 
 

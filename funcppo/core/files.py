@@ -209,10 +209,12 @@ def parse_object(place: object, text: bytes) -> Json:
         raise ValueError(
             f"{place}: expected UTF-8, got byte 0x{byte:02x} at {error.start}"
         ) from None
-    # Nested brackets by the thousand are an error of recursion.
     except (ValueError, RecursionError) as error:
+        problem = str(error).partition("; use")[0]
+        if isinstance(error, RecursionError):
+            problem = "brackets nested too deeply"
         raise ValueError(
-            f"{place}: expected a JSON object, got {error}"
+            f"{place}: expected a JSON object, got {problem}"
         ) from None
     if not isinstance(value, dict):
         shown = text[:MAX_SHOWN_BYTES].decode(errors="replace").strip()

@@ -275,6 +275,7 @@ def test_a_program_has_atoms_and_no_queries(tmp_path, capsys):
     ("options", "expected"),
     [
         (["--height", "0"], "height: expected 1 or more or fixpoint, got 0"),
+        (["--split-ratios", "1,1"], "^--split-ratios: expected shares of"),
         (["--set", "max_atoms=0"], "max_atoms: expected 1 or more, got 0"),
         (["--rules", "nowhere.txt"], "nowhere.txt"),
         (["--index", "x"], "--provable, --index, --set out: expected one of"),

@@ -30,7 +30,7 @@ import numpy as np
 from funcppo.core.files import parse_object, shorten
 from funcppo.core.host import import_extra
 from funcppo.core.settings import FieldError, Seed, check_fields
-from funcppo.kg.graph.text import decode
+from funcppo.kg.graph.text import decode, has_surrogates
 
 Triple = tuple[str, str, str]  # head, relation, tail
 RDF_SUFFIXES = (".nt", ".nq", ".ttl", ".trig", ".rdf", ".jsonld")
@@ -213,7 +213,8 @@ def _iter_json_rows(content: bytes, path: str) -> Iterator[list[str]]:
         values = [row.get(key, "") for key in keys]
         names = [values[i] for i in find_columns(keys) or range(len(keys))]
         # A number has several spellings unless it is whole.
-        if any(isinstance(x, float | bool | list | dict) for x in names):
+        is_other = any(isinstance(x, float | bool | list | dict) for x in names)
+        if is_other or has_surrogates("".join(map(str, values))):
             raise ValueError(
                 f"{path}:{number}: expected texts or whole numbers, got {shorten(repr(row))}"
             )
@@ -473,9 +474,12 @@ def _read_rdf(content: bytes, path: str, numbers: NameNumbers) -> TripleFile:
         terms = _iter_terms(quads, stem, graphs, labels)
         triples = numbers.number(terms)
     except SyntaxError as error:
-        problem = str(error).partition(": ")[2].rpartition(" (line")[0]
+        place, problem = path, str(error)
+        if error.lineno is not None:  # that of RDF/XML has no line
+            place = f"{path}:{error.lineno}"
+            problem = problem.partition(": ")[2].rpartition(" (line")[0]
         raise ValueError(
-            f"{path}:{error.lineno}: expected {rdf_format.name}, got an error: {problem}"
+            f"{place}: expected {rdf_format.name}, got an error: {problem}"
         ) from None
     n_named = graphs.total() - graphs["DEFAULT"]
     note = f"{path}: {n_named} triples stand in named graphs, whose names are left out"

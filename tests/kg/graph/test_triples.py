@@ -122,14 +122,12 @@ def test_lines_of_json_are_read_by_their_keys():
     text += '{"head": "b", "relation": "s", "tail": "c"}\n'
     file = read_triples(text, "f.jsonl.gz")
     assert (file.triples, file.first_line) == ([A, B], 1)
-    assert read_triples(text, "f.jsonl", "tail,relation,head").triples[0] == (
-        "b",
-        "r",
-        "a",
-    )
+    turned = read_triples(text, "f.jsonl", "tail,relation,head")
+    assert turned.triples[0] == ("b", "r", "a")
     for line, problem in (
         ('{"head": "a", "relation": "r"}', "expected 4 columns"),
         ('{"head": "a", "relation": 0.5, "tail": "b"}', "expected texts or"),
+        (r'{"head": "\ud800", "relation": "r", "tail": "b"}', "expected texts"),
         ("[1, 2, 3]", "expected a JSON object"),
         ("{", "expected a JSON object"),
     ):
@@ -307,9 +305,12 @@ def test_each_format_of_rdf_gives_the_same_triples_each_time(suffix):
     n_named = 2 if suffix in ("trig", "nq") else 0
     note = f"a/f.{suffix}.gz: 2 triples stand in named graphs, whose names are left out"
     assert file.notes == [note] * bool(n_named)
-    problem = r"f\.ttl:2: expected Turtle, got an error"
-    with pytest.raises(ValueError, match=problem):
-        read_triples("\n<a b", "f.ttl")
+    for text, name, problem in (
+        ("\n<a b", "f.ttl", r"f\.ttl:2: expected Turtle, got an error: ."),
+        ("\n<a", "f.rdf", r"f\.rdf: expected RDF/XML, got an error: ."),
+    ):
+        with pytest.raises(ValueError, match=problem):
+            read_triples(text, name)
 
 
 # -- tables
