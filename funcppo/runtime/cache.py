@@ -395,9 +395,8 @@ def _save_code(path: Path, code: Any, globals_read: dict[str, str]) -> str:
     Returns:
       Why the sources of the code cannot be trusted, so that it is not written; empty if they can.
     """
-    names = [name for name, x in [*sys.modules.items()] if _is_source(name, x)]
     try:
-        sources = {name: _source_digest(name) for name in names}
+        sources = {name: _source_digest(name) for name in _loaded_sources()}
         text = json.dumps({"globals": globals_read, "sources": sources})
         code.save_compiled_function(str(path))
         write_file(path.with_suffix(".json"), text, durable=False)
@@ -588,16 +587,20 @@ def _read_source(file: Path) -> bytes:
     return file.read_bytes()
 
 
-def _is_source(name: str, module: Any) -> bool:
-    """Check whether a loaded module has a source that `_package_digest` omits and no compiler generated."""
-    file = getattr(module, "__dict__", {}).get("__file__") or ""
+def _loaded_sources() -> list[str]:
+    """List the loaded modules with a source that `_package_digest` omits and no compiler generated."""
     left_out = (
         *(str(PACKAGE_FOLDER), *sysconfig.get_paths().values()),
         f"{os.environ.get(FOLDER_VARIABLE)}/",
         TEMPORARY_FOLDER,
     )
-    is_made = name.startswith(("torch.", "triton."))
-    return file.endswith(".py") and not (is_made or file.startswith(left_out))
+    found: list[str] = []
+    for name, module in [*sys.modules.items()]:
+        file = getattr(module, "__dict__", {}).get("__file__") or ""
+        is_made = name.startswith(("torch.", "triton."))
+        if file.endswith(".py") and not (is_made or file.startswith(left_out)):
+            found.append(name)
+    return found
 
 
 def _source_digest(name: str) -> str:
