@@ -15,6 +15,7 @@ are exact.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -76,8 +77,8 @@ class StageReport:
     """Bodies that were not extended."""
     n_heads_left_out: int = 0
     """Relations for whose facts no body was looked for."""
-    rows_planned: float
-    """Rows that the stage was expected to compute."""
+    rows_planned: float = 0.0
+    """Rows that the stage was expected to compute; 0 if it was not begun."""
     rows_done: float = 0.0
     """Rows that it computed."""
     is_finished: bool = False
@@ -96,6 +97,7 @@ class MiningResult:
     seconds: float  # wall time
     rows: int  # rows computed
     max_rows: int  # rows that might be computed
+    is_late: bool  # whether time, and not work, ended some part
     interrupt: KeyboardInterrupt | None  # what ended the search early
 
 
@@ -180,6 +182,7 @@ def mine_rules(
         seconds=budget.elapsed,
         rows=int(budget.rows),
         max_rows=budget.max_rows,
+        is_late=budget.was_late,
         interrupt=interrupt,
     )
 
@@ -206,7 +209,10 @@ class _Miner:
             share = SEARCH_SHARE
             if length < self.cfg.max_length:
                 share = self._stage_share()
-            if length > MAX_EXTENDED_LENGTH:
+            # What is computed late is left out, so none of it is begun.
+            if length > 1 and self.budget.is_late(share):
+                self.stages.append(StageReport(name=_stage_name(length)))
+            elif length > MAX_EXTENDED_LENGTH:
                 self._search_long_paths(length, share)
             else:
                 self._search_paths(length, share)
@@ -231,13 +237,16 @@ class _Miner:
         start = self.budget.rows
         self.budget.start_stage(report.name, report.rows_planned)
         self.stages.append(report)
+        # Rules of length 1, which take few rows, are found on any machine.
+        in_time = math.inf if len(self.stages) == 1 else share
         for _ in steps:
-            if self.budget.is_exhausted(share):
+            late = self.budget.is_late(in_time)
+            if late or not self.budget.rows_left(share):
                 return
             report.rows_done = self.budget.rows - start
         # The last part may be incomplete if the time is over.
         report.rows_done = self.budget.rows - start
-        report.is_finished = not self.budget.is_late(share)
+        report.is_finished = not self.budget.is_late(in_time)
 
     def _thresholds(self, fraction: float = 1.0) -> tuple[float, float]:
         """Return the least support and confidence of a rule in a sample of a fraction of the entities."""
@@ -250,7 +259,7 @@ class _Miner:
         """Search for path rules of one length."""
         edges, budget = self.edges, self.budget
         report = StageReport(
-            name=f"rules of length {length}",
+            name=_stage_name(length),
             rows_planned=len(edges.label) * (1 + rules.facts_per_pair(edges)),
         )
         if length == 1:
@@ -314,10 +323,12 @@ class _Miner:
 
     def _search_constants(self) -> None:
         """Search for rules with constants; all their counts but the PCA pairs are exact."""
+        name, share = "rules with constants", self._stage_share()
+        if self.budget.is_late(share):
+            self.stages.append(StageReport(name=name))
+            return
         search = rules.plan_search(self.edges, self.cfg.min_support)
-        report = StageReport(
-            name="rules with constants", rows_planned=search.n_rows
-        )
+        report = StageReport(name=name, rows_planned=search.n_rows)
 
         def add_rules() -> Iterator[None]:
             for found in rules.find_constant_rules(
@@ -328,7 +339,7 @@ class _Miner:
                 self.n_candidates += len(above.rules.cost)
                 self.votes = add_votes(self.votes, above)
 
-        self._run_stage(report, self._stage_share(), add_rules())
+        self._run_stage(report, share, add_rules())
 
     def _search_long_paths(self, length: int, share: float) -> None:
         """Search for path rules of one length that is too long for extending bodies."""
@@ -346,7 +357,7 @@ class _Miner:
         closed = search.count_range(closed, 0.0, RANGE_ENDS[0]) or closed
         closed = search.select_promising(closed, score_to_beat(self.votes))
         report = StageReport(
-            name=f"rules of length {length}",
+            name=_stage_name(length),
             rows_planned=float(rules.expected_rows(closed).sum()),
         )
         self.n_uncounted += len(closed.rules.cost)
@@ -402,7 +413,9 @@ class _Miner:
         """
         seen = compact(self.sampled_votes).rules
         self.n_uncounted_samples = len(seen.cost)
-        rows = _affordable(seen, self.budget.rows_left(COUNT_SHARE))
+        is_late = self.budget.is_late(COUNT_SHARE)
+        rows_left = 0.0 if is_late else self.budget.rows_left(COUNT_SHARE)
+        rows = _affordable(seen, rows_left)
         chosen = select_rows(seen, rows)
         if len(rows):
             self.budget.start_stage("exact counts", float(chosen.cost.sum()))
@@ -416,6 +429,8 @@ class _Miner:
     def _count_pca_pairs(self) -> None:
         """Count the PCA pairs of the rules with constants, the best ones first, as far as the budget goes."""
         self.votes = compact(self.votes)
+        if self.budget.is_late():
+            return
         kept = self.votes.rules
         score = counts.smoothed_confidence(kept)
         order = row_index.best_first(score)
@@ -476,6 +491,10 @@ class _Miner:
             ),
         ]
         return [text.format(n) for n, text in found if n]
+
+
+def _stage_name(length: int) -> str:
+    return f"rules of length {length}"
 
 
 def _affordable(found: MinedRules, max_rows: float) -> Tensor:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import math
 import os
 import tempfile
 from pathlib import Path
@@ -184,10 +185,12 @@ def get_or_mine_rules(
     device: str,
     progress: ProgressCallback,
     cache_dir: Path | None = None,
+    seconds: float = math.inf,
 ) -> RuleFile:
     """Return the rule file of a data set: the cached file if there is one, else rules mined now.
 
     Args:
+      seconds: time limit of a machine that is too slow for the work that the settings plan.
       progress: called with what is done, and how much of it.
       cache_dir: where rule files are kept; None for the user's cache directory, or a temporary one where that cannot
         be written.
@@ -204,33 +207,40 @@ def get_or_mine_rules(
     """
     dataset = training_part(dataset)
     path = _cache_path(dataset, cfg, cache_dir)
-    unkept: tuple[str, ...] = ()
+    unkept = ""  # why the rules are not for the next run
     # Made first: an error is cheaper before mining than after.
     try:
         cache.make_private(path.parent)
     except OSError as error:
         if cache_dir is not None:
             raise
-        unkept = (f"mined rules are not kept for the next run: {error}",)
-        path = Path(tempfile.mkdtemp(prefix="funcppo-rules-")) / path.name
-    if path.exists():
+        unkept = str(error)
+    if not unkept and path.exists():
         message = f"no rules given: using those mined before, {path}"
         return RuleFile(path, message, _read_notes(path))
 
+    cfg = dataclasses.replace(
+        cfg, max_rows=cfg.row_limit, seconds=min(cfg.seconds, seconds)
+    )
     mined = mine_dataset(dataset, cfg, device, progress)
     n_rules = len(mined.dataset.rules)
     if mined.result.interrupt is not None:
         raise mined.result.interrupt
     if not n_rules:
         raise ValueError(no_rules_message(dataset.name, cfg))
+    notes = mined.result.notes
+    if mined.result.is_late:
+        unkept = "the time ended before the work"
+    if unkept:
+        path = Path(tempfile.mkdtemp(prefix="funcppo-rules-")) / path.name
+        notes += (f"mined rules are not kept for the next run: {unkept}",)
     # The notes first, so that a rule file is never without them.
-    text = json.dumps(mined.result.notes)
-    write_file(_notes_path(path), text)
+    write_file(_notes_path(path), json.dumps(notes))
     write_rule_file(path, mined.dataset, mined.statistics, "tsv")
     return RuleFile(
         path,
         f"no rules given: {n_rules} mined in {mined.result.seconds:.0f} s, {path}",
-        (*mined.result.notes, *unkept),
+        notes,
     )
 
 

@@ -255,6 +255,17 @@ def test_a_time_limit_ends_in_what_was_found_by_then(monkeypatch):
     assert len(found.rules.support)
 
 
+def test_rules_of_length_1_are_found_on_any_machine():
+    data = load("family_tree:400:2")
+    found = mine(data, constants=True, seconds=1e-9, max_rows=10**9)
+    of_length_1 = mine(data, max_length=1)
+    assert found.is_late
+    assert not of_length_1.is_late
+    for ours, theirs in zip(found.rules, of_length_1.rules):
+        assert torch.equal(ours, theirs)
+    assert [stage.is_finished for stage in found.stages][:2] == [True, False]
+
+
 @pytest.mark.parametrize(
     ("n_calls", "max_rows"), [(1, 10**9), (5, 20_000), (9, 10**9), (12, 20_000)]
 )

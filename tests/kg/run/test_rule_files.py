@@ -19,9 +19,9 @@ from funcppo.kg.run import rule_files
 SMALL = MiningConfig(max_length=1, min_support=2)
 
 
-def get_or_mine_rules(dataset, cfg, folder):
+def get_or_mine_rules(dataset, cfg, folder, **seconds):
     return rule_files.get_or_mine_rules(
-        dataset, cfg, "cpu", ignore_progress, folder
+        dataset, cfg, "cpu", ignore_progress, folder, **seconds
     )
 
 
@@ -43,6 +43,17 @@ def test_notes_on_mining_are_repeated_with_cached_rules(tmp_path):
     tmp_path.chmod(0o777)
     with pytest.raises(ValueError, match="nobody else may write"):
         get_or_mine_rules(dataset, cfg, tmp_path)
+
+
+def test_rules_that_time_cut_are_not_kept(tmp_path):
+    """A run beside busy processes leaves the next one its time."""
+    dataset = load("family_tree:30:1")
+    cfg = MiningConfig(max_length=2, min_support=2)
+    cut = get_or_mine_rules(dataset, cfg, tmp_path, seconds=1e-9)
+    whole = get_or_mine_rules(dataset, cfg, tmp_path)
+    assert "not kept" in cut.notes[-1] and cut.path.parent != tmp_path
+    assert whole.path.parent == tmp_path
+    assert len(cut.path.read_text()) < len(whole.path.read_text())
 
 
 def test_rules_are_mined_where_no_cache_can_be_written(tmp_path, monkeypatch):
