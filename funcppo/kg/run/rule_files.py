@@ -223,11 +223,15 @@ def get_or_mine_rules(
         cfg, max_rows=cfg.row_limit, seconds=min(cfg.seconds, seconds)
     )
     mined = mine_dataset(dataset, cfg, device, progress)
-    n_rules = len(mined.dataset.rules)
     if mined.result.interrupt is not None:
         raise mined.result.interrupt
-    if not n_rules:
+    if not len(mined.dataset.rules):
         raise ValueError(no_rules_message(dataset.name, cfg))
+    return _keep_rules(mined, path, unkept)
+
+
+def _keep_rules(mined: MinedDataset, path: Path, unkept: str) -> RuleFile:
+    """Write mined rules to the path, or to a temporary file if something keeps them from the next run."""
     notes = mined.result.notes
     if mined.result.is_late:
         unkept = "the time ended before the work"
@@ -239,7 +243,7 @@ def get_or_mine_rules(
     write_rule_file(path, mined.dataset, mined.statistics, "tsv")
     return RuleFile(
         path,
-        f"no rules given: {n_rules} mined in {mined.result.seconds:.0f} s, {path}",
+        f"no rules given: {len(mined.dataset.rules)} mined in {mined.result.seconds:.0f} s, {path}",
         notes,
     )
 
