@@ -309,7 +309,9 @@ class Conditions:
           ValueError: more than 100 negations are in one another.
         """
         if _is_comparison(condition):
-            return self.comparisons[condition[0]](*condition[1:3])
+            test, terms = self.comparisons.get(condition[0]), condition[1:3]
+            is_ground = all(0 < term <= self.n_constants for term in terms)
+            return bool(test and len(terms) == 2 and is_ground and test(*terms))
         goal = _negated(condition)
         if goal not in self.is_derivable:
             if len(self.open_goals) > 100:
@@ -510,8 +512,9 @@ def from_json(document: Mapping[str, Any]) -> Proof:
         for row in document["nodes"]:
             rule, probability = row["rule"], row["probability"]
             pairs = ((int(v), int(c)) for v, c in row["substitution"])
+            predicate, *arguments = map(int, row["goal"])
             node = Node(
-                goal=tuple(map(int, row["goal"])),
+                goal=(predicate, *arguments),
                 rule=None if rule is None else int(rule),
                 substitution=tuple(pairs),
                 probability=None if probability is None else float(probability),

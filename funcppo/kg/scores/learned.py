@@ -557,7 +557,7 @@ class LearnedScore(Score):
 
     def log_odds_without_rules(self, found: Candidates) -> F64[Tensor, "L"]:
         """Compute the score of candidates with evidence as answers that no rule derives."""
-        kinds = [kind for kind in self._kinds if kind != "rules"]
+        kinds: list[TermKind] = [x for x in self._kinds if x != "rules"]
         others = self._score(whole(found.evidence), kinds).double()
         return others + (self.weights.cfg.no_proof or 0.0)
 

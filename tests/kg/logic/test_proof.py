@@ -196,6 +196,9 @@ def test_a_proof_shows_its_conditions_and_the_checker_tests_them():
     )
     document = json.loads(proof_.to_json(proof, *names))
     assert proof_.from_json(document) == proof
+    goalless = [*document["nodes"][:1], document["nodes"][1] | {"goal": {}}]
+    with pytest.raises(ValueError, match="node 1: expected the fields of a"):
+        proof_.from_json(document | {"nodes": goalless})
     assert {"not path", "not e", "<", "!="} < {*document["predicates"].values()}
     assert ages_errors(proof) == []
     (error,) = ages_errors(proof, "e(cid, eve)")
@@ -212,6 +215,8 @@ def test_a_proof_shows_its_conditions_and_the_checker_tests_them():
         (3, {"goal": "reversed"}),
         (5, {"goal": "reversed"}),
         (6, {"goal": "positive"}),
+        *((i, {"goal": x}) for i in (3, 5) for x in ("unknown", "short")),
+        *((i, {"goal": "other"}) for i in (3, 5)),
         (3, {"rule": 0}),
         (5, {"rule": 2}),
         (5, {"children": (6,)}),
@@ -224,6 +229,9 @@ def test_a_proof_with_a_changed_condition_is_rejected(position, change):
     goals = {
         "reversed": (predicate, right, left),
         "positive": (-predicate, left, right),
+        "unknown": (-(10**20), left, right),
+        "short": (predicate, left),
+        "other": (predicate, left, 10**9),
     }
     if "goal" in change:
         change = {"goal": goals[change["goal"]]}
