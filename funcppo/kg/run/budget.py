@@ -301,11 +301,16 @@ def batch_firings(n_questions: int, size: Capacity) -> int:
 
 
 def slow_step_seconds(
-    task: ProverTask, cfg: EmbeddingConfig | BellmanFordConfig
+    task: ProverTask,
+    cfg: EmbeddingConfig | BellmanFordConfig,
+    too_many: float = math.inf,
 ) -> float:
     """Count roughly the seconds of a step of link embeddings or of a path network on a CPU core.
 
     It tells whether to time a step at all, which nothing can end.
+
+    Args:
+      too_many: seconds beyond which messages are not counted, which takes time too.
     """
     facts = evidence.binary_facts(task.kb)
     n_entities, n_labels = task.sizes.n_constants, evidence.n_labels(task.sizes)
@@ -314,8 +319,11 @@ def slow_step_seconds(
         width = 2 * cfg.rank * (cfg.n_folds + 1)
         operations = 3 * n_rows * n_entities + 100 * n_rows
         return (operations + 20 * (n_entities + n_labels)) * width / 3e9
+    of_labels = cfg.n_layers * n_labels * cfg.width**2
+    seconds = n_rows * (100 * n_entities + 2 * of_labels) / 1e9
+    if seconds > too_many:
+        return seconds
     sizes = path_network.network_config(cfg, n_entities, n_labels)
     graph = path_network.build_graph(sizes, facts, "fact")
     listed = path_network.count_messages(sizes, graph) * cfg.width
-    of_labels = cfg.n_layers * n_labels * cfg.width**2
-    return n_rows * (25 * listed + 100 * n_entities + 2 * of_labels) / 1e9
+    return seconds + n_rows * 25 * listed / 1e9

@@ -258,22 +258,14 @@ def choose_in_time(
     seen: dict[str, list[float]] = {}
 
     while open_ := [stage for stage in waiting if not stage.obstacle(best)]:
-        has_time = not run_time.part().is_over
-        planned = [
-            _Planned(one, _promised(one, best, seen), least, max(whole, 0.1))
-            for one in open_
-            # What is not begun makes its first steps.
-            for least, whole in (
-                one.seconds(best) if has_time or one.is_set else (0.0, 0.0),
-            )
-        ]
+        planned = [_plan(one, best, seen, run_time) for one in open_]
         run_time.end_phase("first steps")
         left = run_time.part().seconds_left
         for one in list(planned):
             if not one.stage.is_set and (one.least > left or not left):
                 planned.remove(one)
                 waiting.remove(one.stage)
-                run_time.choices.append(_not_begun(one, left, has_time))
+                run_time.choices.append(_not_begun(one, left))
         if not planned:
             continue
         one, seconds = _next_stage(planned, left)
@@ -290,9 +282,23 @@ def choose_in_time(
     return best
 
 
-def _not_begun(one: _Planned[Any], left: float, has_time: bool) -> Choice:
+def _plan(
+    stage: Stage[T],
+    best: Candidate[T],
+    seen: Mapping[str, list[float]],
+    run_time: RunTime,
+) -> _Planned[T]:
+    """Return what a stage promises for which time, by its first steps if there is time for these."""
+    least = whole = 0.0
+    if stage.is_set or not run_time.part().is_over:
+        least, whole = stage.seconds(best)
+    gain = _promised(stage, best, seen)
+    return _Planned(stage, gain, least, max(whole, 0.1))
+
+
+def _not_begun(one: _Planned[Any], left: float) -> Choice:
     """Return the row of a stage that does not fit in the seconds that are left."""
-    if not has_time:
+    if not left:
         return Choice(one.stage.name, reason="no time is left")
     reason = f"it takes at least {one.least:.3g} s, and {left:.3g} s are left"
     return Choice(one.stage.name, planned_seconds=one.whole, reason=reason)
@@ -1391,9 +1397,10 @@ class _Learner:
         """Return the seconds of training a prior, by its first steps, and of what follows on it."""
         left = self.run_time.part().seconds_left
         if not is_cuda(self.run.run_config.device):
-            of_step = budget.slow_step_seconds(self.run.task, cfg)
+            least = MIN_TRAINING_SHARE * 1e3  # steps
+            of_step = budget.slow_step_seconds(self.run.task, cfg, left / least)
             if of_step > 0.03 * left:
-                return MIN_TRAINING_SHARE * 1e3 * of_step, 1e3 * of_step
+                return least * of_step, 1e3 * of_step
         training = self._prior_training(name, cfg)
         after = self._seconds_after(name, cfg, best)
         seconds = training.seconds

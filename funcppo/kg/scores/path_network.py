@@ -51,7 +51,7 @@ PART = 128
 # numbers of a row that a program of the kernel adds up; the same for rows of any width, which need one kernel
 COLUMNS = 256
 # questions whose messages are counted for a plan
-COUNTED = 16
+COUNTED = 8
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

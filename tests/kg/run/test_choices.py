@@ -163,6 +163,27 @@ def test_stages_run_by_gain_a_second_each_in_its_part_of_the_time():
     assert all(not row.is_kept for row in run_time.choices if row.reason)
 
 
+def test_what_planning_takes_is_left_to_no_other_plan():
+    clock, planned = [0.0], []
+
+    def plan(name):
+        def take(_):
+            planned.append(name)
+            clock[0] += 60.0
+            return 1.0, 2.0
+
+        return take
+
+    stages = [
+        stage(name, 0.6, family=name)._replace(seconds=plan(name))
+        for name in ("one", "two", "three")
+    ]
+    run_time = RunTime(100.0, clock=lambda: clock[0])
+    choose_in_time(stages, way("start", 0.5), run_time)
+    assert planned == ["one", "two"]
+    assert {row.reason for row in run_time.choices} == {"no time is left"}
+
+
 def test_with_time_for_all_what_is_set_comes_first_whatever_it_takes():
     """A part as large as its gain is among all would be less than it needs."""
     stage_seen.clear()
