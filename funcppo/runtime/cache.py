@@ -378,8 +378,12 @@ def _load_code(path: Path, function: Any) -> Callable[..., Any] | None:
             return None
         from torch._inductor import config
 
-        # no processes for kernels that are on disk: the end of this one would wait for them
-        with path.open("rb") as file, config.patch(compile_threads=1):
+        # No processes for kernels that are on disk: the end of this one would wait for them. What the C++ compiler
+        # can do is known.
+        settings: dict[str, Any] = {"compile_threads": 1}
+        if saved["vec_isa_ok"]:
+            settings["cpp.vec_isa_ok"] = True
+        with path.open("rb") as file, config.patch(settings):
             return torch.compiler.load_compiled_function(file)
     except (FileNotFoundError, UncachedError):
         return None
@@ -397,7 +401,13 @@ def _save_code(path: Path, code: Any, globals_read: dict[str, str]) -> str:
     """
     try:
         sources = {name: _source_digest(name) for name in _loaded_sources()}
-        text = json.dumps({"globals": globals_read, "sources": sources})
+        text = json.dumps(
+            {
+                "globals": globals_read,
+                "sources": sources,
+                "vec_isa_ok": _compiles_all_vectors(),
+            }
+        )
         code.save_compiled_function(str(path))
         write_file(path.with_suffix(".json"), text, durable=False)
     except UncachedError as error:
@@ -585,6 +595,21 @@ def _read_source(file: Path) -> bytes:
     if file.stat().st_mtime > STARTED_AT:
         raise UncachedError(f"{file} changed since this process began")
     return file.read_bytes()
+
+
+def _compiles_all_vectors() -> bool:
+    """Return whether PyTorch has found that the C++ compiler knows all vector instructions of this x86 processor.
+
+    It tries them in each process that loads code for a CPU, which takes a second or two.
+    """
+    from torch._inductor import cpu_vec_isa
+
+    if not cpu_vec_isa.valid_vec_isa_list.cache_info().currsize:
+        return False
+    flags = set(cpu_vec_isa.x86_isa_checker())
+    all_sets = [set(str(x).split()) for x in cpu_vec_isa.supported_vec_isa_list]
+    n_found = len(cpu_vec_isa.valid_vec_isa_list())
+    return n_found == sum(x <= flags for x in all_sets)
 
 
 def _loaded_sources() -> list[str]:
