@@ -25,6 +25,7 @@ from itertools import chain
 from typing import Any, ClassVar, TypeAlias, TypeVar
 from urllib.parse import parse_qsl, urlencode
 
+import h11
 import uvicorn
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import Response
@@ -122,7 +123,9 @@ async def _send_guarded(
         headers["Cache-Control"] = "no-cache" if is_static else "no-store"
     elif is_head:
         message = {**message, "body": b""}
-    await send(message)
+    # A client that sent what is no body gets no answer.
+    with suppress(h11.LocalProtocolError):
+        await send(message)
 
 
 def check_request(scope: Scope, hosts: Sequence[str]) -> None:

@@ -7,6 +7,7 @@ import urllib.request
 from functools import partial
 
 import pytest
+from starlette.responses import Response
 from starlette.testclient import TestClient
 
 from funcppo.kg.show import server
@@ -231,6 +232,9 @@ def test_a_host_that_is_none_of_this_machine_is_one_line(host):
         server.open_socket(host, 0).close()
 
 
+NO_CHUNK = b"\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n"
+
+
 async def slow_app(scope, receive, send):
     """A page; that of /slow never comes."""
     if scope["path"] == "/slow":
@@ -240,18 +244,22 @@ async def slow_app(scope, receive, send):
     await send({"type": "http.response.body", "body": b"page"})
 
 
-def test_connections_that_do_nothing_lock_nobody_out(monkeypatch):
+def test_connections_that_do_nothing_lock_nobody_out(monkeypatch, capsys):
     """Idle ones end first, those with half a request too; then those whose answer does not come."""
     monkeypatch.setattr(server, "MAX_CONNECTIONS", 4)
+    problem = lambda status, line, is_api: Response(line, status)
+    app = server.Guard(slow_app, ["127.0.0.1", "localhost"], problem, "")
     with server.open_socket("127.0.0.1", 0) as listener:
         address = listener.getsockname()
-        running = server.Server(slow_app, [])
+        running = server.Server(app, [])
         thread = threading.Thread(target=running.run, args=([listener],))
         thread.start()
         opened = []
         try:
             request = b"GET /slow HTTP/1.1\r\nHost: localhost\r\n\r\n"
             idle = [b"", request[:9], b"", b""]
+            chunked = request.replace(b"\r\n\r\n", NO_CHUNK)
+            idle.append(chunked.replace(b"GET", b"POST"))
             for content in [request, *idle, *[request] * 5]:
                 opened.append(socket.create_connection(address, 60))
                 opened[-1].sendall(content)
@@ -263,4 +271,4 @@ def test_connections_that_do_nothing_lock_nobody_out(monkeypatch):
                 connection.close()
             running.should_exit = True
             thread.join(60)
-    assert not thread.is_alive()
+    assert not thread.is_alive() and "Traceback" not in capsys.readouterr().err
