@@ -107,7 +107,7 @@ class SearchProgram:
     def matches(self, atom: Atom) -> tuple[Row, Collection[Row]]:
         """Return the variables of an atom, one for each place, and their values in the facts that match."""
         n = self.n_constants
-        goal = tuple(term if term <= n else -1 for term in atom)
+        goal = (atom[0], *(t if t <= n else -1 for t in atom[1:]))
         found = self._matches.get(goal)
         if found is None:
             found = self._matches[goal] = self.clauses.matching(atom)
