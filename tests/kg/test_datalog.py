@@ -23,34 +23,6 @@ NAMES = [*CONSTANTS, *SPELLINGS]
 VARIABLES = [Variable(name) for name in "ABCDE"]
 
 
-def random_clauses(random):
-    """Facts and rules of predicates of 0 to 4 arguments, some empty, some recursive.
-
-    Heads have constants, variables repeat, clauses stand twice, and some rules say no more than others.
-    """
-    arities = [0, 1, 1, 2, 2, 2, 3, 4]
-    predicates = random.sample(PREDICATES, random.randint(1, 4))
-    predicates = [(name, random.choice(arities)) for name in predicates]
-    predicates.append((predicates[0][0], random.choice(arities)))
-    constants = random.sample(NAMES, random.randint(1, 4))
-
-    def atom(terms):
-        name, arity = random.choice(predicates)
-        return Atom(name, tuple(random.choice(terms) for _ in range(arity)))
-
-    clauses = [(atom(constants),) for _ in range(random.randint(3, 15))]
-    for _ in range(random.randint(1, 6)):
-        terms = VARIABLES[: random.randint(1, 5)] * 3 + constants[:1]
-        body = [atom(terms) for _ in range(random.choice([1, 1, 2, 2, 3]))]
-        bound = [t for a in body for t in a.args] + [random.choice(constants)]
-        head = atom(bound)
-        clauses.append((head, *body))
-        if random.random() < 0.2:  # a rule that the last one subsumes
-            clauses.append((head, *body, atom(bound)))
-    clauses += random.choices(clauses, k=random.randint(0, 2))
-    return random.sample(clauses, len(clauses))
-
-
 NUMBERS = {
     "0.5": "00.50",
     "-2.25": "-2.2500",
@@ -63,43 +35,53 @@ SPELLED = {"!=": ["\\=", "!=", "\\=="], "=": ["=", "=="], "<=": ["=<", "<="]}
 OPEN = Variable("_")
 
 
-def random_strata(random):
-    """Facts and rules with comparisons, and with negated atoms of lower strata in which a place may be open."""
-    names = random.sample(PREDICATES, 5)
-    predicates = [(p, random.choice([0, 1, 1, 2, 2, 3])) for p in names]
-    constants = [*random.sample([*NUMBERS], 3), *random.sample("abc", 2)]
-    constants = random.sample(constants, random.randint(2, 5))
+def random_clauses(random, has_conditions=False):
+    """Facts and rules of predicates of 0 to 4 arguments, some empty, some recursive.
+
+    Heads have constants, variables repeat, clauses stand twice, and some rules say no more than others. Conditions are
+    comparisons, and negated atoms of predicates before the head's, in which a place may be open.
+    """
+    arities = [0, 1, 1, 2, 2, 2, 3, 4]
+    names = random.sample(PREDICATES, random.randint(1, 4) + has_conditions)
+    predicates = [(x, random.choice(arities)) for x in (*names, names[0])]
+    predicates = [*dict.fromkeys(predicates)]
+    last = len(predicates) - 1
+    numbers = [*random.sample([*NUMBERS], 3), *random.sample("abc", 2)]
+    constants = numbers if has_conditions else NAMES
+    constants = random.sample(constants, random.randint(1, 4))
 
     def atom(last, terms, sign=""):
         name, arity = predicates[random.randint(0, last)]
         args = tuple(random.choice(terms) for _ in range(arity))
         return Atom(name, args, sign)
 
-    clauses = [(atom(4, constants),) for _ in range(random.randint(4, 15))]
-    for _ in range(random.randint(2, 8)):
-        stratum = random.randint(0, 4)
-        terms = VARIABLES[: random.randint(1, 4)] * 3 + constants[:1]
-        body = [
-            atom(stratum, terms) for _ in range(random.choice([0, 1, 2, 2, 3]))
-        ]
-        bound = [
-            *{t: 0 for a in body for t in a.args},
-            random.choice(constants),
-        ]
-        for _ in range(random.choice([0, 1, 1, 2]) * (stratum > 0)):
-            below = atom(stratum - 1, [*bound, *bound, OPEN], "not")
-            body.insert(random.randint(0, len(body)), below)
-        for _ in range(random.choice([0, 0, 1, 2])):
-            numbers = [t for t in bound if t not in [*"abc"]] or ["7"]
+    clauses = [(atom(last, constants),) for _ in range(random.randint(3, 15))]
+    for _ in range(random.randint(1, 8)):
+        place = random.randint(0, last)
+        known = place if has_conditions else last
+        terms = VARIABLES[: random.randint(1, 5)] * 3 + constants[:1]
+        n_body = random.choice([0] * has_conditions + [1, 1, 2, 2, 3])
+        body = [atom(known, terms) for _ in range(n_body)]
+        bound = [t for a in body for t in a.args] + [random.choice(constants)]
+        conditions = []
+        if has_conditions and place:
+            for _ in range(random.choice([0, 1, 1, 2])):
+                terms = [*dict.fromkeys(bound), OPEN]
+                conditions.append(atom(place - 1, terms, "not"))
+        for _ in range(random.choice([0, 0, 1, 2]) * has_conditions):
             operator = random.choice([*TESTS])
+            numbers = [t for t in bound if t not in [*"abc"]] or ["7"]
             of = bound if operator in ("=", "!=") else numbers
             args = random.choice(of), random.choice(of)
-            body.insert(
-                random.randint(0, len(body)), Atom(operator, args, COMPARED)
-            )
-        name, arity = predicates[stratum]
+            conditions.append(Atom(operator, args, COMPARED))
+        for condition in conditions:
+            body.insert(random.randint(0, len(body)), condition)
+        name, arity = predicates[place]
         head = Atom(name, tuple(random.choice(bound) for _ in range(arity)))
         clauses.append((head, *body))
+        if random.random() < 0.2:  # a rule that the last one subsumes
+            clauses.append((head, *body, atom(known, bound)))
+    clauses += random.choices(clauses, k=random.randint(0, 2))
     return random.sample(clauses, len(clauses))
 
 
@@ -305,7 +287,7 @@ def test_strata_are_those_of_clingo_and_prolog(tmp_path):
     random = Random(0)
     path = tmp_path / "program.pl"
     n_programs = 2 * hypothesis.settings().max_examples
-    programs = [random_strata(random) for _ in range(n_programs)]
+    programs = [random_clauses(random, True) for _ in range(n_programs)]
     expected = [clingo_answers(clauses) for clauses in programs]
     assert sum(map(len, expected)) > 5 * n_programs
     if prolog.AVAILABLE:
