@@ -1252,7 +1252,7 @@ def index_derivations(
     sizes: KBSizes,
     atom_index: AtomIndex,
     height: I32[Tensor, "M"],
-    parts: Iterable[Derivations] = (),
+    parts: Iterable[Derivations],
 ) -> DerivabilityIndex:
     """Build the index of atoms, their heights and the rules that derive them; repeated pairs are merged."""
     keys = [height[:0].to(torch.int64)]
@@ -1264,9 +1264,9 @@ def empty_derivability_index(
     kb: KnowledgeBase, sizes: KBSizes
 ) -> DerivabilityIndex:
     """Build the index without atoms, with which `dead_end_mask` is false everywhere."""
-    no_atoms = kb.facts[:0]
-    atom_index = index_sorted_atoms(no_atoms, sizes)
-    return index_derivations(sizes, atom_index, no_atoms[:, 0])
+    none = kb.facts[:0]
+    index = index_sorted_atoms(none, sizes)
+    return DerivabilityIndex(index, none[:, 0], none[:, 0].long())
 
 
 def index_atoms(

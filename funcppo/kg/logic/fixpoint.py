@@ -213,7 +213,7 @@ def least_model(
         )
         try:
             new = _distinct_atoms(
-                map(partial(_select_missing, atom_index, sizes), parts),
+                (x[find_atoms(atom_index, sizes, x) < 0] for x in parts),
                 atoms[:0],
                 sizes,
                 max_atoms - counts[-1],
@@ -363,13 +363,6 @@ def derive_heads(
     return Table(
         terms, tuple(columns[t] for t in terms), answers.size, answers.counts
     )
-
-
-def _select_missing(
-    index: AtomIndex, sizes: KBSizes, atoms: I32[Tensor, "n W"]
-) -> I32[Tensor, "m W"]:
-    """Return the atoms that an index does not hold."""
-    return atoms[find_atoms(index, sizes, atoms) < 0]
 
 
 def _distinct_atoms(

@@ -406,13 +406,9 @@ def compute_max_fanout(
 
 def max_known_fanout(kb: KnowledgeBase) -> int:
     """Return the most facts of a predicate that have one argument in common."""
-    widest = 1
-    for place in range(1, kb.facts.shape[1]):
-        pairs = kb.facts[:, 0] << 32 | kb.facts[:, place]
-        counts = row_index.value_counts(pairs)
-        if len(counts):
-            widest = max(widest, int(counts.max()))
-    return widest
+    predicate, *columns = kb.facts.long().unbind(1)
+    found = [value_counts(predicate << 32 | column) for column in columns]
+    return max((int(x.max()) for x in found if len(x)), default=1)
 
 
 def n_bytes(kb: KnowledgeBase) -> int:
@@ -674,16 +670,11 @@ def _sorted_keys(
     triples: Tensor, base: int, side: int, pool: Tensor | None
 ) -> Tensor:
     """Return the ascending, distinct keys of triples for a side; only those with a replaced argument in the pool."""
-    given, replaced = triples[:, _given_argument(side)], triples[:, side]
+    given, replaced = triples[:, other_side(side)], triples[:, side]
     keys = (triples[:, 0] * base + given) * base + replaced
     if pool is not None:
         keys = keys[row_index.binary_search(pool, replaced.contiguous()).found]
     return row_index.unique_values(keys)
-
-
-def _given_argument(side: int) -> int:
-    """Return the argument position that a query of a side keeps."""
-    return TAIL if side == HEAD else HEAD
 
 
 def _side_keys(index: TripleIndex, side: int) -> Tensor:
@@ -694,5 +685,5 @@ def _side_keys(index: TripleIndex, side: int) -> Tensor:
 def _query_key(index: TripleIndex, queries: Tensor, side: int) -> Tensor:
     """Return the key of each query with 0 as its replaced argument: all answers lie within `base` above it."""
     predicate = queries[..., 0].to(torch.int64)
-    given = queries[..., _given_argument(side)]
+    given = queries[..., other_side(side)]
     return (predicate * index.base + given) * index.base

@@ -185,7 +185,7 @@ def build_edge_index(
         starts=starts,
         starts_by_label=label_order.order,
         label_offsets=torch.searchsorted(label_order.key, labels),
-        start_targets=_ones_matrix(
+        start_targets=ones_matrix(
             start_of_edge, target, (len(starts.keys), n_entity_ids)
         ),
         edge_key=start_of_edge * n_entity_ids + target,
@@ -198,7 +198,7 @@ def build_edge_index(
         second_argument=second,
         pairs=pairs,
         pair_facts=pair_facts,
-        pair_predicates=_ones_matrix(
+        pair_predicates=ones_matrix(
             torch.repeat_interleave(torch.diff(pairs.offsets)),
             predicate[pair_facts] - 1,
             (len(pairs.keys), n_predicates),
@@ -229,7 +229,7 @@ def _subject_matrix(
     """Return a sparse matrix [entities, predicates] of 1: which entities are first arguments of which predicates."""
     is_forward = true_rows(start_key % 2 == 0)
     forward = start_key[is_forward]
-    return _ones_matrix(
+    return ones_matrix(
         forward // n_labels,
         forward % n_labels // 2,
         (n_entity_ids, n_labels // 2),
@@ -266,9 +266,7 @@ def find_keys(
     if index.is_direct:
         return row, slot.index_select(0, row).long()
     candidate = key.index_select(0, row)
-    position = torch.searchsorted(index.keys, candidate)
-    position = position.clamp_max(max(len(index.keys) - 1, 0))
-    found = index.keys.index_select(0, position) == candidate
+    position, found = row_index.binary_search(index.keys, candidate)
     return row[found], position[found]
 
 
@@ -281,10 +279,8 @@ def has_edge(
     """Check, per row, whether an edge of the label leads from the source to the target."""
     row, start = find_keys(edges.starts, source * edges.n_labels + label)
     key = start * edges.n_entity_ids + target[row]
-    position = torch.searchsorted(edges.edge_key, key)
-    position = position.clamp_max(max(len(edges.edge_key) - 1, 0))
-    found = edges.edge_key[position] == key
     none = torch.zeros_like(source, dtype=torch.bool)
+    found = row_index.binary_search(edges.edge_key, key).found
     return none.index_copy(0, row, found)
 
 
@@ -309,7 +305,7 @@ def sparse_matrix(
         )
 
 
-def _ones_matrix(row: Tensor, column: Tensor, size: tuple[int, int]) -> Tensor:
+def ones_matrix(row: Tensor, column: Tensor, size: tuple[int, int]) -> Tensor:
     """Build a sparse matrix whose entries are 1."""
     ones = torch.ones_like(row, dtype=torch.float32)
     return sparse_matrix(row, column, ones, size)
@@ -451,7 +447,7 @@ def extend(
     n_labels = edges.n_labels
     in_range = (edges.label >= first_label) & (edges.label < last_label)
     chosen = true_rows(in_range)
-    right = _ones_matrix(
+    right = ones_matrix(
         edges.source[chosen],
         edges.edge_end[chosen],
         (edges.n_entity_ids, len(edges.end_label)),

@@ -230,14 +230,11 @@ def find_candidates(
     n_pairs = torch.bincount(pairs.body, minlength=size[0]).double()
     none = n_pairs[:0]
     parts = [RuleTable(hits.body[:0], hits.body[:0], none, none)]
-    ones = torch.ones_like(hits.pair, dtype=torch.float32)
 
     # The facts of each pair by predicate, summed up over the pairs of each body.
     for first, last in paths.pack_runs(hits.body, n_facts, MAX_BODY_ROWS):
         part = slice(first, last)
-        left = paths.sparse_matrix(
-            hits.body[part], hits.pair[part], ones[part], size
-        )
+        left = paths.ones_matrix(hits.body[part], hits.pair[part], size)
         body, predicate, value = paths.multiply(left, edges.pair_predicates)
         support = value.double()
         total = n_pairs[body]
@@ -379,11 +376,8 @@ def _promise(edges: EdgeIndex, bodies: Bodies, length: int) -> Tensor:
     key = edges.starts.keys
     source = key // edges.n_labels
     label = key % edges.n_labels
-    has_label = paths.sparse_matrix(
-        source,
-        label,
-        torch.ones_like(key, dtype=torch.float32),
-        (edges.n_entity_ids, edges.n_labels),
+    has_label = paths.ones_matrix(
+        source, label, (edges.n_entity_ids, edges.n_labels)
     )
 
     # The number of facts of each predicate by first argument.

@@ -73,6 +73,7 @@ class RunTime:
       peak_bytes: the most memory of the process, or of the GPU, by the end of each phase.
       choices: what valid decided, in order.
       notes: what was chosen by other means or left out.
+      work: how far what the present stage trains came; empty if nothing was said.
       reserved: seconds at the end that learning leaves to the ranking of test, by what takes them.
     """
 
@@ -100,7 +101,7 @@ class RunTime:
         self.reserved: dict[str, float] = {}
         if math.isfinite(seconds):
             self.reserved["printing and writing"] = 0.02 * seconds
-        self._work = ""
+        self.work = ""
         self._clock, self._device = clock, device
         self._phase_start = clock()
         self._began = self._phase_start if began is None else began
@@ -136,15 +137,6 @@ class RunTime:
         if math.isfinite(left):
             most = max(share * left, min(1.0, left / 2), before)
             self.reserved[name] = min(seconds, most)
-
-    def say_work(self, text: str) -> None:
-        """Set how far what the present stage trains came."""
-        self._work = text
-
-    def take_work(self) -> str:
-        """Return how far what the stage that ends has trained came; empty if nothing was said."""
-        work, self._work = self._work, ""
-        return work
 
     def end_phase(self, name: str) -> float:
         """Record the seconds and peak memory of the phase that ends now; return the seconds."""

@@ -222,12 +222,13 @@ def choose(
             valid_before=None if best.ranks is None else best.mrr,
             valid_after=None if kept.ranks is None else kept.mrr,
             standard_error=error,
-            work=run_time.take_work(),
+            work=run_time.work,
             tried={
                 one.label: one.mrr for one in tried if one.ranks is not None
             },
         )
     )
+    run_time.work = ""
     return kept
 
 
@@ -1303,6 +1304,12 @@ class _Learner:
 
     # -- what a stage costs: the least seconds, and those of all of it
 
+    @property
+    def _n_test(self) -> int:
+        """Return how many questions the ranking of test asks."""
+        ranked = self.run.ranked_test
+        return 2 * ranked.n_queries if ranked else 0
+
     def _make_fit(
         self, setup: QuestionSetup, start: Fitted
     ) -> Training[FitState]:
@@ -1358,15 +1365,14 @@ class _Learner:
         Args:
           n_ways: of ranking valid that have time too.
         """
-        found, valid = self.run.ranked_test, fitted.valid
+        valid = fitted.valid
         if valid is None or self.options.no_proof != "auto":
             return 0.0
         each = fit.seconds_of_all_entities(
             self.run.task, fitted.setup, fitted.params, valid
         )
-        n_of_test = 2 * found.n_queries if found else 0
         of_valid = each * valid.n_questions
-        seconds = each * n_of_test + n_ways * of_valid
+        seconds = each * self._n_test + n_ways * of_valid
         self.run_time.reserve("answers without a proof", seconds, 0.5)
         return of_valid
 
@@ -1432,9 +1438,8 @@ class _Learner:
             params = self._prior_training(name, cfg).state.params
             network = fit.make_network(self.run.task, params)
             self.prior_seconds[name] = fit.seconds_of_prior(network)
-        valid, found = best.value.valid, self.run.ranked_test
-        n_ranked = 2 * found.n_queries if found else 0
-        n_ranked += valid.n_questions if valid else 0
+        valid = best.value.valid
+        n_ranked = self._n_test + (valid.n_questions if valid else 0)
         if self.options.no_proof == "auto" and not self.derives_all:
             n_ranked *= 2  # all entities too
         return n_ranked * self.prior_seconds[name] + 4 * self.metric_seconds
@@ -1505,13 +1510,24 @@ class _Learner:
             params = params._replace(network_prior_weight=weight)
         return start._replace(setup=setup, params=params)
 
-    def _say_work(self, *trainings: Training[Any]) -> None:
-        """Say how many steps of trainings were made."""
-        texts = [
-            f"{one.name}: {one.n_made:,} of {one.n_steps:,} steps"
-            for one in trainings
-        ]
-        self.run_time.say_work("; ".join(texts))
+    def _say_work(self, one: Training[Any]) -> None:
+        """Say how many steps of a training were made."""
+        made = f"{one.name}: {one.n_made:,} of {one.n_steps:,} steps"
+        self.run_time.work = made
+
+    def _train_prior(
+        self,
+        name: str,
+        cfg: EmbeddingConfig | BellmanFordConfig,
+        best: Candidate[Fitted],
+        deadline: Deadline,
+    ) -> Training[Any]:
+        """Train a prior in the part of the time that what follows on it leaves; return its training."""
+        training = self._prior_training(name, cfg)
+        after = self._seconds_after(name, cfg, best)
+        share = training.seconds / (training.seconds + after + 1e-9)
+        training.run(self.run_time.on_phase, deadline.share(share))
+        return training
 
     def _fit(
         self, best: Candidate[Fitted], deadline: Deadline
@@ -1571,17 +1587,15 @@ class _Learner:
         """
         if self.problem:
             return
-        training = self._prior_training(name, cfg)
-        of_fit = self._seconds_after(name, cfg, best)
-        share = training.seconds / (training.seconds + of_fit + 1e-9)
-        state = training.run(self.run_time.on_phase, deadline.share(share))
+        training = self._train_prior(name, cfg, best, deadline)
+        embedding = training.state.params
         left_out = fit.left_out_of(self.options)
-        setup = fit.with_embedding(best.value.setup, state.params, left_out)
+        setup = fit.with_embedding(best.value.setup, embedding, left_out)
         valid = best.value.valid
         if valid is not None:
             valid = valid.change(
                 lambda part: evidence.with_embedding_scores(
-                    part, state.params, "fact"
+                    part, embedding, "fact"
                 )
             )
 
@@ -1607,14 +1621,11 @@ class _Learner:
         Training questions cannot tell the weight: the network has learnt from their facts, and rules were elected and
         other weights fitted by them. A fit trusts the one or the others more than new questions do.
         """
-        training = self._prior_training(name, cfg)
-        of_priors = self._seconds_after(name, cfg, best)
-        share = training.seconds / (training.seconds + of_priors + 1e-9)
-        state = training.run(self.run_time.on_phase, deadline.share(share))
+        training = self._train_prior(name, cfg, best, deadline)
         self._say_work(training)
         if training.no_graph:
             self.run_time.note(f"{name}: no CUDA graph: {training.no_graph}")
-        network = fit.make_network(self.run.task, state.params)
+        network = fit.make_network(self.run.task, training.state.params)
         setup = fit.with_network(best.value.setup, network)
         valid = best.value.valid
         if valid is not None:
@@ -1622,7 +1633,9 @@ class _Learner:
             valid = valid.change(
                 lambda part: evidence.with_path_scores(part, network, "fact")
             )
-            self._reserve_priors(valid, time.monotonic() - began)
+            # Those of test take as long a query.
+            of_both = (time.monotonic() - began) / max(len(valid.queries), 1)
+            self.run_time.reserve("priors", of_both * self._n_test / 2)
 
         params = fit.widened(setup, best.value.params)
         fitted = best.value._replace(setup=setup, params=params, valid=valid)
@@ -1636,13 +1649,6 @@ class _Learner:
                 best,
                 NETWORK_ROW,
             )
-
-    def _reserve_priors(self, valid: SplitEvidence, seconds: float) -> None:
-        """Reserve the time that the priors of test take, as those of valid took some seconds."""
-        if self.run.ranked_test is not None:
-            per_query = seconds / max(len(valid.queries), 1)
-            n_queries = self.run.ranked_test.n_queries
-            self.run_time.reserve("priors", per_query * n_queries)
 
     # -- the end
 
@@ -1700,9 +1706,7 @@ class _Learner:
         self.seconds_of_all = max(self.seconds_of_all, took)
         # Test takes as long a question; what is planned is too little where the first questions are easy.
         n_valid = fitted.valid.n_questions if fitted.valid else 0
-        ranked = self.run.ranked_test
-        n_test = 2 * ranked.n_queries if ranked else 0
-        of_test = self.seconds_of_all * n_test / max(n_valid, 1)
+        of_test = self.seconds_of_all * self._n_test / max(n_valid, 1)
         self.run_time.reserve("answers without a proof", of_test, 1.0)
         return found
 

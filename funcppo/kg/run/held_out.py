@@ -191,13 +191,11 @@ def rank_valid(
     run: Run,
     params: Any,
     on_progress: ProgressCallback = ignore_progress,
-    score: RunScore | None = None,
 ) -> Ranking:
     """Rank the queries of a validation by a policy.
 
     Args:
       on_progress: called with the number of candidates started, and of all.
-      score: how candidates are scored; None: as the run does.
     """
     if run.questions is not None and run.valid_evidence is not None:
         on_progress(0, len(run.valid_evidence.queries))
@@ -205,7 +203,7 @@ def rank_valid(
     return ranking.rank_split(
         run.task,
         validation_queries(run),
-        policy_score(run, params, score or run.score, on_progress),
+        policy_score(run, params, run.score, on_progress),
         RankingProtocol(sides=ranked_sides(run.task)),
         on_progress=on_progress,
     )
@@ -229,16 +227,13 @@ def rank_guide(run: Run, params: Any) -> F64[Tensor, "Q"]:
     )
 
 
-def rank_valid_by_rules(run: Run, name: str | None = None) -> Ranking | None:
-    """Rank the queries of a validation by a rule score; None without these queries or without T_P.
+def rank_valid_by_rules(run: Run) -> Ranking | None:
+    """Rank the queries of a validation by the rule score of the run; None without these queries or without T_P.
 
     In a run that learns from questions a query that is a fact may be derived from itself, as in the evidence that the
     policy weighs.
-
-    Args:
-      name: of the score; None for that of the run.
     """
-    score = parse(name or run.run_config.rule_score)
+    score = parse(run.run_config.rule_score)
     task, valid = run.task, run.valid_evidence
     if valid is not None:
         return valid.rank(score)

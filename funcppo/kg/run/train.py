@@ -146,8 +146,8 @@ def validate(
         best = _with_best(run, metric)._replace(best_ranks=ranks)
         run = replace(run, state=best)
     seconds = time.monotonic() - began
-    row = Candidate("", 0, ranks).mrr
-    return _with_row(run, row, seconds), float(metric)
+    row = _with_row(run, float(ranks.mean()), seconds)
+    return row, float(metric)
 
 
 def _with_best(run: Run, metric: Tensor) -> RunState:
@@ -174,7 +174,7 @@ def _with_row(run: Run, metric: float, seconds: float) -> Run:
         chosen=f"update {best_update}",
         is_kept=best_update > 0,
         seconds=row.seconds + seconds,
-        valid_after=Candidate("", 0, run.state.best_ranks).mrr,
+        valid_after=float(run.state.best_ranks.mean()),
         tried=row.tried | {f"update {run.update}": metric},
     )
     return replace(run, choices=(*others, row))

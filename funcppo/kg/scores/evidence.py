@@ -415,10 +415,9 @@ def _weigh_firings(
 def with_embedding_scores(
     evidence: Evidence, embedding: link_embedding.Params, left_out: LeftOut
 ) -> Evidence:
-    """Return the evidence with each candidate's score by link embeddings; 0 without a model."""
+    """Return the evidence with each candidate's score by link embeddings; as it is without a model."""
     if not link_embedding.n_models(embedding):
-        none = torch.zeros_like(evidence.base_score)
-        return evidence._replace(embedding_score=none)
+        return evidence
     questions = questions_of(evidence)
     model = link_embedding.model_of(embedding, questions, left_out)
     row = evidence.question
@@ -437,10 +436,9 @@ def with_path_scores(
     network: PathNetwork | None,
     left_out: LeftOut,
 ) -> Evidence:
-    """Return the evidence with each candidate's score by a path network; 0 without a network."""
+    """Return the evidence with each candidate's score by a path network; as it is without a network."""
     if network is None:
-        none = torch.zeros_like(evidence.base_score)
-        return evidence._replace(path_score=none)
+        return evidence
     values = path_network.candidate_scores(
         network,
         questions_of(evidence),

@@ -406,7 +406,6 @@ def find_facts(
     order: Order,
     max_height: int,
     deadline: Deadline,
-    max_steps: int = sys.maxsize,
 ) -> tuple[list[Atom] | None, int]:
     """Search for facts from which a ground atom follows.
 
@@ -420,7 +419,7 @@ def find_facts(
       The facts, None where no proof is found; and the resolution steps that the search made.
     """
     one = ProofSearch(SearchProgram(clauses, max_height), atom)
-    search([one], order, max_steps, GUIDED_WIDTH, deadline)
+    search([one], order, sys.maxsize, GUIDED_WIDTH, deadline)
     return one.leaves, one.n_steps
 
 

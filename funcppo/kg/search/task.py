@@ -336,18 +336,12 @@ def _count_rules(
 
 
 def with_other_facts(
-    task: ProverTask,
-    on_phase: PhaseCallback = ignore_phase,
-    max_rows: int = sys.maxsize,
+    task: ProverTask, on_phase: PhaseCallback = ignore_phase
 ) -> ProverTask:
     """Return the task with `other_facts`: counts of facts and derived atoms that have another fact of the relation.
 
     Args:
       on_phase: receives how many rules are applied; what it raises ends the count.
-      max_rows: rows that the joins may make.
-
-    Raises:
-      RowBudgetExceeded: they make more.
     """
     if task.other_facts is not None:
         return task
@@ -355,7 +349,6 @@ def with_other_facts(
         task.kb,
         task.sizes,
         object_identity=task.least_model.object_identity,
-        budget=RowBudget(max_rows),
         progress=partial(on_phase, "counting candidates with other facts"),
     )
     return replace(task, other_facts=counts)

@@ -149,7 +149,9 @@ def test_the_interval_of_a_mean_over_a_part_worked_by_hand(run):
 
 
 def test_the_rule_score_ranks_the_queries_of_a_validation(run):
-    ranked = held_out.rank_valid_by_rules(run, "max-confidence")
+    by_most = replace(run.run_config, rule_score="max-confidence")
+    run = replace(run, run_config=by_most)
+    ranked = held_out.rank_valid_by_rules(run)
     expected = ranking.rank_split(
         run.task,
         validation_queries(run),
