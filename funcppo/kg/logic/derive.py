@@ -979,7 +979,8 @@ def map_groundings(
             found = _no_groundings(part)
         return compute(part, found), len(found.rule)
 
-    pace = _Pace(max_join_rows(plan, questions), work)
+    most = max_join_rows(plan, questions)
+    pace = _Pace(most, work, work.deadline.clock(), work.n_links)
     while pace.n_questions < len(questions.entity):
         jobs, max_rows = pace.split(questions)
         computed = map_in_threads(compute_part, jobs, n_threads)
@@ -1003,18 +1004,12 @@ class _Pace:
 
     max_rows: int  # that the joins of a chunk may make
     work: GroundingWork
-    size: int = 0  # of the next chunk
+    began: float  # on the clock of the deadline
+    n_links_before: int
+    size: int = PILOT_QUESTIONS  # of the next chunk
     n_questions: int = 0
     n_groundings: int = 0
     n_rows: int = 0
-    began: float = math.nan  # on the clock of the deadline
-    n_links_before: int = 0
-
-    def __post_init__(self) -> None:
-        """Start the clock and begin with a small pilot chunk."""
-        self.size = PILOT_QUESTIONS
-        self.began = self.work.deadline.clock()
-        self.n_links_before = self.work.n_links
 
     def split(
         self, questions: Questions
@@ -1320,14 +1315,22 @@ def build_derivability_index(
         budget=budget,
         progress=progress,
     )
-    held: list[Derivations] = []
-    n_derivations = 0
+    held = _hold(parts, max_derivations)
+    if held is None:
+        return None
+    return index_derivations(sizes, model.atom_index, model.height, held)
+
+
+def _hold(parts: Iterable[TableT], most: int) -> list[TableT] | None:
+    """Return all parts, pairs with a rule; None if they have more than `most` rules."""
+    held: list[TableT] = []
+    n_rules = 0
     for part in parts:
         held.append(part)
-        n_derivations += len(part.rule)
-        if n_derivations > max_derivations:
+        n_rules += len(part[1])
+        if n_rules > most:
             return None
-    return index_derivations(sizes, model.atom_index, model.height, held)
+    return held
 
 
 def answered_step(
@@ -1367,17 +1370,12 @@ def answered_step(
     pairs = _iter_answers(
         plan, facts, asked, sides[0], object_identity, budget, progress
     )
-    atoms = [kb.facts[:0]]
-    rules = [kb.rule_ids_by_predicate[:0]]
-    n_derivations = 0
-    for derived, rule in pairs:
-        atoms.append(derived)
-        rules.append(rule)
-        n_derivations += len(rule)
-        if n_derivations > max_derivations:
-            return None
+    held = _hold(pairs, max_derivations)
+    if held is None:
+        return None
 
-    derived = torch.cat(atoms)
+    none = kb.facts[:0], kb.rule_ids_by_predicate[:0]
+    derived, rule = concatenate([none, *held])
     model = partial_model(
         kb,
         sizes,
@@ -1386,7 +1384,7 @@ def answered_step(
         facts=answering_facts(kb, sizes, queries, sides),
     )
     row = find_atoms(model.atom_index, sizes, derived)
-    found = Derivations(row, torch.cat(rules))
+    found = Derivations(row, rule)
     index = index_derivations(sizes, model.atom_index, model.height, [found])
     return model, index
 

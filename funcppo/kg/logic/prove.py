@@ -983,8 +983,7 @@ class _Tables:
         # a ground query is no fact while it is proved
         self.left_out = query if is_ground else None
         # goals of this depth and more are answered by facts alone
-        most = limits.max_height
-        self.limit = math.inf if most is None else most
+        self.limit = limits.most_height
         # whether goals are opened, whether they end with a proof, and whether the depth of a goal is to be the least
         self.opens_goals = True
         self.ends_with_proof = is_ground
@@ -1167,10 +1166,10 @@ class _Tables:
                 found = self._find_facts(step, set(map(step.key, rows)))
                 pairs = _pair_facts(step, rows, found)
             elif body.copies_last and position + 1 == len(body.sites):
-                self._copy_answers(site, step, rows)
+                self._copy_answers(site, rows)
                 continue
             else:
-                pairs = self._ask_goals(site, step, rows)
+                pairs = self._ask_goals(site, rows)
             self._advance(body, position, pairs)
 
         rows, body.rows[-1] = body.rows[-1], set()
@@ -1189,12 +1188,12 @@ class _Tables:
         )
 
     def _open_goals(
-        self, site: _Site, step: _Step, rows: set[Row]
+        self, site: _Site, rows: set[Row]
     ) -> Iterator[tuple[_Goal, _Goal]]:
         """Open the goals that some rows ask for; yield each with a goal that the rows are of."""
         goals = site.body.group.goals
         parent_key = site.body.goal_keys[site.position]
-        pairs = set(zip(map(step.key, rows), map(parent_key, rows)))
+        pairs = set(zip(map(site.step.key, rows), map(parent_key, rows)))
         for key, above in pairs:
             parent = goals[above]
             depth = self.depth
@@ -1205,10 +1204,10 @@ class _Tables:
                 parent.children.add(goal)
             yield goal, parent
 
-    def _copy_answers(self, site: _Site, step: _Step, rows: set[Row]) -> None:
+    def _copy_answers(self, site: _Site, rows: set[Row]) -> None:
         """Make all answers of the goals that some rows ask for answers of the goals that the rows are of."""
         n_rows = 0
-        for goal, parent in self._open_goals(site, step, rows):
+        for goal, parent in self._open_goals(site, rows):
             if goal is not parent and parent not in goal.copies:
                 goal.copies[parent] = None
                 n_rows += len(goal.given)
@@ -1219,12 +1218,11 @@ class _Tables:
                     n_rows = 0
         self.limits.budget.spend(n_rows)
 
-    def _ask_goals(
-        self, site: _Site, step: _Step, rows: set[Row]
-    ) -> list[Pair]:
+    def _ask_goals(self, site: _Site, rows: set[Row]) -> list[Pair]:
         """Ask the goals of some rows; return what is kept of the rows with the answers given out so far."""
-        for _ in self._open_goals(site, step, rows):
+        for _ in self._open_goals(site, rows):
             pass
+        step = site.step
         asked: dict[Packed, set[Row]] = defaultdict(set)
         for row in rows:
             asked[step.key(row)].add(step.kept(row))
@@ -1398,6 +1396,11 @@ class Limits:
     budget: RowBudget = field(default_factory=lambda: RowBudget(sys.maxsize))
     progress: StepCallback = ignore_progress  # is called before each round
 
+    @property
+    def most_height(self) -> float:
+        """Return the maximum height of a proof, infinite for any."""
+        return math.inf if self.max_height is None else self.max_height
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Answers:
@@ -1456,12 +1459,11 @@ def solve(clauses: Clauses, query: Atom, limits: Limits) -> Answers:
         tables.n_atoms_after_round[-2:] = [tables.n_atoms]
     counts = tables.n_atoms_after_round
     code, reason = fixpoint.describe_stop(stop, counts, limits.max_atoms)
-    most = math.inf if limits.max_height is None else limits.max_height
     return Answers(
         heights={
             atom: height if has_heights or not height else None
             for atom, height in tables.root_answers().items()
-            if height <= most or not has_heights
+            if height <= limits.most_height or not has_heights
         },
         n_atoms_after_step=tuple(counts),
         reached_fixpoint=is_whole,
@@ -1514,8 +1516,7 @@ def prove_ground(clauses: Clauses, atom: Atom, limits: Limits) -> QueryResult:
                 stop_code=StopCode.TIME_LIMIT,
             )
         # Before a limit the proof may be higher than need be.
-        most = limits.max_height
-        if height is not None and most is not None and height > most:
+        if height is not None and height > limits.most_height:
             proof, height = None, None
     verdict = Verdict.REFUTED if found.complete else Verdict.UNKNOWN
     return QueryResult(

@@ -287,7 +287,7 @@ def explain_answer(
     question = predicate, side, given, answer if is_fact else 0
     columns = torch.tensor(question, device=known.device)[:, None]
 
-    found = evidence.collect_evidence(
+    (found,) = evidence.iter_evidence(
         task.kb,
         task.sizes,
         score.facts,

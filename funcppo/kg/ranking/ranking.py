@@ -653,24 +653,29 @@ def list_candidates(
       query_id: the number by which the corruptions of a query are sampled.
       pool: the entities to rank against, ascending.
     """
-    if protocol.n_negatives is None and not protocol.score_unprovable:
-        return _list_provable(filter_index, queries, side, len(pool))
-
     true_triples, derivable_triples = filter_index
-    if protocol.n_negatives is None:
-        is_other = other_candidates(true_triples, pool, queries, side)
-        query_row, column = is_other.nonzero().T
-        entity = column + 1
+    if protocol.n_negatives is None and not protocol.score_unprovable:
+        # Those whose triple is derivable: all others score 0.
+        answers = kbase.list_answers(derivable_triples, queries, side)
+        is_answer = answers.entity == queries[answers.query_row, side]
+        is_true = kbase.contains_key(true_triples, answers.triple_key, side)
+        kept = is_answer | ~is_true
+        query_row, entity = answers.query_row[kept], answers.entity[kept]
+        n_candidates = _count_candidates(true_triples, queries, side, len(pool))
     else:
-        query_row, entity = sample_corruptions(
-            protocol, true_triples, pool, queries, side, query_id
-        )
-    row = row_numbers(queries)
-    query_row = torch.cat([row, query_row])
-    entity = torch.cat([queries[:, side], entity])
-    n_candidates = torch.bincount(query_row, minlength=len(queries))
+        if protocol.n_negatives is None:
+            is_other = other_candidates(true_triples, pool, queries, side)
+            query_row, column = is_other.nonzero().T
+            entity = column + 1
+        else:
+            query_row, entity = sample_corruptions(
+                protocol, true_triples, pool, queries, side, query_id
+            )
+        query_row = torch.cat([row_numbers(queries), query_row])
+        entity = torch.cat([queries[:, side], entity])
+        n_candidates = torch.bincount(query_row, minlength=len(queries))
     atom = _replace_argument(queries[query_row], side, entity)
-    if not protocol.score_unprovable:
+    if protocol.n_negatives is not None and not protocol.score_unprovable:
         is_derivable = kbase.contains_triple(derivable_triples, atom, side)
         query_row, atom = query_row[is_derivable], atom[is_derivable]
     return CandidateTable(
@@ -678,28 +683,6 @@ def list_candidates(
         atom=atom,
         is_answer=atom[:, side] == queries[query_row, side],
         n_candidates=n_candidates,
-        answer_provable=kbase.contains_triple(derivable_triples, queries, side),
-    )
-
-
-def _list_provable(
-    filter_index: FilterIndex,
-    queries: I64[Tensor, "Q W"],
-    side: int,
-    pool_size: int,
-) -> CandidateTable:
-    """List the candidates whose triple is derivable: only they need a score, since all others score 0."""
-    true_triples, derivable_triples = filter_index
-    answers = kbase.list_answers(derivable_triples, queries, side)
-    is_answer = answers.entity == queries[answers.query_row, side]
-    is_true = kbase.contains_key(true_triples, answers.triple_key, side)
-    kept = is_answer | ~is_true
-    query_row = answers.query_row[kept]
-    return CandidateTable(
-        query_row=query_row,
-        atom=_replace_argument(queries[query_row], side, answers.entity[kept]),
-        is_answer=is_answer[kept],
-        n_candidates=_count_candidates(true_triples, queries, side, pool_size),
         answer_provable=kbase.contains_triple(derivable_triples, queries, side),
     )
 

@@ -113,9 +113,22 @@ class TaskCandidates(Candidates):
 
     def derivations(self) -> Iterable[Derivations]:
         """Yield the rules that derive each candidate; a known fact is derived from other facts."""
-        if derives_by_question(self._task):
-            return iter_answer_derivations(self._task, self._side, self.atoms)
-        return iter_task_derivations(self._task, self.atoms)
+        task = self._task
+        if task.answers_plan is not None and derives_by_question(task):
+            return derive.iter_derivations(
+                task.answers_plan,
+                task.kb,
+                self.atoms.long().to(task.kb.facts.device),
+                self._side,
+                object_identity=task.least_model.object_identity,
+            )
+        if task.max_height == 1 and task.derivability_index is not None:
+            return derive.iter_indexed_derivations(
+                task.derivability_index, task.sizes, self.atoms
+            )
+        return fixpoint.iter_derivations(
+            task.kb, task.sizes, task.least_model, task.max_height, self.atoms
+        )
 
     def derived_within(self, height: int) -> Bool[Tensor, "L"]:
         """Return whether T_P derives each candidate within a height; a known fact is derived from other facts."""
@@ -457,16 +470,6 @@ def query_evidence(
         start = stop
 
 
-def evidence_atoms(
-    part: QuestionEvidence, sizes: KBSizes
-) -> I32[Tensor, "n W"]:
-    """Return the atoms of all candidates that the evidence lists, [n, W]."""
-    questions, listed = part
-    return derive.candidate_atoms(
-        questions, listed.question, listed.entity, sizes
-    )
-
-
 def count_queries_within(
     task: ProverTask,
     facts: FactIndex,
@@ -511,48 +514,6 @@ def count_queries_within(
 def derives_by_question(task: ProverTask) -> bool:
     """Return whether each question derives its own answers, because the task holds no index of derivations."""
     return task.answers_plan is not None and task.derivability_index is None
-
-
-def iter_answer_derivations(
-    task: ProverTask, side: int, atoms: Tensor
-) -> Iterator[Derivations]:
-    """Yield the rules that derive each atom, found by its question on a side; a known fact is derived from other facts.
-
-    Args:
-      task: one that `derives_by_question`.
-      atoms: of two arguments, distinct, in lexicographic order.
-    """
-    assert task.answers_plan is not None, "each query derives its own answers"
-    return derive.iter_derivations(
-        task.answers_plan,
-        task.kb,
-        atoms.long().to(task.kb.facts.device),
-        side,
-        object_identity=task.least_model.object_identity,
-    )
-
-
-def iter_task_derivations(
-    task: ProverTask, atoms: Tensor
-) -> Iterator[Derivations]:
-    """Yield the rules that derive each atom, from the task's index if it holds them, else by joins.
-
-    A known fact is derived from other facts.
-
-    Args:
-      atoms: distinct, in lexicographic order.
-    """
-    if task.max_height == 1 and task.derivability_index is not None:
-        return derive.iter_indexed_derivations(
-            task.derivability_index, task.sizes, atoms
-        )
-    return fixpoint.iter_derivations(
-        task.kb,
-        task.sizes,
-        task.least_model,
-        task.max_height,
-        atoms,
-    )
 
 
 # -- the score of a policy

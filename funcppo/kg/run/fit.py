@@ -40,6 +40,7 @@ from funcppo.kg.logic.derive import (
     GroundingWork,
     LeftOut,
     Questions,
+    candidate_atoms,
 )
 from funcppo.kg.logic.kb import HEAD, TAIL
 from funcppo.kg.logic.row_index import count_to, select_rows, true_rows
@@ -330,9 +331,9 @@ def collect_evidence(
     }
     # The candidates that have evidence are the answers that rules derive.
     derived = [
-        scoring.evidence_atoms(part, task.sizes)
+        candidate_atoms(asked, found.question, found.entity, task.sizes)
         for of_side in parts.values()
-        for part in of_side
+        for asked, found in of_side
     ]
     task = with_answers(task, atoms, sides, torch.cat(derived))
     protocol = RankingProtocol(sides=sides)

@@ -726,16 +726,13 @@ def _is_same(trained: Dataset, moved: Dataset) -> bool:
     names = tuple(trained.entities), trained.predicates
     if names != (moved.entities, moved.predicates):
         return False
-    return all(
-        np.array_equal(np.unique(getattr(trained, name), axis=0), table)
-        for name, table in (("train", moved.train), ("facts", moved.facts))
-    ) and all(
-        np.array_equal(table, other)
-        for table, other in (
-            (trained.valid, moved.valid),
-            (trained.test, moved.test),
-        )
+    pairs = (
+        (np.unique(trained.train, axis=0), moved.train),
+        (np.unique(trained.facts, axis=0), moved.facts),
+        (trained.valid, moved.valid),
+        (trained.test, moved.test),
     )
+    return all(np.array_equal(*pair) for pair in pairs)
 
 
 def _describe_changes(trained: Dataset, before: Dataset, moved: Dataset) -> str:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -34,7 +35,6 @@ from funcppo.kg.logic.derive import (
     LeftOut,
     Questions,
     RulePlan,
-    list_groundings,
     make_label,
     map_groundings,
     plan_rules,
@@ -274,22 +274,18 @@ def iter_evidence(
     cfg: EvidenceConfig,
     work: GroundingWork | None = None,
 ) -> Iterator[Evidence]:
-    """Yield the evidence of the questions, in chunks as large as the bounds of memory allow.
+    """Yield the evidence of the questions' candidates, all or a selection, in chunks that the bounds of memory allow.
 
     Args:
+      kb: its supports and body pairs are those that confidences are computed from.
+      facts: its facts.
+      questions: distinct.
+      true_triples: triples whose answers are no candidates, except the answer that is left out; None to have them too.
       work: counts the work, and says what to do with a question that is too large.
-
-    Other arguments are those of `collect_evidence`.
     """
     work = GroundingWork() if work is None else work
-
-    def weigh(chunk: Questions, firings: Groundings) -> Evidence:
-        return _weigh_firings(
-            kb, sizes, facts, chunk, firings, true_triples, cfg
-        )
-
     for part in map_groundings(
-        weigh,
+        partial(_weigh_firings, kb, sizes, facts, true_triples, cfg),
         facts.plan,
         questions,
         left_out=cfg.left_out,
@@ -302,30 +298,6 @@ def iter_evidence(
         yield part
 
 
-def collect_evidence(
-    kb: KnowledgeBase,
-    sizes: KBSizes,
-    facts: FactIndex,
-    questions: Questions,
-    true_triples: TripleIndex | None,
-    cfg: EvidenceConfig,
-) -> Evidence:
-    """Collect the evidence of the questions' candidates, all or a selection, at once.
-
-    Args:
-      kb: its supports and body pairs are those that confidences are computed from.
-      facts: its facts.
-      questions: distinct.
-      true_triples: triples whose answers are no candidates, except the answer that is left out; None to have them too.
-    """
-    firings = list_groundings(
-        facts.plan, questions, cfg.left_out, cfg.object_identity
-    )
-    return _weigh_firings(
-        kb, sizes, facts, questions, firings, true_triples, cfg
-    )
-
-
 def answers_alone(
     kb: KnowledgeBase,
     sizes: KBSizes,
@@ -335,22 +307,22 @@ def answers_alone(
 ) -> Evidence:
     """Collect the evidence beside rules of the answers that questions leave out; its one firing of each has no meaning.
 
-    Arguments are those of `collect_evidence`.
+    Arguments are those of `iter_evidence`.
     """
     row = row_numbers(questions.entity)
     zero = torch.zeros_like(row)
     firings = Groundings(row, questions.left_out, zero, zero + 1, zero)
-    return _weigh_firings(kb, sizes, facts, questions, firings, None, cfg)
+    return _weigh_firings(kb, sizes, facts, None, cfg, questions, firings)
 
 
 def _weigh_firings(
     kb: KnowledgeBase,
     sizes: KBSizes,
     facts: FactIndex,
-    questions: Questions,
-    firings: Groundings,
     true_triples: TripleIndex | None,
     cfg: EvidenceConfig,
+    questions: Questions,
+    firings: Groundings,
 ) -> Evidence:
     """Build the evidence of the candidates that rules derive, or of a selection of them."""
     base = sizes.n_constants + 1

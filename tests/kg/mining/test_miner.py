@@ -157,7 +157,9 @@ def test_the_order_of_the_facts_does_not_matter(facts, random):
     shuffled = list(facts)
     random.shuffle(shuffled)
     second = mined(shuffled, constants=True).rules
-    assert all(torch.equal(a, b) for a, b in zip(first, second))
+    # PCA pairs are NaN where they are not counted.
+    for one, other in zip(first, second):
+        assert torch.equal(one.nan_to_num(-1), other.nan_to_num(-1))
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from funcppo.core import random
@@ -49,8 +49,13 @@ def build(program, **options):
 
 
 def collect(program, questions, cfg=EvidenceConfig(), true_triples=None):  # noqa: B008
-    base = build(program)
-    return evidence.collect_evidence(*base, questions, true_triples, cfg)
+    return collect_from(build(program), questions, cfg, true_triples)
+
+
+def collect_from(base, questions, cfg=EvidenceConfig(), true_triples=None):  # noqa: B008
+    assume(len(questions.predicate))
+    parts = evidence.iter_evidence(*base, questions, true_triples, cfg)
+    return evidence.concatenate(list(parts))
 
 
 def firings_of(found):
@@ -214,9 +219,7 @@ def test_priors_come_from_models_that_have_not_seen_the_fact():
     embedding = link_embedding.init(cfg, *shape, random.key(0))
     asked = evidence.training_questions(evidence.binary_facts(built))
     plain, found = (
-        evidence.collect_evidence(
-            built, sizes, indexed, asked, None, EvidenceConfig()
-        )
+        collect_from((built, sizes, indexed), asked)
         for indexed in (facts, facts._replace(embedding=embedding))
     )
     model = link_embedding.model_of(embedding, asked, "fact")

@@ -10,11 +10,16 @@ from hypothesis import assume, given
 
 from funcppo.core import random
 from funcppo.kg.config import Penalty
-from funcppo.kg.scores import evidence, learned
-from funcppo.kg.scores.evidence import EvidenceConfig
+from funcppo.kg.scores import learned
 from funcppo.kg.scores.learned import AggregationConfig, QuestionWorld
 from tests.kg.logic.test_derive import HEAD, TAIL, all_questions, ask_all
-from tests.kg.scores.test_evidence import KNOWS, PARENT, VILLAGE, build
+from tests.kg.scores.test_evidence import (
+    KNOWS,
+    PARENT,
+    VILLAGE,
+    build,
+    collect_from,
+)
 from tests.oracles import Program, programs
 
 
@@ -25,9 +30,7 @@ def problem(program, questions, **options: Any):
     cfg = AggregationConfig(
         sizes=sizes, n_shapes=learned.n_shapes(world), **options
     )
-    found = evidence.collect_evidence(
-        built, sizes, facts, questions, None, EvidenceConfig()
-    )
+    found = collect_from((built, sizes, facts), questions)
     return cfg, world, learned.init(cfg, random.key(0)), found
 
 
