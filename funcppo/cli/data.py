@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -211,7 +210,7 @@ class Data:
                 max_height=max_height,
                 max_atoms=self.max_atoms,
                 object_identity=self.object_identity,
-                budget=RowBudget(sys.maxsize, deadline=deadline),
+                budget=RowBudget(deadline=deadline),
                 progress=progress,
             )
         return Derived(knowledge_base, model, max_height, deadline)
@@ -348,7 +347,7 @@ def _derivation_heights(
     from funcppo.kg.logic.joins import RowBudget, RowBudgetExceeded
 
     knowledge_base, model, max_height, deadline = derived
-    budget = RowBudget(sys.maxsize, deadline=deadline)
+    budget = RowBudget(deadline=deadline)
     atoms = torch.from_numpy(split).long()
     height = fixpoint.atom_height(model, atoms)
     last_height = len(model.n_atoms_after_step) - 1
@@ -364,7 +363,7 @@ def _derivation_heights(
     limits = prove.Limits(
         max_height=1 if is_train else limit,
         object_identity=model.object_identity,
-        budget=RowBudget(sys.maxsize, deadline=deadline),
+        budget=RowBudget(deadline=deadline),
     )
     found = prove.fact_heights(
         knowledge_base, model.sizes, atoms[is_fact], limits

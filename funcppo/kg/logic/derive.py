@@ -54,6 +54,7 @@ from funcppo.kg.logic.fixpoint import (
 )
 from funcppo.kg.logic.joins import (
     JOIN_OVERHEAD_ROWS,
+    UNBOUNDED,
     Atom,
     ConjunctiveQuery,
     Inequality,
@@ -379,7 +380,7 @@ class _Walker:
     questions: Questions
     left_out: LeftOut
     object_identity: bool
-    budget: RowBudget | None
+    budget: RowBudget
 
     def iter_groundings(
         self, side: int, with_walks: bool
@@ -445,7 +446,7 @@ class _Walker:
         for row, position in ragged_arange(
             *spans(self.trie.child_offsets, walks.node)
         ):
-            self._spend(len(row))
+            self.budget.spend_join(len(row))
             child = self.trie.child[position]
             step = self.trie.child_step[position]
             first, count = self.neighbours.find(step, walks.path[-1][row])
@@ -464,7 +465,7 @@ class _Walker:
             n_left = self._count_left(walks, edges).clamp_min(1)
             chance = (chance[edges.row] // n_left).clamp_min(1)
         for longer, edge in self._iter_longer(walks, edges):
-            self._spend(len(edge))
+            self.budget.spend_join(len(edge))
             if len(chance):
                 longer = longer._replace(probability=chance[edge])
 
@@ -541,15 +542,6 @@ class _Walker:
         )
         chance = probability[0] if probability else walks.probability
         return Walks(question, node, n_ways, chance, (entity,))
-
-    def _spend(self, n_rows: int) -> None:
-        """Add a join of `n_rows` rows to the budget, if there is one.
-
-        Raises:
-          RowBudgetExceeded: they are more than allowed.
-        """
-        if self.budget is not None:
-            self.budget.spend_join(n_rows)
 
 
 # -- all rules
@@ -707,7 +699,7 @@ def _iter_all_groundings(
     questions: Questions,
     left_out: LeftOut,
     object_identity: bool,
-    budget: RowBudget | None,
+    budget: RowBudget,
 ) -> Iterator[Groundings]:
     """Yield the groundings of all rules in several tables; each grounding is in one of them.
 
@@ -862,7 +854,7 @@ def list_groundings(
     questions: Questions,
     left_out: LeftOut = "fact",
     object_identity: bool = False,
-    budget: RowBudget | None = None,
+    budget: RowBudget = UNBOUNDED,
 ) -> Groundings:
     """Return all groundings for the queries, in the order of query, candidate and rule.
 
@@ -872,7 +864,7 @@ def list_groundings(
       questions: distinct.
       left_out: what a question with an answer to leave out leaves out; "pair" is every fact between the two entities.
       object_identity: different variables of a rule bind different constants, none of which the rule names.
-      budget: bounds the rows that the joins make; None for no bound.
+      budget: bounds the rows that the joins make.
 
     Raises:
       RowBudgetExceeded: the joins make more rows than the budget allows.
@@ -923,7 +915,7 @@ def iter_groundings(
     questions: Questions,
     *,
     object_identity: bool = False,
-    budget: RowBudget | None = None,
+    budget: RowBudget = UNBOUNDED,
 ) -> Iterator[tuple[Questions, Groundings]]:
     """Yield chunks of queries, each with all groundings for them; see `map_groundings`."""
     return map_groundings(
@@ -943,7 +935,7 @@ def map_groundings(
     left_out: LeftOut = "fact",
     object_identity: bool = False,
     work: GroundingWork | None = None,
-    budget: RowBudget | None = None,
+    budget: RowBudget = UNBOUNDED,
     n_threads: int | None = None,
 ) -> Iterator[Computed]:
     """Yield `compute(queries, groundings)` for one chunk of queries after another.
@@ -958,7 +950,7 @@ def map_groundings(
       left_out: see `list_groundings`.
       object_identity: different variables of a rule bind different constants, none of which the rule names.
       work: counts the work, and says what to do with a question that is too large.
-      budget: bounds the rows of all chunks together; None for no bound.
+      budget: bounds the rows of all chunks together.
       n_threads: that share a chunk on a CPU; None for those of `host.count_threads`.
 
     Raises:
@@ -986,10 +978,9 @@ def map_groundings(
         computed = map_in_threads(compute_part, jobs, n_threads)
         done = [part for part in computed if part is not None]
         n_rows = sum(rows.n_rows for _, rows in jobs)
-        if budget is not None:
-            # The joins of the parts are those of the chunk.
-            n_joins = max(rows.n_joins for _, rows in jobs)
-            budget.spend(n_rows + n_joins * JOIN_OVERHEAD_ROWS)
+        # The joins of the parts are those of the chunk.
+        n_joins = max(rows.n_joins for _, rows in jobs)
+        budget.spend(n_rows + n_joins * JOIN_OVERHEAD_ROWS)
         fits = len(done) == len(jobs) and (len(jobs) == 1 or n_rows <= max_rows)
         if fits:
             for part, _ in done:
@@ -1088,7 +1079,7 @@ def iter_derivations(
     side: int,
     *,
     object_identity: bool = False,
-    budget: RowBudget | None = None,
+    budget: RowBudget = UNBOUNDED,
 ) -> Iterator[Derivations]:
     """Yield (atom, rule) pairs: the rules that derive each atom in one step, a fact from other facts only.
 
@@ -1113,7 +1104,7 @@ def _iter_answers(
     asked: Sequence[Questions],
     side: int,
     object_identity: bool,
-    budget: RowBudget | None,
+    budget: RowBudget,
     progress: CountCallback = ignore_progress,
 ) -> Iterator[tuple[I32[Tensor, "n W"], I64[Tensor, "n"]]]:
     """Yield, chunk by chunk of questions, the atoms derived in answer and the ids of their rules.
@@ -1147,14 +1138,14 @@ def derived_in_next_step(
     kb: KnowledgeBase,
     model: LeastModel,
     atoms: I64[Tensor, "n W"],
-    budget: RowBudget | None = None,
+    budget: RowBudget = UNBOUNDED,
 ) -> Bool[Tensor, "n"]:
     """Check, per atom, whether a rule derives it from the model: one more step of T_P for these atoms alone.
 
     Args:
       kb: the knowledge base whose rules apply; the model is one of it.
       atoms: of two arguments, in any order.
-      budget: bounds the rows that the joins make; None for no bound.
+      budget: bounds the rows that the joins make.
 
     Raises:
       RowBudgetExceeded: the joins make more rows than the budget allows.
@@ -1284,7 +1275,7 @@ def build_derivability_index(
     model: LeastModel,
     max_height: int,
     max_derivations: int = sys.maxsize,
-    budget: RowBudget | None = None,
+    budget: RowBudget = UNBOUNDED,
     progress: CountCallback = ignore_progress,
 ) -> DerivabilityIndex | None:
     """Build the index of all atoms of a model for searches up to a height.
@@ -1296,7 +1287,7 @@ def build_derivability_index(
       model: what T_P derives in `max_height` steps.
       max_height: the greatest height of a search.
       max_derivations: the most pairs of an atom and a rule to hold.
-      budget: bounds the rows that the joins make; None for no bound.
+      budget: bounds the rows that the joins make.
       progress: is called after each rule.
 
     Returns:
@@ -1340,7 +1331,7 @@ def answered_step(
     sides: Sequence[int],
     max_derivations: int,
     object_identity: bool = False,
-    budget: RowBudget | None = None,
+    budget: RowBudget = UNBOUNDED,
     progress: CountCallback = ignore_progress,
 ) -> tuple[LeastModel, DerivabilityIndex] | None:
     """Derive the answers to some queries in one step of T_P; return their model and derivability index.
@@ -1354,7 +1345,7 @@ def answered_step(
       sides: the arguments that are replaced, each in turn.
       max_derivations: the most pairs of an atom and a rule that derives it to hold.
       object_identity: different variables of a rule bind different constants, none of which the rule names.
-      budget: bounds the rows that the joins make; None for no bound.
+      budget: bounds the rows that the joins make.
       progress: receives how many questions are answered, and of how many.
 
     Returns:

@@ -38,6 +38,7 @@ from funcppo.core.host import NO_DEADLINE, Deadline
 from funcppo.core.types import F64, I32, I64
 from funcppo.kg.logic import joins, row_index
 from funcppo.kg.logic.joins import (
+    UNBOUNDED,
     Columns,
     ConjunctiveQuery,
     Inequality,
@@ -175,7 +176,7 @@ def least_model(
     max_atoms: int,
     object_identity: bool = False,
     progress: StepCallback = ignore_progress,
-    budget: RowBudget | None = None,
+    budget: RowBudget = UNBOUNDED,
 ) -> LeastModel:
     """Compute the least model of `max_height` steps of T_P, or its fixpoint, with the smallest height of every atom.
 
@@ -185,8 +186,7 @@ def least_model(
         stays exact up to the step before, and `stop_reason` says so.
       object_identity: different variables of a rule bind different constants, none of which the rule names.
       progress: is called before each step and after each of its rules.
-      budget: bounds the rows that the joins make; a step that would exceed it is dropped as a whole too. None for no
-        bound.
+      budget: bounds the rows that the joins make; a step that would exceed it is dropped as a whole too.
 
     Returns:
       The model; if it is not complete, its atoms are exactly those of the steps in `n_atoms_after_step`.
@@ -274,7 +274,7 @@ def _iter_step_atoms(
     kb: KnowledgeBase,
     sizes: KBSizes,
     object_identity: bool,
-    budget: RowBudget | None,
+    budget: RowBudget,
     report: CountCallback,
 ) -> Iterator[I32[Tensor, "n W"]]:
     """Yield the heads of the rule bodies that hold an atom of the last step of T_P.
@@ -324,7 +324,7 @@ def derive_heads(
     kb: KnowledgeBase,
     sizes: KBSizes,
     inequalities: Sequence[Inequality],
-    budget: RowBudget | None = None,
+    budget: RowBudget = UNBOUNDED,
     among: Literal | None = None,
 ) -> Table | None:
     """Return the arguments of the distinct heads that a rule derives, as a table; None if it derives none.
@@ -333,7 +333,7 @@ def derive_heads(
       relations: one for each atom of the body; None for one without atoms. Where they have values, the table has the
         largest product of those of a body in place of counts.
       inequalities: pairs of term tuples that must differ.
-      budget: bounds the rows that the joins make; None for no bound.
+      budget: bounds the rows that the joins make.
       among: a condition on the rule's variables, such as the heads to look for; None for none.
     """
     literals = [] if among is None else [among]
@@ -554,7 +554,7 @@ def iter_consequences(
     rule_ids: Sequence[int] | None = None,
     leave_one_out: bool = False,
     object_identity: bool = False,
-    budget: RowBudget | None = None,
+    budget: RowBudget = UNBOUNDED,
     progress: CountCallback = ignore_progress,
 ) -> Iterator[Consequences]:
     """Yield, rule by rule, the distinct atoms that one application of the rule derives from the facts.
@@ -563,7 +563,7 @@ def iter_consequences(
       rule_ids: the rules to apply, in order; None for all, in file order.
       leave_one_out: omit a fact that the rule derives only from bodies that contain the fact itself.
       object_identity: different variables of a rule bind different constants, none of which the rule names.
-      budget: bounds the rows that the joins make; None for no bound.
+      budget: bounds the rows that the joins make.
       progress: is called after each rule.
 
     Raises:
@@ -607,7 +607,7 @@ def _apply_rule(
     relations: Relations,
     rule: Rule,
     inequalities: Sequence[Inequality],
-    budget: RowBudget | None,
+    budget: RowBudget,
     among: Literal | None = None,
 ) -> tuple[Columns, I64[Tensor, "n"]]:
     """Return the distinct heads that a rule derives from the facts, and the fact id of each (-1 for no fact)."""
@@ -631,7 +631,7 @@ def _circular_heads(
     relations: Relations,
     rule: Rule,
     inequalities: Sequence[Inequality],
-    budget: RowBudget | None,
+    budget: RowBudget,
     among: Literal | None = None,
 ) -> Columns:
     """Return the heads of a rule that are facts and that it derives only from bodies that contain the head itself."""
@@ -684,7 +684,7 @@ def iter_derivations(
     max_height: int,
     atoms: I32[Tensor, "L W"],
     leave_one_out: bool = True,
-    budget: RowBudget | None = None,
+    budget: RowBudget = UNBOUNDED,
     progress: CountCallback = ignore_progress,
 ) -> Iterator[Derivations]:
     """Yield (atom, rule) pairs, rule by rule: the listed atoms that a rule derives in step `max_height` of T_P.
@@ -695,7 +695,7 @@ def iter_derivations(
       model: holds at least `max_height - 1` steps of T_P; its object identity applies to the rules.
       atoms: the list; distinct, in lexicographic order.
       leave_one_out: omit an atom that the rule derives only from bodies that contain the atom itself.
-      budget: bounds the rows that the joins make; None for no bound.
+      budget: bounds the rows that the joins make.
       progress: is called after each rule.
 
     Raises:
@@ -746,7 +746,7 @@ def count_rules(
     *,
     object_identity: bool = False,
     known: I64[Tensor, "R 3"] | None = None,
-    budget: RowBudget | None = None,
+    budget: RowBudget = UNBOUNDED,
     sampled_rules: set[int] | None = None,
     deadline: Deadline = NO_DEADLINE,
     progress: CountCallback = ignore_progress,
@@ -756,7 +756,7 @@ def count_rules(
     Args:
       object_identity: different variables of a rule bind different constants, none of which the rule names.
       known: counts without object identity that are not made again, columns as in `RuleCounts`; rows of -1 are.
-      budget: bounds the rows that the joins make; None for no bound.
+      budget: bounds the rows that the joins make.
       sampled_rules: receives the rules whose joins make too many rows: they are counted from a sample. None: they are
         an error.
       deadline: of the samples; a rule for which there is no time counts as without derivations.
@@ -799,7 +799,7 @@ def _count_rule(
     relations: Relations,
     rule: Rule,
     object_identity: bool,
-    budget: RowBudget | None,
+    budget: RowBudget,
     among: Literal | None = None,
 ) -> tuple[int, int, int]:
     """Count the support, the body pairs and the circular support of one rule, of the heads that meet a condition."""

@@ -305,7 +305,7 @@ class TimeBudgetExceeded(RowBudgetExceeded):
     """Error raised when joins take more time than their budget allows."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class RowBudget:
     """Bound on the rows that joins make (independent of the machine's speed), and on their time.
 
@@ -318,7 +318,7 @@ class RowBudget:
       max_held: the distinct rows of one answer, which are held at once.
     """
 
-    max_rows: int
+    max_rows: int = sys.maxsize
     n_rows: int = 0
     max_held: int = sys.maxsize
     overhead: int = JOIN_OVERHEAD_ROWS
@@ -360,6 +360,9 @@ class RowBudget:
             raise TimeBudgetExceeded("more time than was left")
 
 
+UNBOUNDED = RowBudget()
+
+
 @dataclass(frozen=True, slots=True)
 class JoinStep:
     """Literal to join next, with the rows of its view that agree with each row of a table."""
@@ -381,7 +384,7 @@ class ConjunctiveQuery:
     output_variables: tuple[int, ...]
     inequalities: tuple[Inequality, ...]
     n_constants: int  # terms above are variables
-    budget: RowBudget | None = None  # None: no bound
+    budget: RowBudget = UNBOUNDED
     # count the assignments that give each answer
     is_counted: bool = False
     # the literal to start from; None for that of the smallest relation
@@ -457,7 +460,7 @@ def collect_answers(query: ConjunctiveQuery) -> Table | None:
         if n_pending > max(MAX_CHUNK_ROWS, n_distinct):
             tables = [union(tables, query.constant_bits)]
             n_pending, n_distinct = 0, tables[0].size
-            if query.budget and n_distinct > query.budget.max_held:
+            if n_distinct > query.budget.max_held:
                 raise RowBudgetExceeded(
                     f"more than {query.budget.max_held:,} distinct rows"
                 )
@@ -527,14 +530,13 @@ def _extend(table: Table, query: ConjunctiveQuery) -> Iterator[Table]:
     )
 
     # A join that is wanted whole and cannot fit is not begun.
-    if query.budget is not None and query.output_variables:
+    if query.output_variables:
         query.budget.check_ahead(int(step.count.sum()))
 
     # Merge chunks until they are large enough to be worth a recursion of their own.
     chunks: list[Table] = []
     for joined in _join(table, step):
-        if query.budget is not None:
-            query.budget.spend_join(joined.size)
+        query.budget.spend_join(joined.size)
         chunks.append(
             project(_filter(joined, query, bound), kept_variables, query)
         )

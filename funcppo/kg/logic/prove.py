@@ -33,7 +33,7 @@ from collections.abc import (
     Sequence,
 )
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from heapq import heappop, heappush
 from itertools import chain, compress, count, islice, repeat
@@ -43,7 +43,7 @@ from typing import Any, Literal, NamedTuple, cast
 import torch
 from torch import Tensor
 
-from funcppo.core.host import NO_DEADLINE, paused_collection
+from funcppo.core.host import paused_collection
 from funcppo.core.types import I32, I64
 from funcppo.kg.graph.dataset import OPERATORS
 from funcppo.kg.logic import derive, fixpoint
@@ -54,6 +54,7 @@ from funcppo.kg.logic.fixpoint import (
     ignore_progress,
 )
 from funcppo.kg.logic.joins import (
+    UNBOUNDED,
     RowBudget,
     RowBudgetExceeded,
     Rule,
@@ -225,8 +226,8 @@ Row = tuple[int, ...]
 Packed = int | Row
 Picker = Callable[[Row], Row]
 Packer = Callable[[Row], Packed]
-# from rows of a layout to the wanted terms of those that pass; None: all as they are
-Projection = Callable[[Iterable[Row]], set[Row]] | None
+# from rows of a layout to the wanted terms of those that pass
+Projection = Callable[[Any], Any]
 # terms, and the test that their constants must pass
 Condition = tuple[Row, Callable[..., object]]
 Rank = Callable[[Atom, AbstractSet[int]], tuple[int, int]]
@@ -289,12 +290,14 @@ def _extension(
 ) -> Callable[[Collection[Packed]], Collection[Row]]:
     """Return the projection of packed terms to rows of the new ones among them."""
     project = _projection(free, new)
+    if len(free) != 1:
+        return project
+    return lambda packed: project([*zip(packed)])
 
-    def extend(packed: Any) -> Any:
-        rows = [*zip(packed)] if len(free) == 1 else packed
-        return project(rows) if project else rows
 
-    return extend
+def _keep_all(rows: Any) -> Any:
+    """Return rows as they are: the projection to all terms."""
+    return rows
 
 
 def _projection(
@@ -312,7 +315,7 @@ def _projection(
     ]
     tests = [(_picker(terms, part), test) for part, test in conditions]
     if terms == wanted and not tests and not same:
-        return None
+        return _keep_all
     pick = _picker(terms, wanted)
     if not tests and not same:
         return lambda rows: set(map(pick, rows))
@@ -428,7 +431,7 @@ def _join(
                 for end in ends
             }
             budget.spend(n_made)
-            new |= rows if step.finish is None else step.finish(rows)
+            new |= step.finish(rows)
             first, n_made = last, 0
             if len(new) > max_held:
                 raise fixpoint.MaxAtomsExceeded
@@ -775,9 +778,7 @@ class Clauses:
         plan, pick = self._searches[key]
         # The plan takes the given terms in the order in which they were bound at first.
         given = tuple(binding[term] for term in plan.layouts[0][: len(binding)])
-        rows = {(*given, *plan.constants)}
-        if plan.check is not None:
-            rows = plan.check(rows)
+        rows = plan.check({(*given, *plan.constants)})
         for step in plan.steps:
             if not rows:
                 break
@@ -939,7 +940,7 @@ class _Body:
         self.copies_last = (
             last is not None
             and last.is_whole
-            and last.finish is None
+            and last.finish is _keep_all
             and [*last.terms[last.n_kept :]] == free
         )
 
@@ -950,8 +951,7 @@ class _Body:
             if constant != (binding[term] if term > n_constants else term):
                 return set()
         given = (c for t, c in binding.items() if t > n_constants)
-        rows = {(*given, *self.plan.constants)}
-        return rows if self.plan.check is None else self.plan.check(rows)
+        return self.plan.check({(*given, *self.plan.constants)})
 
 
 class _Tables:
@@ -1329,7 +1329,7 @@ class _Tables:
           RowBudgetExceeded: the time is over.
         """
         self.collect_held()
-        budget = RowBudget(sys.maxsize, deadline=self.limits.budget.deadline)
+        budget = RowBudget(deadline=self.limits.budget.deadline)
         # A condition that was not tested yet is tested now.
         self.clauses.limits = Limits(budget=budget)
         try:
@@ -1393,7 +1393,7 @@ class Limits:
     # different variables of a rule bind different constants, none of which the rule names
     object_identity: bool = False
     # bounds the rows that the joins make, and the time
-    budget: RowBudget = field(default_factory=lambda: RowBudget(sys.maxsize))
+    budget: RowBudget = UNBOUNDED
     progress: StepCallback = ignore_progress  # is called before each round
 
     @property
@@ -1533,21 +1533,20 @@ def checked(
     proof: Proof,
     object_identity: bool,
     max_height: int | None = None,
-    budget: RowBudget | None = None,
+    budget: RowBudget = UNBOUNDED,
 ) -> Proof:
     """Return a proof, which is not of a fact, after it is checked, its conditions without the tables.
 
     Args:
-      budget: whose deadline bounds the check; None for no bound.
+      budget: whose deadline bounds the check.
 
     Raises:
       AssertionError: it does not hold, which no input may cause.
       TimeBudgetExceeded: the time is over.
     """
     leaves = {node.goal for node in proof.nodes if node.rule is None}
-    deadline = budget.deadline if budget else NO_DEADLINE
     holds = clauses.checker(
-        object_identity, RowBudget(sys.maxsize, deadline=deadline)
+        object_identity, RowBudget(deadline=budget.deadline)
     )
     errors = check_proof(
         proof,
@@ -1583,9 +1582,7 @@ def proof_by_rule(
     def find(step: _Step, keys: Collection[Packed]) -> Found:
         return clauses.find(step.atom[0], step.arity, step.bound, keys, atom)
 
-    for body in clauses.bodies(
-        applied, atom, object_identity, find, RowBudget(sys.maxsize)
-    ):
+    for body in clauses.bodies(applied, atom, object_identity, find, UNBOUNDED):
         ways = [(0, rule, body)]
         proof = _build_tree(
             clauses, atom, ways, {rule: probability}, atom.__ne__

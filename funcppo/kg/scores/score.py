@@ -62,7 +62,7 @@ from funcppo.kg.logic.fixpoint import (
     ignore_progress,
     iter_consequences,
 )
-from funcppo.kg.logic.joins import RowBudget
+from funcppo.kg.logic.joins import UNBOUNDED, RowBudget
 from funcppo.kg.logic.kb import (
     HEAD,
     TAIL,
@@ -249,14 +249,14 @@ def count_other_facts(
     sizes: KBSizes,
     *,
     object_identity: bool = False,
-    budget: RowBudget | None = None,
+    budget: RowBudget = UNBOUNDED,
     progress: CountCallback = ignore_progress,
 ) -> OtherFactCounts:
     """Count facts and derived atoms with other facts, one rule at a time so that only its atoms are in memory.
 
     Args:
       object_identity: different variables of a rule bind different constants, none of which the rule names.
-      budget: bounds the rows that the joins make; None for no bound.
+      budget: bounds the rows that the joins make.
       progress: is called after each rule that is applied.
 
     Raises:

@@ -7,7 +7,6 @@ the candidates of a ranking. `build_config` and `training_world` make of it the 
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -475,7 +474,7 @@ def _derived_atoms(
     """
     # What a resumed run computes again must not depend on the time.
     deadline = deadline if settings.max_height > 1 else NO_DEADLINE
-    budget = RowBudget(sys.maxsize, deadline=deadline)
+    budget = RowBudget(deadline=deadline)
     model = _least_model(
         dataset, settings, cfg.max_atoms, kb, sizes, budget, on_phase
     )
