@@ -631,7 +631,7 @@ class Answerer:
         if is_other.any():
             scorer = score if score.ranks_all else self.subject.others
             assert scorer is not None, "it knows every entity"
-            asked = atom[is_other].to(self.subject.task.kb.facts.device)
+            asked = atom[is_other].to(self.subject.task.device)
             values = scoring.score_without_rules(scorer, asked, side)
             prior = prior.masked_scatter(is_other, values.to(prior.device))
             if score.ranks_all:
@@ -686,7 +686,7 @@ class Answerer:
             return self._derivable, None
         task, score = self.subject.task, self.subject.score
         assert task.answers_plan is not None, "each query derives its answers"
-        queries, answers = atoms.to(task.kb.facts.device), None
+        queries, answers = atoms.to(task.device), None
         if score.facts is not None:
             answers = scoring.score_answers(task, score, queries, side)
             derived = answers.atom
@@ -695,7 +695,7 @@ class Answerer:
                 task.answers_plan,
                 queries,
                 (side,),
-                object_identity=task.least_model.object_identity,
+                object_identity=task.object_identity,
             )
         index = kbase.build_triple_index(
             derived.to(atoms.device), task.sizes.n_constants
@@ -729,9 +729,7 @@ class Answerer:
         task = self.subject.task
 
         def is_derived(distinct: Tensor, side: int) -> Tensor:
-            found = scoring.TaskCandidates(
-                task, distinct.to(task.kb.facts.device), side
-            )
+            found = scoring.TaskCandidates(task, distinct.to(task.device), side)
             derived = torch.zeros(len(distinct), dtype=torch.float64)
             for part in found.derivations():
                 derived = derived.index_fill(0, part.atom_row.cpu(), 1.0)
@@ -834,7 +832,7 @@ def score_triples(
 
     # T_P holds known facts, whatever proves them.
     table = found.queries.long()
-    facts = kbase.contains(task.kb, task.sizes, table.to(task.kb.facts.device))
+    facts = kbase.contains(task.kb, task.sizes, table.to(task.device))
     is_fact = facts.to(table.device)
     is_derived = found.answer_provable.view(2, -1).any(0)
     if is_fact.any():

@@ -971,7 +971,8 @@ def map_groundings(
             found = _no_groundings(part)
         return compute(part, found), len(found.rule)
 
-    most = max_join_rows(plan, questions)
+    factor = GPU_CHUNK_FACTOR if questions.entity.is_cuda else 1
+    most = int(plan.memory_share * factor * MAX_CHUNK_JOIN_ROWS)
     pace = _Pace(most, work, work.deadline.clock(), work.n_links)
     while pace.n_questions < len(questions.entity):
         jobs, max_rows = pace.split(questions)
@@ -1061,12 +1062,6 @@ class _Pace:
             seconds = max(self.work.deadline.clock() - self.began, 1e-3)
             fitting = min(fitting, int(self.n_questions * left / seconds))
         self.size = max(1, min(fitting, self.size * 32))
-
-
-def max_join_rows(plan: RulePlan, questions: Questions) -> int:
-    """Return the most rows that the joins of one chunk may make, on the device of the queries."""
-    largest = GPU_CHUNK_FACTOR if questions.entity.is_cuda else 1
-    return int(plan.memory_share * largest * MAX_CHUNK_JOIN_ROWS)
 
 
 # -- atoms that rules derive

@@ -352,10 +352,7 @@ class RowBudget:
           RowBudgetExceeded: they are more than allowed, or the time is over.
         """
         self.n_rows += n_rows
-        if self.n_rows > self.max_rows:
-            raise RowBudgetExceeded(
-                f"more than {self.max_rows:,} rows of joins"
-            )
+        self.check_ahead(0)
         if self.deadline.is_over:
             raise TimeBudgetExceeded("more time than was left")
 
@@ -498,15 +495,6 @@ def project(
     return distinct(projected, query.constant_bits)
 
 
-def _multiply_counts(
-    left: Tensor | None, row: Tensor, right: Tensor | None, position: Tensor
-) -> Tensor | None:
-    """Return the counts of pairs of rows of two tables; None where rows are not counted."""
-    if left is None or right is None:
-        return None
-    return left.index_select(0, row) * right.index_select(0, position)
-
-
 def _extend(table: Table, query: ConjunctiveQuery) -> Iterator[Table]:
     """Join a table with every literal of the query; yield non-empty tables over the output variables."""
     if not table.size:
@@ -621,11 +609,15 @@ def _join(table: Table, step: JoinStep) -> Iterator[Table]:
         right = tuple(
             column.index_select(0, position) for column in new_columns
         )
+        counts = None
+        if table.counts is not None and view.counts is not None:
+            of_view = view.counts.index_select(0, position)
+            counts = table.counts.index_select(0, row) * of_view
         yield Table(
             table.variables + step.new_variables,
             left + right,
             row.numel(),
-            _multiply_counts(table.counts, row, view.counts, position),
+            counts,
         )
 
 

@@ -164,6 +164,7 @@ def build_edge_index(
 
     starts = build_key_index(source * n_labels + label, n_entity_ids * n_labels)
     start_label = starts.keys % n_labels
+    forward = starts.keys[starts.keys % 2 == 0]
     start_of_edge = torch.repeat_interleave(torch.diff(starts.offsets))
     end, edge_end = row_index.unique_inverse(label * n_entity_ids + target)
 
@@ -189,7 +190,11 @@ def build_edge_index(
             start_of_edge, target, (len(starts.keys), n_entity_ids)
         ),
         edge_key=start_of_edge * n_entity_ids + target,
-        subjects=_subject_matrix(starts.keys, n_labels, n_entity_ids),
+        subjects=ones_matrix(
+            forward // n_labels,
+            forward % n_labels // 2,
+            (n_entity_ids, n_predicates),
+        ),
         end_label=end // n_entity_ids,
         end_target=end % n_entity_ids,
         edge_end=edge_end,
@@ -221,19 +226,6 @@ def _sorted_edges(
     )
     order = sort_rows(count_to(2 * len(row), row), *columns[1:])
     return select_rows(columns, order)
-
-
-def _subject_matrix(
-    start_key: Tensor, n_labels: int, n_entity_ids: int
-) -> Tensor:
-    """Return a sparse matrix [entities, predicates] of 1: which entities are first arguments of which predicates."""
-    is_forward = true_rows(start_key % 2 == 0)
-    forward = start_key[is_forward]
-    return ones_matrix(
-        forward // n_labels,
-        forward % n_labels // 2,
-        (n_entity_ids, n_labels // 2),
-    )
 
 
 def build_key_index(sorted_keys: I64[Tensor, "n"], n_possible: int) -> KeyIndex:

@@ -44,7 +44,11 @@ from funcppo.kg.logic.prove import (
     Limits,
     QueryResult,
 )
-from funcppo.kg.logic.row_index import true_rows, unique_rows_with_inverse
+from funcppo.kg.logic.row_index import (
+    int_list,
+    true_rows,
+    unique_rows_with_inverse,
+)
 from funcppo.kg.ranking import scoring
 from funcppo.kg.scores import evidence
 from funcppo.kg.scores.evidence import EvidenceConfig
@@ -77,12 +81,12 @@ def most_probable_proof(
       beam: partial proofs kept.
       clauses: of the task, for many atoms; None to read them for this one.
     """
-    atom = atom.to(task.kb.facts.device)
+    atom = atom.to(task.device)
     clauses = clauses or Clauses(task.kb, task.sizes)
     if task.fact_selection == "oracle":
         return _prove_by_rule(task, cfg, params, atom, clauses)
     built = _prove_by_search(task, cfg, params, atom, clauses, beam)
-    identity = task.least_model.object_identity
+    identity = task.object_identity
     return built and prove.checked(clauses, built, identity, task.max_height)
 
 
@@ -135,7 +139,7 @@ def _limits(task: ProverTask, max_rows: int) -> Limits:
     return Limits(
         max_height=task.max_height,
         max_atoms=task.cfg.max_atoms,
-        object_identity=task.least_model.object_identity,
+        object_identity=task.object_identity,
         budget=RowBudget(max_rows),
     )
 
@@ -148,7 +152,7 @@ def proof_by_rule(
     clauses: Clauses,
 ) -> Proof | None:
     """Return the checked proof of an atom [W] by one application of a rule to facts; see `prove.proof_by_rule`."""
-    identity = task.least_model.object_identity
+    identity = task.object_identity
     return prove.proof_by_rule(
         clauses, _to_tuple(atom), rule, identity, probability
     )
@@ -239,7 +243,7 @@ def _choice_probabilities(
 
 def _to_tuple(atom: Tensor) -> Atom:
     """Return the atom as a tuple of integers."""
-    return tuple(int(term) for term in atom.tolist())
+    return tuple(int_list(atom))
 
 
 # -- what a score is made of
@@ -295,7 +299,7 @@ def explain_answer(
         kbase.build_triple_index(known, task.sizes.n_constants),
         EvidenceConfig(
             left_out=score.left_out,
-            object_identity=task.least_model.object_identity,
+            object_identity=task.object_identity,
         ),
     )
     rows = true_rows(found.entity == answer).tolist()

@@ -151,7 +151,7 @@ def rank_split(
     task: ProverTask,
     split: np.ndarray,
     score: Score,
-    ranking_protocol: RankingProtocol,
+    ranking_protocol: RankingProtocol | None = None,
     query_id: np.ndarray | None = None,
     on_progress: ProgressCallback = ignore_progress,
 ) -> Ranking:
@@ -159,9 +159,13 @@ def rank_split(
 
     Args:
       split: the queries, atoms [Q, W]; see `check_split` for those that can be ranked.
+      ranking_protocol: None to rank the task's sides against all entities.
       query_id: their rows in the split; None means the first ones.
       on_progress: called with the number of questions that are answered, where evidence is collected for them.
     """
+    ranking_protocol = ranking_protocol or RankingProtocol(
+        sides=ranked_sides(task)
+    )
     # The area under the curve reads the scores of all candidates.
     has_few = ranking_protocol.n_negatives is not None or task.is_countries
     if score.ranks_all and has_few:
@@ -586,8 +590,13 @@ def selection_metric(task: ProverTask) -> str:
 
 
 def ranked_sides(task: ProverTask) -> tuple[int, ...]:
-    """Return the sides that a task's queries are ranked on: both, or the tail alone under the Countries protocol."""
-    return (TAIL,) if task.is_countries else (HEAD, TAIL)
+    """Return the sides that a task's queries are ranked on."""
+    return asked_sides(task.is_countries)
+
+
+def asked_sides(is_countries: bool) -> tuple[int, ...]:
+    """Return the sides that queries are ranked on: both, or the tail alone under the Countries protocol."""
+    return (TAIL,) if is_countries else (HEAD, TAIL)
 
 
 def random_rows(n_rows: int, n: int) -> np.ndarray:

@@ -121,7 +121,7 @@ class RecountCheck:
         self.logic = Logic(
             rules=tuple(rules),
             n_constants=dataset.n_constants,
-            object_identity=self.task.least_model.object_identity,
+            object_identity=self.task.object_identity,
         )
         facts = recount.read_atoms(dataset.facts.tolist())
         self.facts = Atoms(facts, dataset.n_constants)

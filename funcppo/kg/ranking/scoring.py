@@ -118,9 +118,9 @@ class TaskCandidates(Candidates):
             return derive.iter_derivations(
                 task.answers_plan,
                 task.kb,
-                self.atoms.long().to(task.kb.facts.device),
+                self.atoms.long().to(task.device),
                 self._side,
-                object_identity=task.least_model.object_identity,
+                object_identity=task.object_identity,
             )
         if task.max_height == 1 and task.derivability_index is not None:
             return derive.iter_indexed_derivations(
@@ -143,7 +143,7 @@ class TaskCandidates(Candidates):
         if part is dataset:
             return self.kb, self._task.sizes
         kb, sizes = kbase.from_dataset(part)
-        identity = self._task.least_model.object_identity
+        identity = self._task.object_identity
         counts = fixpoint.count_rules(kb, sizes, object_identity=identity)
         smoothing = self._task.cfg.smoothing
         assert smoothing != "auto", "a task has what was chosen"
@@ -275,7 +275,7 @@ def score_atoms(
     if score.facts is None:
         found = TaskCandidates(task, atoms, side)
         return score.log_odds(found).double().to(atoms.device)
-    on_device = atoms.long().to(task.kb.facts.device)
+    on_device = atoms.long().to(task.device)
     is_fact = kbase.contains(task.kb, task.sizes, on_device)
     is_other = (~is_fact).to(atoms.device)
     others = atoms[is_other]
@@ -327,7 +327,7 @@ def _score_facts(
     known = evidence.binary_facts(task.kb)
     cfg = EvidenceConfig(
         left_out=score.left_out,
-        object_identity=task.least_model.object_identity,
+        object_identity=task.object_identity,
     )
     scores = [facts.new_zeros(0, dtype=torch.float64)]
     for part in evidence.iter_evidence(
@@ -452,7 +452,7 @@ def query_evidence(
       atoms: ground and of two arguments [n, W].
       work: counts the work; None not to count it.
     """
-    queries = atoms.long().to(task.kb.facts.device)
+    queries = atoms.long().to(task.device)
     questions = open_questions(queries, side)
     start = 0
     for part in evidence.iter_evidence(
@@ -461,7 +461,7 @@ def query_evidence(
         facts,
         questions,
         None,
-        EvidenceConfig(object_identity=task.least_model.object_identity),
+        EvidenceConfig(object_identity=task.object_identity),
         work,
     ):
         stop = start + len(part.label)
@@ -568,7 +568,7 @@ def compile_search_step(
 
     world = inference_world(task)
     n = min(len(sample), cfg.chunk_size)
-    atoms = sample[:n].to(task.kb.facts.device)
+    atoms = sample[:n].to(task.device)
     padding = atoms.new_zeros((cfg.chunk_size + 1 - n, atoms.shape[1]))
     chunk = torch.cat([atoms, padding]).to(torch.int32)
 
@@ -661,7 +661,7 @@ class PolicyScore(Score):
         self._on_progress = on_progress
         self._on_scored = on_scored
         self._on_halved = on_halved
-        self._load_chunks = partial(prefetch, device=task.kb.facts.device)
+        self._load_chunks = partial(prefetch, device=task.device)
 
     def log_odds(self, found: Candidates) -> F64[Tensor, "L"]:
         """Compute the log-odds of each candidate's score."""

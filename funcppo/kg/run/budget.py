@@ -221,7 +221,8 @@ def _with_time_bounds(run_config: RunConfig, spare_bytes: float) -> RunConfig:
     Args:
       spare_bytes: memory that more firings than the usual ones may take.
     """
-    of_device = work_factor(run_config.device)
+    # A GPU does as much more work than a core in the same time.
+    of_device = 16 if is_cuda(run_config.device) else 1
     # The bounds are for 300 seconds, the default time of a run.
     of_time = max(1.0, (run_config.seconds or 300.0) / 300.0, of_device)
     # In whole units: what is free differs a little from run to run.
@@ -275,11 +276,6 @@ def within_memory(limit: int | None, device: str) -> Iterator[None]:
         memory_share(limit, 0, device)
     with memory.limit_memory(limit, device):
         yield
-
-
-def work_factor(device: str) -> int:
-    """Return how many times more work than a CPU core a device does in the same time."""
-    return 16 if is_cuda(device) else 1
 
 
 # -- rough costs

@@ -44,14 +44,14 @@ from funcppo.kg.logic.fixpoint import (
     with_confidence,
 )
 from funcppo.kg.logic.joins import RowBudget, RowBudgetExceeded
-from funcppo.kg.logic.kb import HEAD, TAIL, KnowledgeBase
+from funcppo.kg.logic.kb import KnowledgeBase
 from funcppo.kg.logic.prove import Clauses
 from funcppo.kg.ranking import ranking
 from funcppo.kg.ranking.ranking import (
     ListedQueries,
     RankingProtocol,
+    asked_sides,
     check_queries,
-    ranked_sides,
 )
 from funcppo.kg.run import budget, fit, held_out
 from funcppo.kg.run.budget import Choice, RunTime
@@ -535,8 +535,7 @@ def _open_values(
 def check_rankable(dataset: Dataset, split: np.ndarray) -> None:
     """Raise ValueError unless all queries of a split are binary and ground, and the pool holds their answers."""
     pool, is_countries = entity_pool(dataset)
-    sides = (TAIL,) if is_countries else (HEAD, TAIL)
-    check_queries(dataset, split, pool.numpy(), sides)
+    check_queries(dataset, split, pool.numpy(), asked_sides(is_countries))
 
 
 class _Grid:
@@ -574,7 +573,7 @@ class _Grid:
         rows = np.sort(ranking.random_rows(len(dataset.valid), 1000))
         self.queries = torch.from_numpy(dataset.valid[rows]).long()
         self.pool, is_countries = entity_pool(dataset)
-        sides = (TAIL,) if is_countries else (HEAD, TAIL)
+        sides = asked_sides(is_countries)
         self.protocol = RankingProtocol(sides=sides)
         answering = derive.answering_facts(
             self.kb, self.sizes, self.queries, sides
@@ -1021,7 +1020,6 @@ def _try_proofs(
         run.task,
         validation_queries(deeper),
         parse(run.run_config.rule_score),
-        RankingProtocol(sides=ranked_sides(run.task)),
     )
     start = Candidate(
         f"rules at height {run.task.max_height}",
@@ -1085,19 +1083,16 @@ def _choose_proof_score(run: Run, run_time: RunTime) -> Run:
     try:
         tried = [rank(names[0])]
         seconds = run_time.seconds_in_phase
-        run_time.reserve("test by proofs", _seconds_of_policies(run, seconds))
+        # Test is ranked before and after training.
+        found = run.ranked_test
+        n_test = found.n_queries if found else 0
+        each = seconds / max(run.n_validation_queries, 1)
+        run_time.reserve("test by proofs", 2.5 * each * n_test)
         tried += [rank(name) for name in names[1:]]
     except held_out.TimeOver:
         run_time.note_cut(f"score of proofs: {names[0]}: no time to choose")
     stage = Stage("score of proofs", lambda *_: tried[1:])
     return choose(stage, tried[0], run_time).value
-
-
-def _seconds_of_policies(run: Run, seconds: float) -> float:
-    """Estimate the seconds that ranking test before and after training takes, as ranking valid took some seconds."""
-    found = run.ranked_test
-    n_test = found.n_queries if found else 0
-    return 2.5 * seconds * n_test / max(run.n_validation_queries, 1)
 
 
 # -- a run that learns from questions

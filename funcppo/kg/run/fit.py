@@ -478,7 +478,7 @@ def list_questions(
     work = GroundingWork(leaves_out=True)
     settings = EvidenceConfig(
         left_out=left_out_of(cfg),
-        object_identity=task.least_model.object_identity,
+        object_identity=task.object_identity,
         n_best=cfg.n_best,
         n_sampled=cfg.n_sampled,
         seed=seed,

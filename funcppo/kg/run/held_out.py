@@ -25,7 +25,6 @@ from funcppo.kg.ranking import evaluate, rank_metrics, ranking
 from funcppo.kg.ranking.ranking import (
     RankedRows,
     Ranking,
-    RankingProtocol,
     random_rows,
     ranked_sides,
     selection_metric,
@@ -204,7 +203,6 @@ def rank_valid(
         run.task,
         validation_queries(run),
         policy_score(run, params, run.score, on_progress),
-        RankingProtocol(sides=ranked_sides(run.task)),
         on_progress=on_progress,
     )
 
@@ -241,8 +239,7 @@ def rank_valid_by_rules(run: Run) -> Ranking | None:
     is_held = run.questions is None and task.least_model.complete
     if not is_held or not len(queries):
         return None
-    protocol = RankingProtocol(sides=ranked_sides(task))
-    return ranking.rank_split(task, queries, score, protocol)
+    return ranking.rank_split(task, queries, score)
 
 
 def metric_of(run: Run, ranked: Ranking) -> float:
@@ -282,10 +279,9 @@ def _rank(
       params: of a policy; None for a rule score.
     """
     task = run.task
-    protocol = RankingProtocol(sides=ranked_sides(task))
     if params is None:
         score = parse(name)
-        atoms = torch.from_numpy(queries).long().to(task.kb.facts.device)
+        atoms = torch.from_numpy(queries).long().to(task.device)
         # A query that is a fact must not be derived from itself, as it is where evidence is collected.
         has_facts = bool(kbase.contains(task.kb, task.sizes, atoms).any())
         if collected is not None and not has_facts:
@@ -299,7 +295,7 @@ def _rank(
         return collected.rank_by_weights(setup, params)
     else:
         score = policy_score(run, params, run.score, on_progress)
-    return ranking.rank_split(task, queries, score, protocol)
+    return ranking.rank_split(task, queries, score)
 
 
 @dataclass(kw_only=True, slots=True)

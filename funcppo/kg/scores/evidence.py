@@ -599,7 +599,7 @@ def _place_in_question(
     order = sort_rows(torch.argsort(value, stable=True), question)
     index = row_numbers(question)
     start = torch.searchsorted(question, question)
-    return torch.empty_like(index).scatter(0, order, index - start)
+    return (index - start)[order.argsort()]
 
 
 def _is_true(

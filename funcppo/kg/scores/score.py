@@ -178,8 +178,7 @@ def noisy_or_of_best(
     """
     confidence = rule_confidences(kb)
     by_confidence = torch.argsort(confidence, descending=True, stable=True)
-    ids = row_numbers(confidence)
-    place = torch.empty_like(by_confidence).scatter(0, by_confidence, ids)
+    place = by_confidence.argsort()
 
     # The rules of a confidence above 0 of the first atom, of the second, ..., the most confident first.
     base = max(len(confidence), 1)

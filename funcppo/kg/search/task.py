@@ -120,6 +120,16 @@ class ProverTask:
     """Whether a policy is to order a search for proofs (`kg.search.guide`) and ranks nothing: it sees classes of
     constants, and T_P is not computed."""
 
+    @property
+    def device(self) -> torch.device:
+        """Return the device on which atoms are scored."""
+        return self.kb.facts.device
+
+    @property
+    def object_identity(self) -> bool:
+        """Return whether different variables of a rule bind different constants, none of which the rule names."""
+        return self.least_model.object_identity
+
 
 class PhaseCallback(Protocol):
     """Callback that receives what is being done, and how far it is."""
@@ -347,7 +357,7 @@ def with_other_facts(
     counts = count_other_facts(
         task.kb,
         task.sizes,
-        object_identity=task.least_model.object_identity,
+        object_identity=task.object_identity,
         progress=partial(on_phase, "counting candidates with other facts"),
     )
     return replace(task, other_facts=counts)
@@ -370,7 +380,7 @@ def with_answers(
     if plan is None:
         return task
     kb, sizes = task.kb, task.sizes
-    identity = task.least_model.object_identity
+    identity = task.object_identity
 
     queries = queries.long().to(kb.facts.device)
     if derived is None:
@@ -754,7 +764,7 @@ def training_world(task: ProverTask) -> World:
     Raises:
       ValueError: there are no such facts.
     """
-    train = torch.from_numpy(task.dataset.train).to(task.kb.facts.device)
+    train = torch.from_numpy(task.dataset.train).to(task.device)
     head_predicates = task.kb.rules[:, 0, 0]
     positives = train[torch.isin(train[:, 0], head_predicates)]
     if not len(positives):
