@@ -561,14 +561,6 @@ class Bins(NamedTuple):
     log_loss_sum: F64[np.ndarray, "B"]
 
 
-def log_losses(
-    probability: F64[np.ndarray, "n"], is_right: Bool[np.ndarray, "n"]
-) -> F64[np.ndarray, "n"]:
-    """Compute each candidate's log loss: -log p where it is the answer, -log(1 - p) where it is not."""
-    chance = np.where(is_right, probability, 1.0 - probability)
-    return -np.log(chance.clip(MIN_PROBABILITY, 1.0))
-
-
 def bin_probabilities(
     probability: F64[np.ndarray, "n"], is_right: Bool[np.ndarray, "n"]
 ) -> Bins:
@@ -579,11 +571,14 @@ def bin_probabilities(
     def count(weights: np.ndarray | None = None) -> np.ndarray:
         return np.bincount(place, weights, minlength=N_PROBABILITY_BINS)
 
+    # -log of the chance of what is the case
+    chance = np.where(is_right, probability, 1.0 - probability)
+    log_loss = -np.log(chance.clip(MIN_PROBABILITY, 1.0))
     return Bins(
         n=count(),
         n_right=count(is_right.astype(np.float64)).astype(np.int64),
         probability_sum=count(probability),
-        log_loss_sum=count(log_losses(probability, is_right)),
+        log_loss_sum=count(log_loss),
     )
 
 

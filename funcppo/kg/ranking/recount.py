@@ -85,13 +85,6 @@ def match(pattern: Atom, atom: Atom, n_constants: int) -> Binding | None:
     return binding
 
 
-def keeps_identity(rule: Rule, binding: Binding, n_constants: int) -> bool:
-    """Return whether all variables bind different constants, none of which the rule names (object identity)."""
-    named = {term for atom in rule for term in atom[1:] if term <= n_constants}
-    bound = set(binding.values())
-    return len(bound) == len(binding) and not bound & named
-
-
 def substitutions(
     logic: Logic,
     rule: Rule,
@@ -120,9 +113,10 @@ def substitutions(
         if is_done(binding):
             return
         if not goals:
-            if not logic.object_identity or keeps_identity(
-                rule, binding, logic.n_constants
-            ):
+            # Object identity: all constants differ, and the rule names none of them.
+            bound = {*binding.values()}
+            is_apart = len(bound) == len(binding) and not bound & named
+            if is_apart or not logic.object_identity:
                 yield binding
             return
 
@@ -136,6 +130,8 @@ def substitutions(
             if found is not None and atom not in left_out:
                 yield from extend(others, binding | found)
 
+    terms = {term for atom in rule for term in atom[1:]}
+    named = {term for term in terms if term <= logic.n_constants}
     yield from extend(rule[1:], binding or {})
 
 

@@ -800,7 +800,11 @@ def network_training(
     )
     device = str(graph.source.device)
     init_key, key = random.split(random.key(seed, device)).unbind(-2)
-    most = _max_step_bytes(device) * task.cfg.memory_share
+    # Bytes that the gradients of a step's questions may hold at once; equal on all GPUs of one model.
+    most = 1e9
+    if is_cuda(device):
+        most = min(4e9, 0.1 * memory.total_bytes(device))
+    most *= task.cfg.memory_share
     most /= path_network.bytes_per_question(sizes, graph)
     sizes = replace(sizes, n_at_once=max(1, int(most)))
     step = path_network.train_step
@@ -839,13 +843,6 @@ def seconds_of_prior(network: PathNetwork) -> float:
         )
 
     return _seconds_of_some(compute, n_sources)
-
-
-def _max_step_bytes(device: str) -> float:
-    """Return the bytes that the gradients of a step's questions may hold at once; equal on all GPUs of one model."""
-    if not is_cuda(device):
-        return 1e9
-    return min(4e9, 0.1 * memory.total_bytes(device))
 
 
 def _network_config(task: ProverTask, cfg: BellmanFordConfig) -> NetworkConfig:

@@ -272,17 +272,13 @@ def _notes_path(path: Path) -> Path:
 def _cache_path(
     dataset: Dataset, cfg: MiningConfig, cache_dir: Path | None
 ) -> Path:
-    cache_home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    name = f"rules-{_cache_key(dataset, cfg)}.tsv"
-    return (cache_dir or Path(cache_home) / "funcppo") / name
-
-
-def _cache_key(dataset: Dataset, cfg: MiningConfig) -> str:
-    """Return a hash of all that the mined rules depend on: names, known facts, settings, the miner."""
+    """Return the path of mined rules, named by all that they depend on: names, known facts, settings, the miner."""
     described = [
         facts_digest(dataset),
         dataclasses.asdict(cfg),
         MINER_VERSION,
     ]
     digest = hashlib.sha256(json.dumps(described).encode())
-    return digest.hexdigest()[:16]
+    cache_home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    name = f"rules-{digest.hexdigest()[:16]}.tsv"
+    return (cache_dir or Path(cache_home) / "funcppo") / name

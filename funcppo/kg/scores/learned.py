@@ -222,18 +222,6 @@ def knows_all(params: Params) -> bool:
     return any(bool(weight.any()) for weight in weights)
 
 
-def squares_moved(cfg: AggregationConfig, params: Params) -> F32[Tensor, ""]:
-    """Sum the squared distances of the weights of features, own degrees and being linked from their initial values."""
-    feature = params.feature_weight
-    log_odds, others = feature[..., 0], feature[..., 1:]
-    return (
-        ((log_odds - cfg.odds_power) ** 2).sum()
-        + (others**2).sum()
-        + (params.own_degree_weight**2).sum()
-        + (params.linked_weight**2).sum()
-    )
-
-
 def score(
     cfg: AggregationConfig,
     world: AggregationWorld,
@@ -278,7 +266,11 @@ def _term(
     label = batch.label
     match kind:
         case "rules":
-            return _rule_scores(cfg, world, params, batch)
+            # The logarithm of the summed amounts of the rules that derive a candidate.
+            amount = firing_amounts(cfg, world, params, batch)
+            zero = torch.zeros_like(params.linked_weight[label])
+            total = zero.index_add(0, batch.firing_row, amount)
+            return torch.log(total + MIN_SUM)
         case "own-degree":
             bucket = degree_bucket(batch.own_degree)
             return params.own_degree_weight[label, bucket]
@@ -288,18 +280,6 @@ def _term(
             return params.network_prior_weight[label] * batch.path_score
         case "links":
             return _link_scores(params, batch)
-
-
-def _rule_scores(
-    cfg: AggregationConfig,
-    world: AggregationWorld,
-    params: Params,
-    batch: Batch,
-) -> F32[Tensor, "L"]:
-    """Compute the logarithm of the summed amounts of the rules that derive each candidate."""
-    amount = firing_amounts(cfg, world, params, batch)
-    zero = torch.zeros_like(params.linked_weight[batch.label])
-    return torch.log(zero.index_add(0, batch.firing_row, amount) + MIN_SUM)
 
 
 def firing_amounts(
@@ -623,7 +603,8 @@ class LearnedScore(Score):
 
     def _explain_links(self, part: Evidence, row: int) -> Iterator[Term]:
         """Yield a term per fact between the candidate and the question's entity, and a term for being linked at all."""
-        params, label = self.weights.params, self._label(part, row)
+        params = self.weights.params
+        label = int(part.label[part.question[row]])
         links = slice(*part.link_offsets[row : row + 2].tolist())
         link_labels = part.link_label[links].tolist()
         for link in link_labels:
@@ -631,10 +612,6 @@ class LearnedScore(Score):
             yield Term("fact", float(params.link_weight[link, label]), fact)
         if link_labels:
             yield Term("linked", float(params.linked_weight[label]))
-
-    def _label(self, part: Evidence, row: int) -> int:
-        """Return the label of a candidate's question."""
-        return int(part.label[part.question[row]])
 
 
 def _own_degrees_of_all(
@@ -693,15 +670,6 @@ class QuestionWorld(NamedTuple):
 # -- the listwise objective
 
 
-def _answer_place(
-    evidence: Evidence, question: I64[Tensor, "B"]
-) -> I64[Tensor, "B"]:
-    """Return the position of the answer among its question's candidates; negative if it is not among them."""
-    answer = evidence.answer[question]
-    first = evidence.candidate_offsets[question]
-    return torch.where(answer < 0, -1, answer - first)
-
-
 def log_odds_of_listed(
     cfg: AggregationConfig,
     world: QuestionWorld,
@@ -744,14 +712,23 @@ def listwise_loss(
       question: rows of the evidence whose answers are candidates.
       size: no question has more.
     """
-    place = _answer_place(world.evidence, question)
+    # The position of the answer among its question's candidates.
+    first = world.evidence.candidate_offsets[question]
+    place = world.evidence.answer[question] - first
     logits = log_odds_of_listed(cfg, world, params, question, size)
     log_p = torch.log_softmax(logits, -1).gather(1, place[:, None])
     squares = (
         penalty.rule_weight * (params.rule_weight**2).sum()
         + penalty.link_weight * (params.link_weight**2).sum()
     )
-    moved = squares_moved(cfg, params)
+    # Squared distances from the initial values.
+    feature = params.feature_weight
+    moved = (
+        ((feature[..., 0] - cfg.odds_power) ** 2).sum()
+        + (feature[..., 1:] ** 2).sum()
+        + (params.own_degree_weight**2).sum()
+        + (params.linked_weight**2).sum()
+    )
     n_questions = len(world.question)
     prior = moved / (2 * n_questions * penalty.feature_deviation**2)
     return squares + prior - log_p.mean()

@@ -138,30 +138,23 @@ def _look_ahead(
     query: I32[Tensor, "R W"],
     remaining: F32[Tensor, "R"],
 ) -> tuple[Successors, Observation, F32[Tensor, "R S1"]]:
-    """Return the successors of partial proofs, their observation, and the policy's log-probabilities [R, S + 1]."""
-    successors = resolve(cfg.resolve, world.kb, goals, query)
-    observation = make_observation(
-        cfg.resolve, world, goals, successors, query, remaining
-    )
-    log_policy = policy_log_probs(cfg, world, params, observation)
-    return successors, observation, log_policy
-
-
-def policy_log_probs(
-    cfg: SearchConfig, world: World, params: Params, observation: Observation
-) -> F32[Tensor, "R S1"]:
-    """Compute the policy's log-probabilities of the successors of each partial proof, and of END.
+    """Return the successors of partial proofs, their observation, and the policy's log-probabilities of them and END.
 
         log p_i = (x_i - x_m) - log(1 + sum_{j != m} exp(x_j - x_m)),    m the most probable one
 
     Without the term of m itself in the sum, the digits of a log p near 0 are exact, where the common form rounds to
     multiples of 1e-7.
     """
+    successors = resolve(cfg.resolve, world.kb, goals, query)
+    observation = make_observation(
+        cfg.resolve, world, goals, successors, query, remaining
+    )
     output = cfg.agent.apply(cfg.agent.cfg, world, params, observation)
     largest, most_probable = output.logits.max(-1, keepdim=True)
     below_largest = output.logits - largest
     others = below_largest.exp().scatter(-1, most_probable, 0.0)
-    return below_largest - torch.log1p(others.sum(-1, keepdim=True))
+    log_policy = below_largest - torch.log1p(others.sum(-1, keepdim=True))
+    return successors, observation, log_policy
 
 
 def log_odds(cfg: SearchConfig, result: SearchResult) -> F64[Tensor, "B"]:
@@ -178,24 +171,15 @@ def log_odds(cfg: SearchConfig, result: SearchResult) -> F64[Tensor, "B"]:
 def _select_rows(
     cfg: SearchConfig, search: SearchState
 ) -> tuple[Bool[Tensor, "B"], I64[Tensor, "R"], Bool[Tensor, "R"]]:
-    """Select the slots to extend and gather their beam entries into rows.
+    """Select slots whose open beam entries together fit into the rows of a step, and gather their entries into rows.
+
+    First the slots that come first, as many as fit; then, in further rounds, those that fit into the rows left over.
 
     Returns:
       The slots; the beam entry of each row, slot * K + entry, B * K where it is empty; and which rows hold one.
     """
     is_open = torch.isfinite(search.log_prob)
-    selected = _select_slots(cfg, is_open.sum(1))
-    source = filled_positions(is_open & selected[:, None], cfg.rows_per_step)
-    return selected, source, source < is_open.numel()
-
-
-def _select_slots(
-    cfg: SearchConfig, n_open: I64[Tensor, "B"]
-) -> Bool[Tensor, "B"]:
-    """Select slots whose open beam entries together fit into the rows of a step.
-
-    First the slots that come first, as many as fit; then, in further rounds, those that fit into the rows left over.
-    """
+    n_open = is_open.sum(1)
     selected = torch.zeros_like(n_open, dtype=torch.bool)
     n_free = n_open.new_full((), cfg.rows_per_step, dtype=torch.int64)
     for _ in range(3):  # passes over the slots to fill the rows
@@ -204,7 +188,8 @@ def _select_slots(
         fits = (demand > 0) & (demand.cumsum(0) <= n_free)
         selected = selected | fits
         n_free = n_free - torch.where(fits, n_open, 0).sum()
-    return selected
+    source = filled_positions(is_open & selected[:, None], cfg.rows_per_step)
+    return selected, source, source < is_open.numel()
 
 
 def _expand(
@@ -232,12 +217,17 @@ def _expand(
 
     path_log_prob = search.log_prob.flatten()[entry]
     path_log_prob = torch.where(mask, path_log_prob, -torch.inf)
-    choice_log_prob = _choice_log_probs(cfg, log_policy, observation)
+    choice_log_prob = log_policy[:, :-1]
+    is_rule = successors.rule >= 0
+    if cfg.score == "best-proof":
+        choice_log_prob = torch.where(is_rule, choice_log_prob, 0.0)
+    # A dead end leads to no proof, so it adds nothing to either score.
+    may_prove = observation.action_mask[:, :-1] & ~observation.dead_end
+    choice_log_prob = torch.where(may_prove, choice_log_prob, -torch.inf)
     is_followed = torch.nn.functional.pad(
         torch.isfinite(choice_log_prob), (0, 1)
     )
     failed_log_policy = torch.where(is_followed, -torch.inf, log_policy)
-    is_rule = successors.rule >= 0
     return _Children(
         goals=successors.goals,
         log_prob=path_log_prob[:, None] + choice_log_prob,
@@ -247,19 +237,6 @@ def _expand(
         overflow=successors.overflow & mask,
         source=source,
     )
-
-
-def _choice_log_probs(
-    cfg: SearchConfig, log_policy: F32[Tensor, "R S1"], observation: Observation
-) -> F32[Tensor, "R S"]:
-    """Return what the score counts for each choice, as a logarithm; -inf for a choice that is not followed."""
-    log_prob, mask = log_policy[:, :-1], observation.action_mask[:, :-1]
-    if cfg.score == "best-proof":
-        is_rule = observation.rule >= 0
-        log_prob = torch.where(is_rule, log_prob, 0.0)
-
-    # A dead end leads to no proof, so it adds nothing to either score.
-    return torch.where(mask & ~observation.dead_end, log_prob, -torch.inf)
 
 
 def _advance_slots(

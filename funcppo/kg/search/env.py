@@ -211,7 +211,10 @@ def step_functional(
     if cfg.fact_selection == "oracle":
         node = _apply_rule_by_index(cfg, world, state, action)
     else:
-        goals = _chosen_goals(state, action)
+        slot = _successor_slot(state, action)
+        goals = tree.map(
+            lambda x: take(x, slot).squeeze(1), state.successors.goals
+        )
         node = _SearchNode(
             goals, resolve(cfg.resolve, world.kb, goals, state.query)
         )
@@ -395,12 +398,6 @@ def _successor_slot(
     n_slots = state.successors.mask.shape[1]
     slot = action.clamp(0, n_slots - 1)
     return slot[:, None]
-
-
-def _chosen_goals(state: EnvState, action: I64[Tensor, "B"]) -> Goals:
-    """Return the goal list of each row's chosen successor."""
-    slot = _successor_slot(state, action)
-    return tree.map(lambda x: take(x, slot).squeeze(1), state.successors.goals)
 
 
 def _apply_rule_by_index(

@@ -216,9 +216,14 @@ def build_task(
     )
     kb = with_confidence(kb, counts, settings.smoothing)
 
-    # What the rules derive, and who selects facts.
+    # What the rules derive, and who selects facts. Each query derives its own answers from a model without atoms.
+    none = kb.facts[:0]
+    identity = settings.object_identity
+    no_atoms = fixpoint.partial_model(
+        kb, sizes, none, object_identity=identity, facts=none
+    )
     model, index, model_notes = (
-        (_no_atoms(kb, sizes, settings), None, [])
+        (no_atoms, None, [])
         if as_guide or (not with_derivations and settings.max_height == 1)
         else _derived_atoms(
             dataset,
@@ -422,50 +427,6 @@ def is_unproved_fact(
     return found.to(atoms.device)
 
 
-def _least_model(
-    dataset: Dataset,
-    settings: ProofSettings,
-    max_atoms: int,
-    kb: KnowledgeBase,
-    sizes: KBSizes,
-    budget: RowBudget,
-    on_phase: PhaseCallback,
-) -> LeastModel:
-    """Compute T_P up to the height of the settings.
-
-    Args:
-      budget: of the rows of joins to compute it by.
-
-    Raises:
-      ValueError: it cannot be held.
-    """
-
-    def show_step(step: int, n_atoms: int, n_done: int, n_rules: int) -> None:
-        on_phase(
-            f"T_P step {step + 1}, from {n_atoms:,} atoms", n_done, n_rules
-        )
-
-    model = fixpoint.least_model(
-        kb,
-        sizes,
-        max_height=settings.max_height,
-        max_atoms=max_atoms,
-        object_identity=settings.object_identity,
-        budget=budget,
-        progress=show_step,
-    )
-    if not model.complete:
-        advice = (
-            ": expected fewer rules, a larger prover.max_atoms, or a run that learns from questions, which needs no "
-            "T_P (--learner questions)"
-        )
-        raise ValueError(
-            f"{dataset.name}: T_P to height {settings.max_height} {model.stop_reason}"
-            + advice * (settings.max_height == 1)
-        )
-    return model
-
-
 def _derived_atoms(
     dataset: Dataset,
     cfg: ProverTaskConfig,
@@ -482,23 +443,43 @@ def _derived_atoms(
     Raises:
       ValueError: T_P is too large to hold, and a search or training reads it.
     """
+
+    def show_step(step: int, n_atoms: int, n_done: int, n_rules: int) -> None:
+        on_phase(
+            f"T_P step {step + 1}, from {n_atoms:,} atoms", n_done, n_rules
+        )
+
     # What a resumed run computes again must not depend on the time.
-    deadline = deadline if settings.max_height > 1 else NO_DEADLINE
-    budget = RowBudget(deadline=deadline)
-    model = _least_model(
-        dataset, settings, cfg.max_atoms, kb, sizes, budget, on_phase
+    is_one_step = settings.max_height == 1
+    budget = RowBudget(deadline=NO_DEADLINE if is_one_step else deadline)
+    model = fixpoint.least_model(
+        kb,
+        sizes,
+        max_height=settings.max_height,
+        max_atoms=cfg.max_atoms,
+        object_identity=settings.object_identity,
+        budget=budget,
+        progress=show_step,
     )
+    if not model.complete:
+        advice = (
+            ": expected fewer rules, a larger prover.max_atoms, or a run that learns from questions, which needs no "
+            "T_P (--learner questions)"
+        )
+        raise ValueError(
+            f"{dataset.name}: T_P to height {settings.max_height} {model.stop_reason}"
+            + advice * is_one_step
+        )
     if not with_derivations:
         return model, None, []
     # At height 1 what is counted is what is derived; no join is made where that cannot be held.
-    is_known = settings.max_height == 1
     n_others = int((counts.body_pairs - counts.circular_support).sum())
     index, index_notes = _index_derivations(
         kb,
         sizes,
         model,
         settings.max_height,
-        n_others if is_known else 0,
+        n_others if is_one_step else 0,
         MAX_DERIVATIONS_PER_ATOM * cfg.max_atoms,
         on_phase,
     )
@@ -541,19 +522,6 @@ def _index_derivations(
     return None, [
         f"{reason}: the policy does not see which rules derive its goal"
     ]
-
-
-def _no_atoms(
-    kb: KnowledgeBase, sizes: KBSizes, settings: ProofSettings
-) -> LeastModel:
-    """Return a model without atoms: each query derives its own answers, or none are needed."""
-    return fixpoint.partial_model(
-        kb,
-        sizes,
-        kb.facts[:0],
-        object_identity=settings.object_identity,
-        facts=kb.facts[:0],
-    )
 
 
 def _unproved_facts(
@@ -772,9 +740,12 @@ def training_world(task: ProverTask) -> World:
             f"{task.dataset.name}: expected a train fact with the predicate of a rule's head, got none: training "
             "learns from known facts of what is asked (add some, or ask without training: funcppo predict)"
         )
-    return inference_world(task)._replace(
-        positives=positives, hard_negatives=_hard_negatives(task)
-    )
+    world = inference_world(task)._replace(positives=positives)
+    if task.cfg.hard_negative_fraction:
+        # Provable atoms that are not facts.
+        model = task.least_model
+        world = world._replace(hard_negatives=model.atoms[model.height > 0])
+    return world
 
 
 def inference_world(task: ProverTask) -> World:
@@ -792,13 +763,6 @@ def inference_world(task: ProverTask) -> World:
         if task.is_guide
         else no_atoms[:, 0],
     )
-
-
-def _hard_negatives(task: ProverTask) -> I32[Tensor, "N W"]:
-    """Return the provable atoms that are not facts; none unless negatives are sampled from them."""
-    if not task.cfg.hard_negative_fraction:
-        return task.kb.facts[:0]
-    return task.least_model.atoms[task.least_model.height > 0]
 
 
 def with_ranking_on(task: ProverTask, device: str) -> ProverTask:
