@@ -383,9 +383,11 @@ def _score_parts(
     atoms = [task.kb.facts[:0]]
     scores = [torch.zeros(0, dtype=torch.float64, device=atoms[0].device)]
     for part in parts:
-        atoms.append(evidence_atoms(part, task.sizes))
-        found = QuestionCandidates(task, part.evidence)
-        scores.append(score.log_odds(found).double())
+        questions, found = part
+        listed = found.question, found.entity
+        atoms.append(derive.candidate_atoms(questions, *listed, task.sizes))
+        values = score.log_odds(QuestionCandidates(task, found))
+        scores.append(values.double())
     return AnswerScores(torch.cat(atoms), torch.cat(scores))
 
 
