@@ -286,20 +286,19 @@ def explain_answer(
     assert score.facts is not None, "the score reads evidence"
     predicate, answer = int(atom[0]), int(atom[side])
     given = int(atom[other_side(side)])
-    known = evidence.binary_facts(task.kb)
-    is_fact = bool((known == atom.long().to(known.device)).all(1).any())
+    is_fact = bool(kbase.contains(task.kb, task.sizes, atom.to(task.device)))
     question = predicate, side, given, answer if is_fact else 0
-    columns = torch.tensor(question, device=known.device)[:, None]
+    columns = torch.tensor(question, device=task.device)[:, None]
 
     (found,) = evidence.iter_evidence(
         task.kb,
         task.sizes,
         score.facts,
         Questions(*columns),
-        kbase.build_triple_index(known, task.sizes.n_constants),
         EvidenceConfig(
             left_out=score.left_out,
             object_identity=task.object_identity,
+            with_facts=False,
         ),
     )
     rows = true_rows(found.entity == answer).tolist()

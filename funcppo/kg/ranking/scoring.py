@@ -324,10 +324,10 @@ def _score_facts(
 ) -> F64[Tensor, "n"]:
     """Compute the log-odds of known facts as answers on a side; each question leaves its own fact out of the facts."""
     assert score.facts is not None, "the score reads evidence"
-    known = evidence.binary_facts(task.kb)
     cfg = EvidenceConfig(
         left_out=score.left_out,
         object_identity=task.object_identity,
+        with_facts=False,
     )
     scores = [facts.new_zeros(0, dtype=torch.float64)]
     for part in evidence.iter_evidence(
@@ -335,7 +335,6 @@ def _score_facts(
         task.sizes,
         score.facts,
         derive.own_questions(facts, side),
-        kbase.build_triple_index(known, task.sizes.n_constants),
         cfg,
     ):
         values = score.log_odds(QuestionCandidates(task, part)).double()
@@ -462,7 +461,6 @@ def query_evidence(
         task.sizes,
         facts,
         questions,
-        None,
         EvidenceConfig(object_identity=task.object_identity),
         work,
     ):

@@ -479,15 +479,13 @@ def list_questions(
     settings = EvidenceConfig(
         left_out=left_out_of(cfg),
         object_identity=task.object_identity,
+        with_facts=False,
         n_best=cfg.n_best,
         n_sampled=cfg.n_sampled,
         seed=seed,
     )
-    index = kbase.build_triple_index(
-        evidence.binary_facts(task.kb), task.sizes.n_constants
-    )
     parts = evidence.iter_evidence(
-        task.kb, task.sizes, facts, asked, index, settings, work
+        task.kb, task.sizes, facts, asked, settings, work
     )
     listed, stopped_by = _list_within_bounds(
         itertools.chain(earlier, parts), work, cfg, n_most, deadline, on_phase

@@ -35,11 +35,13 @@ from funcppo.kg.logic.derive import (
     LeftOut,
     Questions,
     RulePlan,
+    candidate_atoms,
     make_label,
     map_groundings,
+    own_questions,
     plan_rules,
 )
-from funcppo.kg.logic.kb import HEAD, TAIL, KBSizes, KnowledgeBase, TripleIndex
+from funcppo.kg.logic.kb import HEAD, TAIL, KBSizes, KnowledgeBase
 from funcppo.kg.logic.row_index import (
     expand_ranges,
     find_spans,
@@ -159,6 +161,8 @@ class EvidenceConfig:
     """What is unknown while a question is answered: its own fact, or all facts between its two entities."""
     object_identity: bool = False
     """Different variables of a rule bind different constants, none of which the rule names."""
+    with_facts: bool = True
+    """Known answers are candidates too; if not, only the one that is left out."""
     n_best: Size | None = None
     """Candidates to list for each question, the best by `base_score`; None for all."""
     n_sampled: NonNegativeInt = 0
@@ -254,15 +258,8 @@ def training_questions(
     facts: I64[Tensor, "n W"],
 ) -> Questions:
     """Return both questions of each fact, heads first; each question leaves its own fact out."""
-    predicate, head, tail = facts[:, 0], facts[:, HEAD], facts[:, TAIL]
-    return Questions(
-        predicate=predicate.repeat(2),
-        side=torch.cat(
-            [torch.full_like(head, HEAD), torch.full_like(tail, TAIL)]
-        ),
-        entity=torch.cat([tail, head]),
-        left_out=torch.cat([head, tail]),
-    )
+    both = [own_questions(facts, side) for side in (HEAD, TAIL)]
+    return row_index.concatenate(both)
 
 
 def iter_evidence(
@@ -270,7 +267,6 @@ def iter_evidence(
     sizes: KBSizes,
     facts: FactIndex,
     questions: Questions,
-    true_triples: TripleIndex | None,
     cfg: EvidenceConfig,
     work: GroundingWork | None = None,
 ) -> Iterator[Evidence]:
@@ -280,12 +276,11 @@ def iter_evidence(
       kb: its supports and body pairs are those that confidences are computed from.
       facts: its facts.
       questions: distinct.
-      true_triples: triples whose answers are no candidates, except the answer that is left out; None to have them too.
       work: counts the work, and says what to do with a question that is too large.
     """
     work = GroundingWork() if work is None else work
     for part in map_groundings(
-        partial(_weigh_firings, kb, sizes, facts, true_triples, cfg),
+        partial(_weigh_firings, kb, sizes, facts, cfg),
         facts.plan,
         questions,
         left_out=cfg.left_out,
@@ -312,14 +307,13 @@ def answers_alone(
     row = row_numbers(questions.entity)
     zero = torch.zeros_like(row)
     firings = Groundings(row, questions.left_out, zero, zero + 1, zero)
-    return _weigh_firings(kb, sizes, facts, None, cfg, questions, firings)
+    return _weigh_firings(kb, sizes, facts, cfg, questions, firings)
 
 
 def _weigh_firings(
     kb: KnowledgeBase,
     sizes: KBSizes,
     facts: FactIndex,
-    true_triples: TripleIndex | None,
     cfg: EvidenceConfig,
     questions: Questions,
     firings: Groundings,
@@ -339,8 +333,13 @@ def _weigh_firings(
         firings, candidates.is_answer[row], sizes.n_rules
     )
     base_score = _base_score(kb, firings.rule, is_left_out, row, len(entity))
+    is_candidate = torch.ones_like(candidates.is_answer)
+    if not cfg.with_facts:
+        atoms = candidate_atoms(questions, question, entity, sizes).long()
+        is_fact = kbase.contains(kb, sizes, atoms)
+        is_candidate = candidates.is_answer | ~is_fact
     is_listed, log_listed = _list_candidates(
-        questions, candidates, base_score, true_triples, cfg
+        questions, candidates, is_candidate, base_score, cfg
     )
 
     n_firings = torch.bincount(row, minlength=len(entity))[is_listed]
@@ -541,8 +540,8 @@ def _links_of(
 def _list_candidates(
     questions: Questions,
     candidates: _Candidates,
+    is_candidate: Bool[Tensor, "L"],
     base_score: F32[Tensor, "L"],
-    true_triples: TripleIndex | None,
     cfg: EvidenceConfig,
 ) -> tuple[Bool[Tensor, "L"], F32[Tensor, "L"]]:
     """Choose the candidates to list: the best, a sample of the rest, and the answer that is left out.
@@ -551,10 +550,6 @@ def _list_candidates(
       Which are listed, and the log of the chance of each to be.
     """
     question, is_answer = candidates.question, candidates.is_answer
-    is_candidate = torch.ones_like(is_answer)
-    if true_triples is not None:
-        is_true = _is_true(true_triples, questions, candidates)
-        is_candidate = is_answer | ~is_true
     certain = torch.zeros_like(base_score)
     if cfg.n_best is None:
         return is_candidate, certain
@@ -600,18 +595,3 @@ def _place_in_question(
     index = row_numbers(question)
     start = torch.searchsorted(question, question)
     return (index - start)[order.argsort()]
-
-
-def _is_true(
-    true_triples: TripleIndex, questions: Questions, candidates: _Candidates
-) -> Bool[Tensor, "L"]:
-    """Return whether each candidate is a known answer to its question."""
-    base = true_triples.base
-    row = candidates.question
-    key = questions.predicate[row] * base + questions.entity[row]
-    key = key * base + candidates.entity
-    return torch.where(
-        questions.side[row] == HEAD,
-        kbase.contains_key(true_triples, key, HEAD),
-        kbase.contains_key(true_triples, key, TAIL),
-    )

@@ -48,13 +48,13 @@ def build(program, **options):
     return built, sizes, evidence.index_facts(built, sizes, **options)
 
 
-def collect(program, questions, cfg=EvidenceConfig(), true_triples=None):  # noqa: B008
-    return collect_from(build(program), questions, cfg, true_triples)
+def collect(program, questions, cfg=EvidenceConfig()):  # noqa: B008
+    return collect_from(build(program), questions, cfg)
 
 
-def collect_from(base, questions, cfg=EvidenceConfig(), true_triples=None):  # noqa: B008
+def collect_from(base, questions, cfg=EvidenceConfig()):  # noqa: B008
     assume(len(questions.predicate))
-    parts = evidence.iter_evidence(*base, questions, true_triples, cfg)
+    parts = evidence.iter_evidence(*base, questions, cfg)
     return evidence.concatenate(list(parts))
 
 
@@ -144,11 +144,9 @@ def test_a_pair_that_is_left_out_has_no_links():
 
 
 def test_the_best_candidates_are_listed_and_a_sample_of_the_others():
-    built, sizes, _ = build(VILLAGE)
     questions = ask_all([(KNOWS, TAIL, 2, 0), (KNOWS, TAIL, 3, 0)])
     every = collect(VILLAGE, questions)
-    facts = kb.build_triple_index(built.facts, sizes.n_constants)
-    unknown = collect(VILLAGE, questions, true_triples=facts)
+    unknown = collect(VILLAGE, questions, EvidenceConfig(with_facts=False))
     pairs = torch.stack([questions.entity[every.question], every.entity], 1)
     n_known = sum((KNOWS, *pair) in VILLAGE.facts for pair in pairs.tolist())
     assert len(unknown.entity) == len(every.entity) - n_known > 0
@@ -194,7 +192,7 @@ def test_parts_are_the_whole(cfg):
         patch.setattr(derive, "PILOT_QUESTIONS", 2)
         patch.setattr(derive, "MAX_CHUNK_GROUNDINGS", 5)
         asked = ask_all(rows)
-        parts = [*evidence.iter_evidence(built, sizes, facts, asked, None, cfg)]
+        parts = [*evidence.iter_evidence(built, sizes, facts, asked, cfg)]
     assert len(parts) > 2
     joined = evidence.concatenate(parts)
     for name, column in whole._asdict().items():
