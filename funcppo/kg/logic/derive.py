@@ -986,8 +986,12 @@ def map_groundings(
         if fits:
             for part, _ in done:
                 yield part
-        n_asked = sum(len(part.entity) for part, _ in jobs)
-        pace.go_on(fits, n_asked, sum(n for _, n in done), n_rows)
+        pace.go_on(
+            fits,
+            sum(len(part.entity) for part, _ in jobs),
+            sum(n for _, n in done),
+            n_rows,
+        )
 
 
 @dataclass(slots=True)

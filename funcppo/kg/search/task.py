@@ -217,10 +217,12 @@ def build_task(
     kb = with_confidence(kb, counts, settings.smoothing)
 
     # What the rules derive, and who selects facts. Each query derives its own answers from a model without atoms.
-    none = kb.facts[:0]
-    identity = settings.object_identity
     no_atoms = fixpoint.partial_model(
-        kb, sizes, none, object_identity=identity, facts=none
+        kb,
+        sizes,
+        kb.facts[:0],
+        object_identity=settings.object_identity,
+        facts=kb.facts[:0],
     )
     model, index, model_notes = (
         (no_atoms, None, [])
@@ -241,7 +243,6 @@ def build_task(
     fact_selection = _choose_fact_selection(
         dataset, cfg, settings.max_height, index
     )
-    notes = [*dataset.notes, *count_notes, *model_notes]
 
     # What queries are ranked against.
     on_phase("indexing candidates")
@@ -270,7 +271,7 @@ def build_task(
         unproved_facts=unproved_facts,
         answers_plan=None,
         is_countries=is_countries,
-        notes=(*notes, *fact_notes),
+        notes=(*dataset.notes, *count_notes, *model_notes, *fact_notes),
         is_guide=as_guide,
     )
     task: ProverTask = _moved(
