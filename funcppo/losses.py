@@ -129,14 +129,25 @@ def minibatch_loss_fn(
     if cfg.loss is None:
         return loss_fn(cfg, world, params, batch, scalars)
     result = cfg.loss(cfg, world, params, batch, scalars)
-    expected = "loss: expected (loss, fp.losses.LossMetrics)"
-    check_pair(result, LossMetrics, expected)
+    # What is compiled is called eagerly, too.
+    if not tree.is_traced():
+        _check_loss(result, batch.value.dtype)
     loss, metrics = result
-    numbers = metrics._replace(loss=loss)
-    for path, number in tree.named_leaves(numbers, "loss: LossMetrics"):
-        check_tensor(number, (), batch.value.dtype, path)
     # Built anew: Dynamo of PyTorch 2.11 cannot return what `_replace` makes.
     return loss, LossMetrics(loss, *metrics[1:])
+
+
+def _check_loss(result: tuple[Tensor, LossMetrics], dtype: torch.dtype) -> None:
+    """Check what a loss of the user's returns.
+
+    Raises:
+      TypeError: it is no loss with its metrics, or names a number of another shape or dtype.
+    """
+    expected = "loss: expected (loss, fp.losses.LossMetrics)"
+    check_pair(result, LossMetrics, expected)
+    numbers = result[1]._replace(loss=result[0])
+    for path, number in tree.named_leaves(numbers, "loss: LossMetrics"):
+        check_tensor(number, (), dtype, path)
 
 
 class BatchOutput(NamedTuple):

@@ -250,7 +250,8 @@ def build_batch(
     estimate = (cfg.advantages or estimate_gae)(
         cfg, world, params, steps, scalars
     )
-    if cfg.advantages is not None:
+    # What is compiled is called eagerly, too.
+    if cfg.advantages is not None and not tree.is_traced():
         _check_estimate(estimate, value)
     advantage, value_target, extras = estimate
     is_finite = _finite_observations(trajectory)

@@ -373,6 +373,11 @@ def keeps_loops() -> bool:
     return compiler.is_compiling() and not _is_transformed()
 
 
+def is_traced() -> bool:
+    """Return whether the call is part of a function that a compiler reads."""
+    return compiler.is_compiling()
+
+
 def is_eager() -> bool:
     """Return whether code runs as it stands: in no compiled function, under no `torch.vmap` nor `torch.func.grad`."""
     return not compiler.is_compiling() and not _is_transformed()
