@@ -23,7 +23,7 @@ from collections.abc import (
     Sized,
 )
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import (
@@ -1319,7 +1319,7 @@ def init_many(
             f"scalars: expected numbers by their names, got {scalars!r}"
         )
 
-    fields_by_path = _scalar_fields()
+    fields_by_path = {_path_of(name): name for name in Scalars._fields}
     changed: dict[str, Tensor] = {}
     for name, numbers in (scalars or {}).items():
         if name not in fields_by_path:
@@ -1342,18 +1342,10 @@ def init_many(
     return state._replace(scalars=state.scalars._replace(**changed))
 
 
-def _scalar_fields() -> dict[str, str]:
-    """Return {path of a setting of `PPOConfig`, such as adam.b1: field of `Scalars`} of what seeds may differ in."""
-    paths: list[str] = []
-    for setting in fields(PPOConfig):
-        nested = setting.default
-        paths += (
-            [f"{setting.name}.{x.name}" for x in fields(nested)]
-            if is_dataclass(nested)
-            else [setting.name]
-        )
-    named = {path: path.replace(".", "_") for path in paths}
-    return {x: name for x, name in named.items() if name in Scalars._fields}
+def _path_of(field: str) -> str:
+    """Return the path in `PPOConfig` of a field of `Scalars`, such as adam.b1."""
+    path = field.replace("adam_", "adam.")
+    return path.replace("_schedule_end", "_schedule.end")
 
 
 def prepare_many(
