@@ -184,28 +184,33 @@ def test_what_planning_takes_is_left_to_no_other_plan():
     assert {row.reason for row in run_time.choices} == {"no time is left"}
 
 
-def test_with_time_for_all_what_is_set_comes_first_whatever_it_takes():
-    """A part as large as its gain is among all would be less than it needs."""
+@pytest.mark.parametrize(
+    ("rows", "seconds", "order"),
+    [
+        # With time for all what is set comes first, though a part as large as its gain is less than it needs.
+        ([("fit", 0.6, 0.15, "fits"), ("set", 0.6, 0.01, "priors")], None, ["set", "fit"]),
+        # A family that has gained nothing is expected to gain less.
+        ([("a", 0.4, 0.3, "priors"), ("b", 0.4, 0.2, "priors"), ("c", 0.4, 0.15, "fits")], 100.0, ["a", "c", "b"]),
+    ],
+)  # fmt: skip
+def test_the_order_of_stages(rows, seconds, order):
     stage_seen.clear()
-    stages = [
-        stage("fit", 0.6, gain=0.15, most=1.0, family="fits"),
-        stage("set", 0.6, gain=0.01, least=90.0, most=100.0, family="priors"),
-    ]
-    stages[1] = stages[1]._replace(is_set=True)
-    choose_in_time(stages, way("start", 0.5), RunTime())
-    assert [name for name, *_ in stage_seen] == ["set", "fit"]
+    stages = [stage(name, m, gain=g, family=f) for name, m, g, f in rows]
+    if seconds is None:
+        bounds = lambda _: (90.0, 100.0)
+        stages[1] = stages[1]._replace(is_set=True, seconds=bounds)
+    choose_in_time(stages, way("start", 0.5), RunTime(seconds))
+    assert [name for name, *_ in stage_seen] == order
 
 
 class Learner:
     """A stage that takes the time that it is given, and gains by the share of its plan that this is."""
 
-    def __init__(self, clock, name, gain, most, obstacle=None):
+    def __init__(self, clock, name, gain, most, least_mrr=0.0):
         self.clock, self.name, self.most = clock, name, most
         self.gained, self.seconds = gain, None
-        bounds, obstacle = (
-            lambda _: (0.1 * most, most),
-            obstacle or (lambda _: ""),
-        )
+        bounds = lambda _: (0.1 * most, most)
+        obstacle = lambda best: "too early" * (best.mrr <= least_mrr)
         self.stage = Stage(name, self.candidates, gain, name, bounds, obstacle)
 
     def candidates(self, best, deadline):
@@ -228,11 +233,8 @@ def test_a_run_spends_its_time_where_it_gains_and_no_more(seconds, n_begun):
         Learner(clock, "embeddings", 0.04, 60.0),
         Learner(clock, "network", 0.05, 45.0),
         Learner(clock, "prior", 0.005, 40.0),
-        Learner(
-            clock, "larger", 0.01, 400.0,
-            lambda best: "" if best.mrr > 0.4 else "too early",
-        ),
-    ]  # fmt: skip
+        Learner(clock, "larger", 0.01, 400.0, least_mrr=0.4),
+    ]
     best = choose_in_time(
         [one.stage for one in learners], way("start", 0.3), run_time
     )
@@ -245,17 +247,6 @@ def test_a_run_spends_its_time_where_it_gains_and_no_more(seconds, n_begun):
     if seconds < 1000.0:
         assert sum(time_of.values()) > 0.75 * seconds
     assert best.mrr > 0.32
-
-
-def test_a_family_that_has_gained_nothing_is_expected_to_gain_less():
-    stage_seen.clear()
-    stages = [
-        stage("a", 0.4, gain=0.3, family="priors"),
-        stage("b", 0.4, gain=0.2, family="priors"),
-        stage("c", 0.4, gain=0.15, family="fits"),
-    ]
-    choose_in_time(stages, way("start", 0.5), RunTime(100.0))
-    assert [name for name, *_ in stage_seen] == ["a", "c", "b"]
 
 
 def test_the_gains_are_those_of_the_record():
@@ -284,21 +275,16 @@ def test_a_run_learns_from_proofs_where_untrained_they_rank_better_than_rules():
 # -- settings of rules
 
 
-@pytest.fixture(scope="module")
-def chosen():
+def choose_all(graph):
+    """What is chosen of rules where nothing is set, with its rows and notes."""
     run_time = RunTime()
-    return choose_settings(random_graph(), OPEN, None, run_time), run_time
+    return choose_settings(graph, OPEN, None, run_time), run_time
 
 
-def notes_of(graph, cfg, **arguments):
-    run_time = RunTime()
-    settings = choose_settings(graph, cfg, None, run_time, **arguments)
-    return settings, run_time.notes
-
-
-def test_what_is_kept_ranks_as_the_task_with_its_settings(chosen):
+def test_what_is_kept_ranks_as_the_task_with_its_settings():
     """The ordinary path: the whole task, all valid queries."""
-    dataset, (settings, run_time) = random_graph(), chosen
+    dataset = random_graph()
+    settings, run_time = choose_all(dataset)
     heights = [trial.height for trial in settings.by_height]
     assert heights == sorted(set(heights)) and heights[0] == 1
     assert settings.best is settings.by_height[-1]
@@ -329,28 +315,26 @@ def test_what_is_set_is_kept():
 
 def test_a_height_is_left_only_where_nothing_grows():
     """Heights 1 and 2 derive nothing of valid, and every rank is a tie there; 4 derives no more than 3."""
-    run_time = RunTime()
-    settings = choose_settings(chain(), OPEN, None, run_time)
+    settings, run_time = choose_all(chain())
     assert settings.best.height == 3
     tried = [row.stage for row in run_time.choices]
     assert "settings of rules at height 4" in tried
     assert "settings of rules at height 5" not in tried
 
 
-def test_without_valid_queries_the_defaults_are_said():
-    _, notes = notes_of(random_graph(n_valid=0), OPEN)
-    assert notes == ["no valid split: height 1, smoothing 5, noisy-or@3"]
-
-
-def test_a_height_beyond_the_bound_of_rows_is_not_tried(monkeypatch):
+def test_without_valid_queries_or_room_for_their_rows_the_defaults_are_said(
+    monkeypatch,
+):
     """Neither object identity nor a greater height could take less than height 1."""
-    graph = random_graph()
+    _, run_time = choose_all(random_graph(n_valid=0))
+    default = "height 1, smoothing 5, noisy-or@3"
+    assert run_time.notes == [f"no valid split: {default}"]
     monkeypatch.setattr(choices, "MAX_TRIAL_ROWS", 1)
-    settings, notes = notes_of(graph, OPEN)
+    settings, run_time = choose_all(random_graph())
     assert settings.best.ranks is None
-    said, default = notes
+    said, noted = run_time.notes
     assert said.startswith("height 1 not tried: more than 1 rows")
-    assert default.startswith("nothing to choose by: height 1")
+    assert noted.startswith("nothing to choose by: height 1")
 
 
 def test_a_sample_of_the_rules_tells_what_takes_too_long(monkeypatch):
@@ -362,8 +346,7 @@ def test_a_sample_of_the_rules_tells_what_takes_too_long(monkeypatch):
         raise RowBudgetExceeded("too many rows")
 
     monkeypatch.setattr(fixpoint, "check_sampled_rows", make_too_many)
-    run_time = RunTime()
-    settings = choose_settings(graph, OPEN, None, run_time)
+    settings, run_time = choose_all(graph)
     assert settings.best.height == 1 and not settings.best.object_identity
     (row,) = run_time.choices
     assert len(row.tried) == 3 * 4
@@ -392,6 +375,12 @@ def test_each_stage_shows_how_much_of_it_is_done():
 # -- new runs that learn from proofs
 
 
+def seated():
+    """Guests of ten tables, with what is asked of valid as test."""
+    graph = seating(n_tables=10)
+    return replace(graph, test=graph.valid)
+
+
 def test_queries_that_cannot_be_ranked_are_refused_before_training(tmp_path):
     """Under the name of Countries, tails are ranked among the regions; lyon is none."""
     folder, good = tmp_path / "countries_of_cities", "lyon\tin\teurope\n"
@@ -405,14 +394,10 @@ def test_queries_that_cannot_be_ranked_are_refused_before_training(tmp_path):
             new_run(run_config)
 
 
-OPEN_PROVER = replace(
-    CONFIG.prover, max_height=None, smoothing="auto", object_identity="auto"
-)
-OPEN_RUN = replace(CONFIG, score="auto", prover=OPEN_PROVER)
-
-
 def test_a_new_run_holds_what_was_chosen_and_its_table(tmp_path):
-    run = new_run(on_graph(OPEN_RUN, chain(), tmp_path))
+    prover = replace(OPEN, embed_dim=4, hidden_dim=4)
+    config = replace(CONFIG, score="auto", prover=prover)
+    run = new_run(on_graph(config, chain(), tmp_path))
     prover = run.run_config.prover
     assert prover.max_height == run.task.max_height == 3
     assert prover.smoothing != "auto"
@@ -427,8 +412,7 @@ def test_a_new_run_holds_what_was_chosen_and_its_table(tmp_path):
 
 def test_above_height_1_auto_learns_from_proofs_alone(tmp_path):
     prover = replace(QUESTIONS.prover, max_height=2, object_identity=False)
-    high = replace(QUESTIONS, prover=prover)
-    high = on_graph(high, seating(n_tables=10), tmp_path)
+    high = on_graph(replace(QUESTIONS, prover=prover), seated(), tmp_path)
     run = new_run(high)
     assert run.run_config.learner == "proofs" and run.questions is None
     with pytest.raises(ValueError, match="expected height 1, got 2"):
@@ -480,11 +464,22 @@ def test_a_new_run_has_the_weights_that_rank_valid_best(asking):
 
 
 def test_all_of_valid_is_ranked_unless_a_number_is_set(tmp_path):
-    config = on_graph(QUESTIONS, seating(n_tables=10), tmp_path)
+    config = on_graph(QUESTIONS, seated(), tmp_path)
     for n_queries in (None, 5):
         run = new_run(replace(config, n_validation_queries=n_queries))
         n_ranked = len(validation_queries(run))
         assert n_ranked == (n_queries or len(run.task.dataset.valid))
+
+
+def new_and_opened(config, graph, folder):
+    """A new run, which scores with the same evidence and priors where it is stored and opened again."""
+    run = new_run(on_graph(config, graph, folder / "graph"))
+    store(run, folder)
+    again = with_valid_evidence(resume_run(run.run_config, folder))
+    assert again.choices == run.choices and again.notes == run.notes
+    assert again.step_names == run.step_names
+    assert valid_mrr(again) == valid_mrr(run)
+    return run
 
 
 def test_without_a_fit_rules_or_the_sum_of_their_odds_answer(tmp_path):
@@ -493,58 +488,54 @@ def test_without_a_fit_rules_or_the_sum_of_their_odds_answer(tmp_path):
         listwise=ListwiseConfig(learning_rate=0.0),
         questions=QuestionConfig(odds_power=3.0, embedding=False, bellman_ford=False),
     )  # fmt: skip
-    run = new_run(on_graph(still, seating(n_tables=10), tmp_path / "graph"))
+    run = new_and_opened(still, seated(), tmp_path)
     assert run.run_config.questions.odds_power == 3.0
     assert run.step_names == ()
     assert list(held_out.policies(run)) == ["evidence, untrained"]
     assert run.default_score == run.run_config.rule_score
     assert run.default_score_reason == "learnt-gains-by-chance"
     assert float(run.state.best_params.feature_weight[0, 0, 0]) == 3.0
-    assert_opened_run_scores_the_same(run, tmp_path)
 
 
 @pytest.mark.parametrize("is_better", [True, False])
-def test_link_embeddings_are_weighed_where_valid_says_so(is_better, tmp_path):
-    cfg = EmbeddingConfig(
-        rank=8, n_folds=4, n_epochs=40, batch_size=32, learning_rate=0.05
-    )
-    options = QuestionConfig(bellman_ford=False)
-    config = replace(QUESTIONS, embedding=cfg, questions=options)
-    run = new_run(on_graph(config, colours(is_better), tmp_path / "graph"))
-    weight = run.state.best_params.prior_weight
-    assert run.run_config.questions.embedding is is_better
-    row = row_of(run, "link embeddings")
-    assert row.is_kept == is_better
-    assert ("+ embeddings" in run.step_names) == is_better
-    tried = [x[4:] for x in list(row.tried)[1:]]
-    assert tried == [f"{x} added" for x in ("1", "0.5", "2", "0")]
-    assert bool(weight.any()) == is_better
-    assert bool(run.state.embedding.entity.numel()) == is_better
-    assert_opened_run_scores_the_same(run, tmp_path)
-
-
-@pytest.mark.parametrize("is_better", [True, False])
-def test_a_path_network_is_weighed_where_valid_says_so(is_better, tmp_path):
-    options = QuestionConfig(embedding=False)
-    # With one layer it sees no path of two facts.
+@pytest.mark.parametrize("prior", ["embedding", "bellman_ford"])
+def test_a_prior_is_weighed_where_valid_says_so(prior, is_better, tmp_path):
+    is_network = prior == "bellman_ford"
+    other = "embedding" if is_network else "bellman_ford"
+    # With one layer a network sees no path of two facts.
     n_layers, n_steps = (2, 100) if is_better else (1, 1)
     sizes = {"width": 8, "n_layers": n_layers, "n_steps": n_steps}
-    cfg = BellmanFordConfig(batch_size=8, learning_rate=0.02, **sizes)
-    # The two variables of the answer's rule stand for one person.
+    # The two variables of the answer's rule of elders stand for one person.
     prover = replace(QUESTIONS.prover, max_height=1, object_identity=False)
     config = replace(
-        QUESTIONS, questions=options, bellman_ford=cfg, prover=prover
+        QUESTIONS,
+        questions=QuestionConfig(**{other: False}),
+        embedding=EmbeddingConfig(
+            rank=8, n_folds=4, n_epochs=40, batch_size=32, learning_rate=0.05
+        ),
+        bellman_ford=BellmanFordConfig(
+            batch_size=8, learning_rate=0.02, **sizes
+        ),
+        prover=prover if is_network else QUESTIONS.prover,
     )
-    run = new_run(on_graph(config, elders(), tmp_path / "graph"))
-    weight = run.state.best_params.network_prior_weight
-    assert run.run_config.questions.bellman_ford is is_better
-    row = row_of(run, "path network")
+    graph = elders() if is_network else colours(is_better)
+    run = new_and_opened(config, graph, tmp_path)
+    assert getattr(run.run_config.questions, prior) is is_better
+    row = row_of(run, "path network" if is_network else "link embeddings")
     assert row.is_kept == is_better
-    if is_better:
+    step = "+ path network" if is_network else "+ embeddings"
+    assert (step in run.step_names) == is_better
+    tried = [x[4:] for x in list(row.tried)[1:]]
+    if not is_network:
+        assert tried == [f"{x} added" for x in ("1", "0.5", "2", "0")]
+    params, state = run.state.best_params, run.state
+    weight, learnt = params.prior_weight, state.embedding.entity
+    if is_network:
+        weight = params.network_prior_weight
+        learnt = state.bellman_ford.asked
+    if is_network and is_better:
         assert weight.eq(float(row.chosen.split()[-1])).all()
-    assert bool(weight.any()) == is_better
-    assert bool(run.state.bellman_ford.asked.numel()) == is_better
-    assert_opened_run_scores_the_same(run, tmp_path)
+    assert bool(weight.any()) == bool(learnt.numel()) == is_better
 
 
 def homes(is_better):
@@ -559,27 +550,25 @@ def homes(is_better):
 
 
 def test_each_prior_may_rank_what_has_no_proof(tmp_path):
-    run = new_run(on_graph(QUESTIONS, homes(True), tmp_path / "graph"))
+    run = new_and_opened(QUESTIONS, homes(True), tmp_path)
     row = row_of(run, "answers without a proof")
     ways = [name for name in row.tried if name.endswith("-20")]
     assert {"embeddings, -20", "path network, -20"} <= set(ways)
     assert ways[0] == max(ways, key=row.tried.__getitem__)
     assert row.is_kept and row.tried[row.chosen] >= row.tried[ways[0]]
-    assert_opened_run_scores_the_same(run, tmp_path)
 
 
 @pytest.mark.parametrize("is_better", [True, False])
 def test_what_has_no_proof_is_ranked_where_valid_says_so(is_better, tmp_path):
     options = replace(QUESTIONS.questions, embedding=False)
     config = replace(QUESTIONS, questions=options)
-    run = new_run(on_graph(config, homes(is_better), tmp_path / "graph"))
+    run = new_and_opened(config, homes(is_better), tmp_path)
     row = row_of(run, "answers without a proof")
     assert row.is_kept == is_better
     chosen = run.run_config.questions.no_proof
     assert (chosen is None) == (not is_better)
     if is_better:
         assert row.valid_after == valid_mrr(run)
-    assert_opened_run_scores_the_same(run, tmp_path)
 
 
 def test_answers_without_a_proof_keep_their_time(tmp_path, monkeypatch):
@@ -590,27 +579,14 @@ def test_answers_without_a_proof_keep_their_time(tmp_path, monkeypatch):
         return best
 
     monkeypatch.setattr(choices, "choose_in_time", choose_nothing)
-    graph = seating(n_tables=10)
-    graph = replace(graph, test=graph.valid)
-    new_run(on_graph(QUESTIONS, graph, tmp_path), run_time=RunTime(100.0))
+    config = on_graph(QUESTIONS, seated(), tmp_path)
+    new_run(config, run_time=RunTime(100.0))
     assert reserved[0]["answers without a proof"] > 0
 
 
-def assert_opened_run_scores_the_same(run, folder):
-    """A run that is stored and opened again scores with the same evidence and priors."""
-    store(run, folder)
-    again = with_valid_evidence(resume_run(run.run_config, folder))
-    assert again.choices == run.choices and again.notes == run.notes
-    assert again.step_names == run.step_names
-    assert valid_mrr(again) == valid_mrr(run)
-
-
 def test_what_has_no_time_is_not_begun(tmp_path):
-    run_time = RunTime(1e-3)
-    graph = seating(n_tables=10)
-    graph = replace(graph, test=graph.valid)
-    config = on_graph(QUESTIONS, graph, tmp_path)
-    run = new_run(config, run_time=run_time)
+    config = on_graph(QUESTIONS, seated(), tmp_path)
+    run = new_run(config, run_time=RunTime(1e-3))
     chosen = run.run_config.questions
     assert (chosen.embedding, chosen.bellman_ford) == (False, False)
     reasons = {row.stage: row.reason for row in run.choices}
@@ -622,11 +598,10 @@ def test_what_has_no_time_is_not_begun(tmp_path):
 
 def test_what_is_set_is_weighed_without_a_valid_split(tmp_path):
     graph = seating(n_tables=10)
-    no_valid = replace(graph, valid=graph.valid[:0])
     both = QuestionConfig(bellman_ford=True, embedding=True)
-    run = new_run(
-        on_graph(replace(QUESTIONS, questions=both), no_valid, tmp_path)
-    )
+    config = replace(QUESTIONS, questions=both)
+    no_valid = replace(graph, valid=graph.valid[:0])
+    run = new_run(on_graph(config, no_valid, tmp_path))
     params = run.state.best_params
     assert params.network_prior_weight.eq(0.5).all()
     assert params.prior_weight.any() and params.linked_weight.any()
