@@ -107,16 +107,29 @@ def test_train_alone_is_read_without_facts_and_rules(folder):
         assert "train.txt: empty" in problem
 
 
-def test_one_file_of_triples_is_train(tmp_path):
+def test_one_file_of_triples_is_train_whatever_its_name(tmp_path, monkeypatch):
     lines = SPLITS["train"]
-    (tmp_path / "graph.tsv").write_text(lines)
     packed = gzip.compress(lines.replace("\t", ",").encode())
     (tmp_path / "graph.csv.gz").write_bytes(packed)
-    d = load(tmp_path / "graph.tsv")
-    assert (d.name, d.n_duplicates) == ("graph.tsv", 1)
-    assert d.train.tolist() == [[1, 1, 2], [1, 2, 3]]
-    assert not len(d.valid) and not len(d.test)
+    names = ["graph.tsv", "[x].tsv", "*.tsv", "?.tsv", "a'b.tsv", "{a,b}.tsv"]
+    for name in names:  # which are no patterns
+        (tmp_path / "x.tsv").write_text("other\tr\tb\n")
+        (tmp_path / name).write_text(lines)
+        d = load(tmp_path / name)
+        assert (d.name, d.n_duplicates) == (name, 1)
+        assert d.train.tolist() == [[1, 1, 2], [1, 2, 3]]
+        assert not len(d.valid) and not len(d.test)
     assert load(tmp_path / "graph.csv.gz").fingerprint == d.fingerprint
+    for text, name in ((lines, "auto"), (lines.replace("\t", ","), "csv")):
+        stream = SimpleNamespace(buffer=io.BytesIO(text.encode()))
+        monkeypatch.setattr(sys, "stdin", stream)
+        cfg = DataConfig(format=name)
+        assert load("-", cfg=cfg).fingerprint == d.fingerprint
+    path = tmp_path / "data.bin"
+    path.write_text("a,r\n")
+    problem = message(load, path, cfg=cfg)
+    assert problem.startswith(f"{path}.csv:1: expected 3 columns")
+    assert "expected none for a folder" in message(load, tmp_path, cfg=cfg)
 
 
 def test_a_file_is_split_at_random(tmp_path):
@@ -158,14 +171,7 @@ def test_each_story_is_a_graph_of_its_own(tmp_path):
         if split == "test_2":
             path = loaders.find_split(tmp_path, split)
             dataset = loaders.with_test(dataset, path)
-        names = dataset.entities
-        told, asked = (
-            {
-                (names[h - 1], dataset.predicates[r - 1], names[t - 1])
-                for r, h, t in table.tolist()
-            }
-            for table in (dataset.facts[len(dataset.train) :], dataset.test)
-        )
+        told = triples(dataset, dataset.facts[len(dataset.train) :])
         assert len(dataset.train) == 5
         of_split = {x for x in told if x[0].startswith(f"{split}-")}
         assert of_split == {
@@ -173,7 +179,7 @@ def test_each_story_is_a_graph_of_its_own(tmp_path):
             (f"{split}-7:1", "sister", f"{split}-7:2"),
             (f"{split}-8:0", "aunt", f"{split}-8:1"),
         }
-        assert asked == {
+        assert triples(dataset, dataset.test) == {
             (f"{split}-7:0", "aunt", f"{split}-7:2"),
             (f"{split}-8:1", "niece", f"{split}-8:0"),
         }
@@ -347,11 +353,6 @@ class Frame:
         return SimpleNamespace(to_list=lambda: self._columns[name])
 
 
-def lazy_frame(frame):
-    """What is read of a lazy data frame of polars, whose columns cannot be indexed."""
-    return SimpleNamespace(columns=frame.columns, collect=lambda: frame)
-
-
 def triples_factory(triples):
     """What is read of a triples factory of PyKEEN; ids do not begin with the first triple."""
     heads, relations, tails = zip(*triples)
@@ -375,7 +376,8 @@ def triples_factory(triples):
         np.array(TRIPLES, dtype=object),
         Frame({"tail": ["b", "c"], "n": [1, 2], "relation": ["p", "q"], "head": ["a", "b"]}),
         Frame({0: ["a", "b"], 1: ["p", "q"], 2: ["b", "c"]}),
-        lazy_frame(Frame({"h": ["a", "b"], "r": ["p", "q"], "t": ["b", "c"]})),
+        # a lazy data frame of polars, whose columns cannot be indexed
+        SimpleNamespace(columns=[*"hrt"], collect=lambda: Frame({"h": ["a", "b"], "r": ["p", "q"], "t": ["b", "c"]})),
         triples_factory(TRIPLES),
     ],
 )  # fmt: skip
@@ -383,11 +385,9 @@ def test_triples_are_read_from_every_kind_of_source(source):
     found = to_triples(source)
     assert found == TRIPLES
     assert all(type(name) is str for triple in found for name in triple)
-
-
-def test_whole_numbers_are_names():
-    assert to_triples(np.array([[1, 2, 3]])) == [("1", "2", "3")]
-    assert to_triples([(1, np.int64(2), "3")]) == [("1", "2", "3")]
+    # Whole numbers are names.
+    for numbers in (np.array([[1, 2, 3]]), [(1, np.int64(2), "3")]):
+        assert to_triples(numbers) == [("1", "2", "3")]
 
 
 @pytest.mark.parametrize(
@@ -406,18 +406,8 @@ def test_a_bad_source_is_one_line(source, problem):
     assert problem in message(to_triples, source)
 
 
-TERM_NAMES = [
-    "a b",
-    "d'e",
-    'f"g',
-    "Zoë 🙂",
-    "http://ex.org/x",
-    "_:n1",
-    '"5"@en',
-    "%41",
-    "b,c",
-    "#h",
-]
+TERM_NAMES = ["a b", "d'e", 'f"g', "Zoë 🙂", "http://ex.org/x", "_:n1"]
+TERM_NAMES += ['"5"@en', "%41", "b,c", "#h"]
 
 
 @pytest.mark.parametrize("suffix", ["tsv", "csv", "parquet", "nt", "ttl", "nq"])
@@ -540,20 +530,6 @@ def test_bad_triples_as_numbers_are_one_line(name, text, problem, tmp_path):
     assert message(load, tmp_path).startswith(f"{path}{problem}")
 
 
-def test_standard_input_and_files_of_any_name_are_read(tmp_path, monkeypatch):
-    expected = from_triples([("a", "r", "b")]).fingerprint
-    for text, name in (("a\tr\tb\n", "auto"), ("a,r,b\n", "csv")):
-        stream = SimpleNamespace(buffer=io.BytesIO(text.encode()))
-        monkeypatch.setattr(sys, "stdin", stream)
-        cfg = DataConfig(format=name)
-        assert load("-", cfg=cfg).fingerprint == expected
-    path = tmp_path / "data.bin"
-    path.write_text("a,r\n")
-    problem = message(load, path, cfg=DataConfig(format="csv"))
-    assert problem.startswith(f"{path}.csv:1: expected 3 columns")
-    assert "expected none for a folder" in message(load, tmp_path, cfg=cfg)
-
-
 def test_what_has_an_arrow_stream_is_read():
     pyarrow = pytest.importorskip("pyarrow")
     columns = {"target": ["b", "7"], "source": ["a", "b"], "type": ["r", "r"]}
@@ -566,15 +542,6 @@ def test_what_has_an_arrow_stream_is_read():
         to_triples(pyarrow.table({"s": [None], "p": ["r"], "o": ["b"]}))
 
 
-@pytest.mark.parametrize(
-    "name", ["[x].tsv", "*.tsv", "?.tsv", "a'b.tsv", "{a,b}.tsv"]
-)
-def test_a_file_is_read_by_its_name_which_is_no_pattern(name, tmp_path):
-    (tmp_path / "x.tsv").write_text("other\tr\tb\n")
-    (tmp_path / name).write_text("a\tr\tb\n")
-    assert load(tmp_path / name).entities == ("a", "b")
-
-
 def test_pykeen_itself():
     pytest.importorskip("pykeen", reason="PyKEEN is not installed")
     d = load("pykeen:kinships")
@@ -585,31 +552,21 @@ def test_pykeen_itself():
 
 # -- Parquet
 
-NAMED = [
-    ("Zoë", "knows", "a b"),
-    ("a b", "knows", '"q"'),
-    ("knows", "is", "Zoë"),
-    ("Zoë", "knows", "a b"),
-    ("x,y", "is", "NULL"),
-]
+NAMED = """Zoë\tknows\ta b
+a b\tknows\t"q"
+knows\tis\tZoë
+Zoë\tknows\ta b
+x,y\tis\tNULL
+"""
 
 
-def write_folder(folder):
-    """A folder of splits; names with spaces, quotes, commas and letters beyond ASCII."""
-    folder.mkdir()
-    parts = {"train": NAMED, "valid": NAMED[1:2], "test": []}
-    parts["facts"] = [("new", "is", "Zoë")]
-    for split, rows in parts.items():
-        text = "".join("\t".join(row) + "\n" for row in rows)
-        (folder / f"{split}.tsv").write_text(text)
-    return folder
-
-
-def test_parquet_is_read_by_the_names_of_its_columns(tmp_path):
+def test_parquet_is_read_by_the_names_of_its_columns(tmp_path, monkeypatch):
     duckdb = pytest.importorskip("duckdb")
-    folder = write_folder(tmp_path / "text")
-    packed = tmp_path / "parquet"
+    folder, packed = tmp_path / "text", tmp_path / "parquet"
+    folder.mkdir()
     packed.mkdir()
+    splits = {"valid": NAMED.splitlines(True)[1], "test": "", "train": NAMED}
+    write(folder, **splits, facts="new\tis\tZoë\n")
     columns = "{'head': 'VARCHAR', 'relation': 'VARCHAR', 'tail': 'VARCHAR'}"
     for path in folder.iterdir():
         duckdb.sql(
@@ -621,6 +578,8 @@ def test_parquet_is_read_by_the_names_of_its_columns(tmp_path):
     assert swapped.entities[:2] == ("a b", "Zoë")
     problem = message(load, packed, cfg=DataConfig(columns="a,b,c"))
     assert "train.parquet: expected one column a, as --columns" in problem
+    monkeypatch.setitem(sys.modules, "duckdb", None)
+    assert "pip install 'funcppo[big]'" in message(load, packed)
 
 
 @pytest.mark.parametrize(
@@ -645,22 +604,15 @@ def test_a_bad_file_of_parquet_is_one_line(tmp_path, values, problem):
     assert problem in message(load, path)
 
 
-def test_without_duckdb_the_error_names_the_extra(folder, monkeypatch):
-    monkeypatch.setitem(sys.modules, "duckdb", None)
-    (folder / "valid.txt").rename(folder / "valid.parquet")
-    assert "pip install 'funcppo[big]'" in message(load, folder)
-
-
 # -- stored graphs
 
 
 @pytest.fixture
 def source(tmp_path):
     """A folder with splits and rules, of which one defines a relation."""
-    folder = tmp_path / "text"
-    folder.mkdir()
+    (tmp_path / "text").mkdir()
     return write(
-        folder,
+        tmp_path / "text",
         train="Zoë\tknows\ta b\na b\tis\tQ1\nZoë\tknows\ta b\n",
         test="late\tknows\tZoë\n",
         facts="Q1\tis\tZoë\n",
@@ -668,10 +620,14 @@ def source(tmp_path):
     )
 
 
-def store(dataset, folder, sources=()):
+def tables_of(dataset):
+    """The index of the facts, and the sizes that it is made by."""
     sizes = {x: getattr(dataset, x) for x in ("n_constants", "n_predicates")}
-    tables = kb.index_facts(dataset.facts, **sizes)
-    return loaders.write(dataset, tables, sources, folder)
+    return kb.index_facts(dataset.facts, **sizes), sizes
+
+
+def store(dataset, folder, sources=()):
+    return loaders.write(dataset, tables_of(dataset)[0], sources, folder)
 
 
 @pytest.fixture
@@ -682,6 +638,7 @@ def stored(source, tmp_path):
 
 
 def test_what_is_read_is_what_was_written(source, stored):
+    """Its index of facts is shared with a knowledge base that is made of them."""
     expected, read = load(source), load(stored)
     for field in dataclasses.fields(expected):
         a, b = getattr(read, field.name), getattr(expected, field.name)
@@ -692,19 +649,18 @@ def test_what_is_read_is_what_was_written(source, stored):
     assert read.fingerprint == expected.fingerprint
     assert np.shares_memory(read.train, read.facts)
 
-
-def test_a_knowledge_base_shares_the_mapped_index(stored):
-    read = load(stored)
-    sizes = {"n_constants": read.n_constants, "n_predicates": read.n_predicates}
-    tables = read.fact_tables
-    mapped, mapped_sizes = kb.build(
-        read.facts, read.rules, **sizes, tables=tables
-    )
-    made, made_sizes = kb.build(read.facts, read.rules, **sizes)
+    sizes = tables_of(read)[1]
+    clauses, tables = (read.facts, read.rules), read.fact_tables
+    mapped, mapped_sizes = kb.build(*clauses, **sizes, tables=tables)
+    made, made_sizes = kb.build(*clauses, **sizes)
     assert mapped_sizes == made_sizes
     for a, b in zip(kb.tree.leaves(mapped), kb.tree.leaves(made)):
         assert a.equal(b)
     assert np.shares_memory(mapped.facts.numpy(), tables["facts"])
+
+    assert not any("has changed since" in note for note in read.notes)
+    write(source, train="a\tr\tb\n")
+    assert any("has changed since" in note for note in load(stored).notes)
 
 
 def test_other_rules_facts_or_names_are_not_the_stored(source, stored):
@@ -725,13 +681,11 @@ def test_other_rules_facts_or_names_are_not_the_stored(source, stored):
     assert len(alone.facts) == len(alone.train)
 
 
-def test_a_changed_source_is_noted(source, stored):
-    assert not any("has changed since" in note for note in load(stored).notes)
-    write(source, train="a\tr\tb\n")
-    assert any("has changed since" in note for note in load(stored).notes)
-
-
-def test_a_damaged_or_foreign_file_is_named(stored):
+def test_what_is_not_the_stored_graph_is_refused(stored, tmp_path):
+    problem = message(store, from_text("p(a)."), tmp_path / "program")
+    assert "expected triples, got a program" in problem
+    problem = message(load, stored, cfg=DataConfig(columns="1,2,3"))
+    assert "options of reading and splitting" in problem
     path = stored / "graph.pt"
     content = path.read_bytes()
     torch.save({"format": 99}, path)
@@ -742,6 +696,9 @@ def test_a_damaged_or_foreign_file_is_named(stored):
 
 
 def test_a_folder_appears_whole(source, stored, tmp_path, monkeypatch):
+    def interrupt(*args):
+        raise KeyboardInterrupt
+
     before = load(stored)
     with monkeypatch.context() as patch:
         patch.setattr(os, "replace", interrupt)
@@ -756,14 +713,3 @@ def test_a_folder_appears_whole(source, stored, tmp_path, monkeypatch):
     store(load(source), tmp_path / "new")
     (path,) = (tmp_path / "new").iterdir()
     assert load(path.parent).fingerprint == before.fingerprint
-
-
-def interrupt(*args):
-    raise KeyboardInterrupt
-
-
-def test_programs_and_reading_options_are_refused(stored, tmp_path):
-    problem = message(store, from_text("p(a)."), tmp_path / "program")
-    assert "expected triples, got a program" in problem
-    problem = message(load, stored, cfg=DataConfig(columns="1,2,3"))
-    assert "options of reading and splitting" in problem
