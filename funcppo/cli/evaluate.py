@@ -208,7 +208,8 @@ class Evaluate(ScoreOptions):
 
         self.load_graph()
         dataset = self.load_triples()
-        return file_subject(dataset, Path(self.score), self.device)
+        split = getattr(dataset, self.table)
+        return file_subject(dataset, Path(self.score), self.device, split)
 
     def inputs(self) -> list[Path]:
         """List the files that are read, which an output must not overwrite."""

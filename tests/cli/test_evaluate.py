@@ -400,11 +400,15 @@ def test_rankings_are_written_and_judged(
         values = [found[name] for name in names]
         assert values == pytest.approx(judge(other, graph, "\t"), abs=1e-12)
     assert len(read_records(details)) == found["n_queries"] == 40
+    assert contains(found["notes"][0], "... of 40 questions have no ranking")
     assert programs.json("check", graph, "--score", other)["checks"]
     for text, problem in (
         ("Heads: e0\t1", ":1: expected a triple of the data, or Heads:"),
         ("e0 p e1\nTails: e2\t1\te3", ":2: ... got 'Tails: e2"),
         ("e0 p e1\nTails: e2\tnan", ":2: expected"),
+        ("e0 p e1\nTails: e2\t1\te2\t2", ":2: expected... one score"),
+        ("e0 p e1\nTails: e2\t1\ne0 p e3\nTails: e2\t2", ":4: expected"),
+        ("\n", ": expected rankings, got none"),
         ("e0 p e1\n\nHeads: e99\t0.5", ":3: expected...do not have: 'e99'"),
         ("e0 p e1 e2", ":1: expected a triple"),
     ):

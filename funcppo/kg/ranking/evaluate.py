@@ -34,7 +34,7 @@ from funcppo.kg.graph.dataset import Dataset, index_entities
 from funcppo.kg.graph.rules import format_atom
 from funcppo.kg.graph.text import read_text
 from funcppo.kg.logic.derive import Questions
-from funcppo.kg.logic.kb import HEAD, SIDE_NAMES, TAIL
+from funcppo.kg.logic.kb import HEAD, SIDE_NAMES, TAIL, other_side
 from funcppo.kg.logic.proof import Proof
 from funcppo.kg.ranking import explain, rank_metrics, ranking, scoring
 from funcppo.kg.ranking.rank_metrics import (
@@ -480,7 +480,8 @@ class RankedFile(Score):
         """Read the file.
 
         Raises:
-          ValueError: a line, which the message names, is of another form, has an unknown name, or no number as a score.
+          ValueError: a line, which the message names, is of another form, has an unknown name, no number as a score, or
+            a candidate with two scores; or there are no rankings.
         """
         super().__init__(path.name)
         self._lists = _read_rankings(path, dataset)
@@ -488,6 +489,17 @@ class RankedFile(Score):
         # The place of a score among all keeps any difference.
         scores = {x for listed in self._lists.values() for x in listed.values()}
         self._line = {x: line for line, x in enumerate(sorted(scores))}
+
+    def count_missing(
+        self, split: I32[np.ndarray, "n W"], sides: Sequence[int]
+    ) -> int:
+        """Count the questions of triples on some sides that the file does not have."""
+        asked = split[:, : TAIL + 1].tolist()
+        return sum(
+            (atom[0], side, atom[other_side(side)]) not in self._lists
+            for atom in asked
+            for side in sides
+        )
 
     def log_odds_of_all(self, questions: Questions) -> F64[Tensor, "Q E"]:
         """Return the line of the grid that a score stands on, of every entity; -inf where the file does not list it."""
@@ -500,6 +512,24 @@ class RankedFile(Score):
             values = torch.tensor(lines, dtype=table.dtype)
             table[row, [*listed]] = values * SCORE_GRID_STEP
         return table
+
+
+def _add_candidates(
+    listed: dict[int, float], cells: list[str], entities: Mapping[str, int]
+) -> None:
+    """Add candidates and their scores, each after its candidate, to those of a question.
+
+    Raises:
+      ValueError: a score is missing or no number, or a candidate has two scores.
+      KeyError: there is no such entity.
+    """
+    places = [entities[name] - 1 for name in cells[::2]]
+    added = dict(zip(places, map(float, cells[1::2]), strict=True))
+    # NaN is not the same either.
+    is_same = (listed.get(x, y) == y for x, y in added.items())
+    if len(added) < len(places) or not all(is_same):
+        raise ValueError("expected one number for each candidate")
+    listed.update(added)
 
 
 def _read_rankings(
@@ -519,12 +549,8 @@ def _read_rankings(
         try:
             if word in asked:
                 cells = text.split("\t") if text else []
-                names, scores = cells[::2], [*map(float, cells[1::2])]
-                places = [entities[name] - 1 for name in names]
-                listed = dict(zip(places, scores, strict=True))
-                if any(map(math.isnan, scores)):
-                    raise ValueError("nan")
-                found.setdefault(asked[word], {}).update(listed)
+                listed = found.setdefault(asked[word], {})
+                _add_candidates(listed, cells, entities)
             elif line.strip():
                 head, relation, tail = line.split(
                     "\t" if "\t" in line else None
@@ -539,8 +565,10 @@ def _read_rankings(
             unknown = f", which the data do not have: {error}" * is_unknown
             raise ValueError(
                 f"{path}:{number}: expected a triple of the data, or Heads: or Tails: with candidates and their scores "
-                f"between tabs, got {shorten(line)}{unknown}"
+                f"between tabs, each with one score for a question, got {shorten(line)}{unknown}"
             ) from None
+    if not found:
+        raise ValueError(f"{path}: expected rankings, got none")
     return found
 
 

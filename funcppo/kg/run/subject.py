@@ -8,13 +8,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
+
 from funcppo.core.host import NO_DEADLINE, Deadline
 from funcppo.kg.config import CHOICE_SECONDS, Note, ProverTaskConfig
 from funcppo.kg.graph.dataset import Dataset
 from funcppo.kg.graph.rules import check_horn
 from funcppo.kg.ranking import scoring
 from funcppo.kg.ranking.evaluate import RankedFile
-from funcppo.kg.ranking.ranking import selection_metric
+from funcppo.kg.ranking.ranking import ranked_sides, selection_metric
 from funcppo.kg.run import held_out
 from funcppo.kg.run.budget import RunTime
 from funcppo.kg.run.choices import (
@@ -206,15 +208,25 @@ def dataset_subject(
     return Subject(task, value, None, [*notes, *build_notes, *count_notes])
 
 
-def file_subject(dataset: Dataset, path: Path, device: str) -> Subject:
-    """Return a data set without rules with the score that a file of rankings gives; raises as `RankedFile` does."""
+def file_subject(
+    dataset: Dataset, path: Path, device: str, split: np.ndarray
+) -> Subject:
+    """Return a data set without rules with the score that a file of rankings gives; raises as `RankedFile` does.
+
+    Args:
+      split: triples that it is to rank; a note counts those that are not in the file.
+    """
     cfg = ProverTaskConfig(max_height=1, smoothing=0.0, object_identity=False)
     score = RankedFile(path, dataset)
     dataset = replace(dataset, rules=dataset.rules[:0], rule_counts=None)
     task = build_task(
         dataset, cfg, device, with_derivations=False, needs_rules=False
     )
-    return Subject(task, score, None, [])
+    sides = ranked_sides(task)
+    n_missing = score.count_missing(split, sides)
+    n_asked = len(sides) * len(split)
+    text = f"{path}: {n_missing:,} of {n_asked:,} questions have no ranking there: all their candidates tie"
+    return Subject(task, score, None, [Note("answers", text)] * (n_missing > 0))
 
 
 def _with_height(
