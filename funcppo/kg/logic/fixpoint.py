@@ -57,7 +57,6 @@ from funcppo.kg.logic.joins import (
     object_identity_constraints,
     relations_by_predicate,
     rules_from_kb,
-    substitute_inequalities,
     substitute_rule,
     substitute_terms,
 )
@@ -646,7 +645,10 @@ def _circular_heads(
         if unifier is not None:
             # Under object identity most rules have no such body.
             instance = substitute_rule(rule, unifier)
-            apart = substitute_inequalities(inequalities, unifier)
+            apart = [
+                (substitute_terms(one, unifier), substitute_terms(two, unifier))
+                for one, two in inequalities
+            ]
             limited = _substitute_literal(among, unifier, sizes.n_constants)
             heads = derive_heads(
                 instance, body, kb, sizes, apart, budget, limited

@@ -813,16 +813,3 @@ def substitute_terms(
 ) -> tuple[int, ...]:
     """Return the terms with their variables replaced."""
     return tuple(substitution.get(t, t) for t in terms)
-
-
-def substitute_inequalities(
-    inequalities: Sequence[Inequality], substitution: dict[int, int]
-) -> list[Inequality]:
-    """Return the inequalities with their variables replaced."""
-    return [
-        (
-            substitute_terms(left, substitution),
-            substitute_terms(right, substitution),
-        )
-        for left, right in inequalities
-    ]

@@ -670,7 +670,10 @@ def list_candidates(
         is_true = kbase.contains_key(true_triples, answers.triple_key, side)
         kept = is_answer | ~is_true
         query_row, entity = answers.query_row[kept], answers.entity[kept]
-        n_candidates = _count_candidates(true_triples, queries, side, len(pool))
+        # The pool without the other true answers.
+        start, stop = kbase.answer_range(true_triples, queries, side)
+        is_known = kbase.contains_triple(true_triples, queries, side)
+        n_candidates = len(pool) - (stop - start) + is_known.long()
     else:
         if protocol.n_negatives is None:
             is_other = other_candidates(true_triples, pool, queries, side)
@@ -683,7 +686,8 @@ def list_candidates(
         query_row = torch.cat([row_numbers(queries), query_row])
         entity = torch.cat([queries[:, side], entity])
         n_candidates = torch.bincount(query_row, minlength=len(queries))
-    atom = _replace_argument(queries[query_row], side, entity)
+    atom = queries[query_row]
+    atom[:, side] = entity
     if protocol.n_negatives is not None and not protocol.score_unprovable:
         is_derivable = kbase.contains_triple(derivable_triples, atom, side)
         query_row, atom = query_row[is_derivable], atom[is_derivable]
@@ -694,24 +698,6 @@ def list_candidates(
         n_candidates=n_candidates,
         answer_provable=kbase.contains_triple(derivable_triples, queries, side),
     )
-
-
-def _count_candidates(
-    true_triples: TripleIndex,
-    queries: I64[Tensor, "Q W"],
-    side: int,
-    pool_size: int,
-) -> I64[Tensor, "Q"]:
-    """Count the candidates of each query, its answer included: the pool without the other true answers.
-
-    Args:
-      true_triples: the known triples, restricted to the pool.
-      side: `HEAD` or `TAIL`.
-      pool_size: number of entities of the pool, which holds every answer.
-    """
-    start, stop = kbase.answer_range(true_triples, queries, side)
-    answer_is_true = kbase.contains_triple(true_triples, queries, side)
-    return pool_size - (stop - start) + answer_is_true.to(torch.int64)
 
 
 def other_candidates(
@@ -782,10 +768,3 @@ def sample_corruptions(
     count = torch.tensor([len(x) for x in found], device=row.device)
     place = torch.from_numpy(np.concatenate(found)).to(pool.device)
     return row.repeat_interleave(count), pool[place]
-
-
-def _replace_argument(atoms: Tensor, side: int, entity: Tensor) -> Tensor:
-    """Return the atoms with an entity as argument `side`."""
-    column = count_to(atoms.shape[-1], atoms)
-    is_replaced = column == side
-    return torch.where(is_replaced, entity[..., None], atoms)

@@ -399,7 +399,13 @@ class _RankCheck:
           RecountLimitError: the deadline is reached.
         """
         rules = self._derive_candidates(row, deadline)
-        engine = {atom: self._engine_score(atom, row.side) for atom in rules}
+        # None for a candidate that the engine does not list.
+        engine = {
+            atom: self.engine_scores.get(
+                (atom, row.side), self.engine_scores.get((atom, 0))
+            )
+            for atom in rules
+        }
         log_odds = {
             atom: self._log_odds(atom, row.side, rules[atom], engine[atom])
             for atom in rules
@@ -471,11 +477,6 @@ class _RankCheck:
             )
             found[atom] = [] if is_out else derivers.get(atom[row.side], [])
         return found
-
-    def _engine_score(self, atom: Atom, side: int) -> float | None:
-        """Return the engine's log-odds of a candidate on a side; None if the engine does not list it."""
-        of_all_sides = self.engine_scores.get((atom, 0))
-        return self.engine_scores.get((atom, side), of_all_sides)
 
     def _log_odds(
         self, atom: Atom, side: int, rules: Sequence[int], engine: float | None
