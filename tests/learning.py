@@ -36,6 +36,15 @@ SMALL: dict[str, Any] = {
 }
 
 
+def refused(
+    problem: str, call: Any, *args: Any, error: Any = ValueError, **options: Any
+) -> None:
+    """Assert that a call raises an error of one line, which begins so."""
+    with pytest.raises(error, match=f"^{problem}") as caught:
+        call(*args, **options)
+    assert "\n" not in str(caught.value)
+
+
 def oracle(name: str) -> dict[str, np.ndarray]:
     """A file of recorded numbers; skips the test where it is absent."""
     path = DATA / "oracles" / name

@@ -7,6 +7,7 @@ import torch
 
 import funcppo as fp
 from funcppo.envs import ENVIRONMENTS, wrappers
+from tests.learning import refused
 
 
 class State(NamedTuple):
@@ -116,9 +117,7 @@ BROKEN = {
 @pytest.mark.parametrize("name", BROKEN)
 def test_a_fault_of_a_step_is_named_in_one_line(name):
     step_functional, problem = BROKEN[name]
-    with pytest.raises(ValueError, match=f"^{problem}") as error:
-        fp.check(environment(step_functional=step_functional))
-    assert "\n" not in str(error.value)
+    refused(problem, fp.check, environment(step_functional=step_functional))
 
 
 def starts(fn):
@@ -156,9 +155,7 @@ IN_PARTS = {
     ],
 )  # fmt: skip
 def test_a_fault_of_another_function_is_named(changes, problem):
-    with pytest.raises(ValueError, match=f"^{problem}") as error:
-        fp.check(environment(**changes))
-    assert "\n" not in str(error.value)
+    refused(problem, fp.check, environment(**changes))
 
 
 @pytest.mark.parametrize(
@@ -173,17 +170,11 @@ def test_an_observation_that_no_network_reads_is_named(changes):
     """A network is built for the spec; without one it is the user's, which may read other numbers."""
     env = environment(**changes)
     problem = "observe: observation[a-z.]*: expected torch.float32 by env.spec, got torch.float"
-    with pytest.raises(ValueError, match=f"^{problem}") as error:
-        fp.check(env)
-    assert "\n" not in str(error.value)
-    with pytest.raises(ValueError, match=r"^network: expected"):
-        fp.ppo(env=env, network=fp.nets.mlp(4)).init(fp.random.key(0))
-
-    def sample_action(key, obs):
-        return torch.ones(4, dtype=torch.int64)
-
-    bare = environment(**changes, spec=None)
-    fp.check(bare, sample_action=sample_action, n_steps=4)
+    refused(problem, fp.check, env)
+    ppo = fp.ppo(env=env, network=fp.nets.mlp(4))
+    refused("network: expected", ppo.init, fp.random.key(0))
+    bare, action = environment(**changes, spec=None), torch.ones(4).long()
+    fp.check(bare, sample_action=lambda key, obs: action, n_steps=4)
 
 
 def test_later_episodes_are_checked_too():
@@ -206,32 +197,22 @@ def test_later_episodes_are_checked_too():
     bad = next(cell for cell in range(16) if cell not in first)
     fp.check(env, n_steps=1)
     problem = "step_functional: Timestep.reward: expected finite numbers, got"
-    with pytest.raises(ValueError, match=problem):
-        fp.check(env)
-
-
-def test_what_is_no_environment_is_named():
-    with pytest.raises(TypeError, match=r"^env: expected an Environment"):
-        fp.check(reset)
+    refused(problem, fp.check, env)
+    refused("env: expected an Environment", fp.check, reset, error=TypeError)
 
 
 # Names
 
 
 def test_options_reach_the_environment():
-    assert fp.envs.make("CartPole-v1", max_steps=7).cfg.max_steps == 7
-    with pytest.raises(ValueError, match=r"^max_steps: expected 1 or more"):
-        fp.envs.make("CartPole-v1", max_steps=0)
-
-
-def test_an_id_of_gymnasium_is_a_name():
-    env = fp.envs.make("gymnasium:CartPole-v1", n_envs=3, max_episode_steps=9)
+    make = fp.envs.make
+    assert make("CartPole-v1", max_steps=7).cfg.max_steps == 7
+    refused("max_steps: expected 1 or more", make, "CartPole-v1", max_steps=0)
+    options = {"steps": 3, "error": TypeError}
+    refused("steps: expected .*max_steps", make, "CartPole-v1", **options)
+    # An id of Gymnasium is a name too.
+    env = make("gymnasium:CartPole-v1", n_envs=3, max_episode_steps=9)
     assert env.host.n_envs == 3 and env.spec.observation_size == 4
-
-
-def test_an_unknown_option_is_named():
-    with pytest.raises(TypeError, match=r"^steps: expected .*max_steps"):
-        fp.envs.make("CartPole-v1", steps=3)
 
 
 @pytest.mark.parametrize(
@@ -242,14 +223,8 @@ def test_an_unknown_option_is_named():
         ("acrobot-v1", "Acrobot-v1"),
         ("MinAtar/Breakout", "MinAtar/Breakout-v[01]"),
         ("MountainCarContinous-v0", "MountainCarContinuous-v0"),
+        ("zzz", "there are CartPole-v1, Pendulum-v1.*"),
     ],
 )
-def test_an_unknown_name_is_answered_by_the_nearest(given, nearest):
-    with pytest.raises(ValueError, match=f"^{given}: .*{nearest}$") as error:
-        fp.envs.make(given)
-    assert "\n" not in str(error.value)
-
-
-def test_a_name_like_none_is_answered_by_all():
-    with pytest.raises(ValueError, match="there are CartPole-v1, Pendulum-v1"):
-        fp.envs.make("zzz")
+def test_an_unknown_name_is_answered_by_the_nearest_or_all(given, nearest):
+    refused(f"{given}: .*{nearest}$", fp.envs.make, given)

@@ -14,7 +14,7 @@ import funcppo as fp
 from funcppo import rollout, train_step
 from funcppo.core import random, tree
 from funcppo.envs import wrappers
-from tests.learning import WORLD, assert_trees_equal
+from tests.learning import WORLD, assert_trees_equal, refused
 
 CARTPOLE = fp.envs.cartpole(max_steps=12)
 PENDULUM = fp.envs.pendulum()
@@ -150,8 +150,6 @@ def test_a_stack_holds_the_last_observations_as_gymnasiums():
 def test_a_time_limit_cuts_what_has_not_ended():
     """CartPole falls after about 20 random steps; its own limit is out of reach."""
     env = wrappers.time_limit(fp.envs.cartpole(), 20)
-    theirs = gymnasium.wrappers.TimeLimit
-    assert theirs is reference.TimeLimit
     length, n_cut, n_fallen = torch.zeros(16), 0, 0
     for step in play(env, 5, 16, 80):
         length = length + 1
@@ -290,8 +288,7 @@ DISCRETE = "env.spec: expected continuous actions, got discrete ones"
     ],
 )  # fmt: skip
 def test_settings_out_of_range_are_named(build, problem):
-    with pytest.raises(ValueError, match=f"^{problem}"):
-        build()
+    refused(problem, build)
 
 
 @pytest.mark.parametrize(
@@ -307,10 +304,11 @@ def test_a_wrapper_without_the_fields_that_it_names_is_refused(
     keys = random.split(random.key(0), 2)
     begin = lambda cfg, world, inner: make(inner)
     env = wrappers.wrap(CARTPOLE, begin=begin, kept=kept)
-    with pytest.raises(TypeError, match=f"^begin: expected .* field {name}, "):
-        env.reset(env.cfg, WORLD, keys)
-    with pytest.raises(TypeError, match=r"^kept: expected a tuple of"):
-        wrappers.wrap(CARTPOLE, kept="age")
+    of = {"error": TypeError}
+    problem = f"begin: expected .* field {name}, "
+    refused(problem, env.reset, env.cfg, WORLD, keys, **of)
+    problem = "kept: expected a tuple of"
+    refused(problem, wrappers.wrap, CARTPOLE, kept="age", **of)
 
 
 @pytest.mark.parametrize("dtype", [torch.bool, torch.uint8])
@@ -322,10 +320,8 @@ def test_observations_that_are_no_floats_are_normalised_and_clipped(dtype):
 
     env = replace(CARTPOLE, observe=observe)
     for wrap in (wrappers.normalize_observation, wrappers.clip_observation):
-        both = [
-            wrap(env),
-            wrap(replace(env, observe=lambda *x: observe(*x).float())),
-        ]
+        floats = replace(env, observe=lambda *x: observe(*x).float())
+        both = wrap(env), wrap(floats)
         keys = random.split(random.key(0), 8)
         got, want = (
             x.observe(x.cfg, WORLD, x.reset(x.cfg, WORLD, keys)) for x in both
