@@ -23,7 +23,7 @@ import importlib
 import sys
 from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -75,7 +75,9 @@ def reset_peak(device: torch.device | str) -> None:
     _return_freed_memory(device)
     if _is_gpu(device):
         torch.cuda.reset_peak_memory_stats(device)
-    elif _RESET_PEAK.exists():
+        return
+    # In a container, and after a change of user, it may not be written.
+    with suppress(OSError):
         # 5 resets the peak resident size: see proc(5)
         _RESET_PEAK.write_text("5")
 

@@ -108,6 +108,12 @@ print(memory.peak_bytes("cpu") - low)
     assert [above, rise] == pytest.approx([0, SIZE], abs=SIZE // 8)
 
 
+def test_a_peak_that_cannot_be_reset_stays(tmp_path, monkeypatch):
+    monkeypatch.setattr(memory, "_RESET_PEAK", tmp_path)  # no file
+    memory.reset_peak("cpu")
+    assert memory.peak_bytes("cpu") > 0
+
+
 @on_gpu
 def test_gpu_memory_is_that_of_allocated_tensors():
     torch.zeros(1, device="cuda")  # what the first tensor leaves behind
