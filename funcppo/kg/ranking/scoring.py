@@ -7,15 +7,12 @@ questions has it collected for what it scores; `score_collected` reads evidence 
 
 from __future__ import annotations
 
-import math
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -89,8 +86,6 @@ from funcppo.runtime.memory import AsyncReadback, prefetch
 
 # Each collection of evidence solves every rule's body, so it ranks at least as many queries.
 MIN_CHUNK_QUERIES = 256
-# queries whose firings tell how many queries keep within a bound
-PILOT_QUERIES = 64
 
 
 class TaskCandidates(Candidates):
@@ -468,44 +463,6 @@ def query_evidence(
         chunk = select_rows(questions, slice(start, stop))
         yield QuestionEvidence(chunk, part)
         start = stop
-
-
-def count_queries_within(
-    task: ProverTask,
-    facts: FactIndex,
-    queries: np.ndarray,
-    sides: Sequence[int],
-    max_firings: float,
-    max_rows: float,
-    max_seconds: float = math.inf,
-) -> int:
-    """Estimate from the first queries how many, at least one, keep within bounds on their evidence.
-
-    Args:
-      max_firings: the most firings.
-      max_rows: the most rows that the joins make for them.
-      max_seconds: the most seconds, as the first queries take; many together take less, so those are within.
-    """
-    share, n_pilot, took = 0.0, 1, 0.0
-    for size in (1, 8, PILOT_QUERIES):
-        if took > max_seconds or size > 8 * len(queries):
-            break
-        start = time.monotonic()
-        pilot = torch.from_numpy(np.ascontiguousarray(queries[:size]))
-        work = GroundingWork()
-        n_firings = sum(
-            len(part.evidence.rule)
-            for side in sides
-            for part in query_evidence(task, facts, pilot, side, work)
-        )
-        share = max(n_firings / max_firings, work.n_rows / max_rows)
-        n_pilot = max(len(pilot), 1)
-        took = time.monotonic() - start
-    n_within = max(1, int(n_pilot / max(share, 1e-12)))
-    if took * len(queries) > max_seconds * n_pilot:
-        in_time = int(max_seconds * n_pilot / took)
-        n_within = min(n_within, max(n_pilot, in_time))
-    return min(len(queries), n_within)
 
 
 # -- derivations of a task

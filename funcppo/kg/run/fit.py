@@ -319,14 +319,58 @@ class SplitEvidence:
         return self.rank(LearnedScore("evidence", weights))
 
 
+def count_queries_within(
+    task: ProverTask,
+    facts: FactIndex,
+    queries: np.ndarray,
+    max_firings: float,
+    max_rows: float,
+    max_seconds: float = math.inf,
+) -> int:
+    """Estimate from the first queries how many, at least one, keep within bounds on their evidence.
+
+    Args:
+      max_firings: the most firings.
+      max_rows: the most rows that the joins make for them.
+      max_seconds: the most seconds, as the first queries take; many together take less, so those are within.
+    """
+    share, n_pilot, took = 0.0, 1, 0.0
+    for size in (1, 8, 64):
+        if took > max_seconds or size > 8 * len(queries):
+            break
+        start = time.monotonic()
+        pilot, work = queries[:size], GroundingWork()
+        collected = collect_evidence(task, facts, pilot, work)
+        n_firings = sum(
+            len(part.evidence.rule)
+            for parts in collected.parts.values()
+            for part in parts
+        )
+        share = max(n_firings / max_firings, work.n_rows / max_rows)
+        n_pilot = max(len(pilot), 1)
+        took = time.monotonic() - start
+    n_within = max(1, int(n_pilot / max(share, 1e-12)))
+    if took * len(queries) > max_seconds * n_pilot:
+        in_time = int(max_seconds * n_pilot / took)
+        n_within = min(n_within, max(n_pilot, in_time))
+    return min(len(queries), n_within)
+
+
 def collect_evidence(
-    task: ProverTask, facts: FactIndex, queries: np.ndarray
+    task: ProverTask,
+    facts: FactIndex,
+    queries: np.ndarray,
+    work: GroundingWork | None = None,
 ) -> SplitEvidence:
-    """Collect the evidence of queries of a split."""
+    """Collect the evidence of queries of a split.
+
+    Args:
+      work: counts the work of finding groundings; None not to count it.
+    """
     sides = ranking.ranked_sides(task)
     atoms = torch.from_numpy(np.ascontiguousarray(queries))
     parts = {
-        side: list(scoring.query_evidence(task, facts, atoms, side))
+        side: list(scoring.query_evidence(task, facts, atoms, side, work))
         for side in sides
     }
     # The candidates that have evidence are the answers that rules derive.

@@ -445,14 +445,8 @@ def with_valid_evidence(run: Run, seconds: float = math.inf) -> Run:
     held = run.run_config.questions.max_valid_firings or MAX_VALID_FIRINGS
     max_rows = held * 25  # a minute or less on one core
     max_firings = int(held * run.task.cfg.memory_share)
-    n_queries = scoring.count_queries_within(
-        run.task,
-        setup.facts,
-        queries,
-        ranked_sides(run.task),
-        max_firings,
-        max_rows,
-        seconds,
+    n_queries = fit.count_queries_within(
+        run.task, setup.facts, queries, max_firings, max_rows, seconds
     )
     config, notes = run.run_config, run.notes
     if n_queries < len(queries):

@@ -242,6 +242,26 @@ def test_the_first_steps_tell_the_seconds_of_all(setup, colours, chains):
         assert training.n_made == n_made + 1
 
 
+def test_the_time_of_valid_queries_is_that_of_their_candidates_too(
+    task, setup, monkeypatch
+):
+    """A hub has few rules and many candidates."""
+    now, list_split = [0.0], ranking.list_split
+
+    def listed(task, split, *args, **named):
+        now[0] += len(split)
+        return list_split(task, split, *args, **named)
+
+    monkeypatch.setattr(ranking, "list_split", listed)
+    monkeypatch.setattr(fit.time, "monotonic", lambda: now[0])
+    queries = task.dataset.facts[:40]
+    for seconds, expected in ((0.5, 1), (5.0, 8), (100.0, 40)):
+        found = fit.count_queries_within(
+            task, setup.facts, queries, 1e9, 1e9, seconds
+        )
+        assert found == expected
+
+
 def test_weights_are_widened_by_zeros(setup, start):
     wide = fit.with_weights_of(setup, uses_embedding=True)
     params = tree.map(lambda x: x + 1.0, start)
