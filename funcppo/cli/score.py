@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from funcppo.kg.answers import Answerer, TripleScorer
 
     Row = list[str]
-    # Writes records; whether they are the first ones.
-    WriteFn = Callable[[list[JsonObject], bool], object]
 
 LABELS = {"1": True, "true": True, "0": False, "-1": False, "false": False}
 
