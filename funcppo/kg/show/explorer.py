@@ -452,9 +452,10 @@ class Explorer:
         given = int(atom[other_side(place)])
         (score,) = self.answerer.score(atom[None], place)
 
-        # A search may miss what the rules derive, and a rule may have the confidence 0.
+        # A search may miss what the rules derive; other evidence may score what they do not.
         reasons: Json = {"verdict": Verdict.PROVED}
-        if score <= 0:
+        is_derivable = self.answerer.is_derivable(atom[None], place)
+        if score <= 0 or not is_derivable:
             reasons = explain_failure(subject.task, atom)
         verdict = reasons["verdict"].name.lower()
         if verdict == "proved":

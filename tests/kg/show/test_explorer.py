@@ -335,7 +335,7 @@ def test_neighbours_of_neighbours_are_drawn_where_they_are_asked_for(client):
         assert found.status_code in (400, 404) and found.json()["error"]
 
 
-def test_an_atom_without_a_proof_says_which_rules_fail(explorers):
+def test_an_atom_without_a_proof_says_which_rules_fail(explorers, monkeypatch):
     explorer = explorers["questions"]
     why = explorer.why(not_derivable(explorer))
     assert (why.verdict, why.score, why.proof) == ("no proof", 0, None)
@@ -343,6 +343,10 @@ def test_an_atom_without_a_proof_says_which_rules_fail(explorers):
     assert all(failed.goals for failed in why.failed_rules)
     why = explorer.why(WhyQuery(relation=LIKES, head_id=1, tail_id=2))
     assert why.verdict == "no proof" and why.n_matching_rules == 0
+    # whatever other evidence says of it
+    monkeypatch.setattr(explorer.answerer, "score", lambda *_: [0.5])
+    why = explorer.why(not_derivable(explorer))
+    assert (why.verdict, why.score, why.proof) == ("no proof", 0.5, None)
 
 
 # -- the drawing of proofs
