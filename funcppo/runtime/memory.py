@@ -75,11 +75,11 @@ def reset_peak(device: torch.device | str) -> None:
     _return_freed_memory(device)
     if _is_gpu(device):
         torch.cuda.reset_peak_memory_stats(device)
-        return
-    # In a container, and after a change of user, it may not be written.
-    with suppress(OSError):
-        # 5 resets the peak resident size: see proc(5)
-        _RESET_PEAK.write_text("5")
+    elif _RESET_PEAK.exists():
+        # In a container, and after a change of user, it may not be written.
+        with suppress(OSError):
+            # 5 resets the peak resident size: see proc(5)
+            _RESET_PEAK.write_text("5")
 
 
 def peak_bytes(device: torch.device | str) -> int:
