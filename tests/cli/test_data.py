@@ -43,16 +43,10 @@ def test_the_tables_escape_names(folder, programs):
     text = programs.printed("data", folder)
     assert "[/x]" in text and "\x1b" not in text
     assert "note: test: 1 of 3 triples are known facts" in text
-
-
-def test_an_inverse_relation_is_named(programs, tmp_path):
-    graph = tmp_path / "graph.tsv"
-    graph.write_text("a\tr\tb\nb\ts\ta\n")
-    assert "s 1.00" in programs.printed("data", graph)
-
-
-def test_bad_input_is_one_line(programs, tmp_path):
-    error = programs.refused("data", tmp_path / "none")
+    (folder / "graph.tsv").write_text("a\tr\tb\nb\ts\ta\n")
+    # An inverse relation is named.
+    assert "s 1.00" in programs.printed("data", folder / "graph.tsv")
+    error = programs.refused("data", folder / "none")
     assert error.startswith("unknown data set")
 
 
@@ -124,18 +118,12 @@ def strip(value):
     return [strip(part) for part in value] if isinstance(value, list) else value
 
 
-def test_bad_paths_of_an_index_are_one_line(graph, programs):
-    assert "expected another folder than that of" in programs.refused(
-        "data", graph, "--index", graph
-    )
-    missing = graph.with_name("no") / "folder"
-    assert programs("data", graph, "--index", missing) == 0
-
-
 @pytest.mark.parametrize("is_indexed", [False, True])
 def test_what_is_not_held_is_derived(graph, is_indexed, programs):
     if is_indexed:
-        indexed = graph.with_name("indexed")
+        error = programs.refused("data", graph, "--index", graph)
+        assert "expected another folder than that of" in error
+        indexed = graph.with_name("no") / "folder"
         assert programs("data", graph, "--index", indexed) == 0
         graph = indexed
     run = graph.with_name("run")
@@ -382,6 +370,5 @@ def test_triples_are_written_as_another_program_takes_them(graph, programs):
     own = ["--set", f"out={graph}/{{split}}.txt"]
     error = programs.refused("data", graph, *own)
     assert "another name than that of a split" in error
-    assert "--json x.parquet: expected another format" in programs.refused(
-        "data", graph, "--json", "x.parquet"
-    )
+    error = programs.refused("data", graph, "--json", "x.parquet")
+    assert "--json x.parquet: expected another format" in error

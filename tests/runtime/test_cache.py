@@ -146,7 +146,10 @@ def test_each_kind_of_arguments_has_its_own_code(folder):
     assert monitor.recompile_reasons[-1] == "squares: PyTorch's settings differ"
 
 
-def test_other_options_and_functions_are_other_code(folder, monkeypatch):
+def test_other_options_functions_and_settings_are_other_code(
+    folder, monkeypatch
+):
+    """Settings that are equal but not alike have their own code."""
     x = torch.rand(4, 4)
     assert not is_found(foreign, x)
     assert is_found(foreign, x)
@@ -156,11 +159,8 @@ def test_other_options_and_functions_are_other_code(folder, monkeypatch):
     monkeypatch.setitem(globals(), "foreign", other)
     assert not is_found(other, x)
     assert n_saved(folder) == 3
-
-
-def test_settings_that_are_equal_but_not_alike_have_their_own_code(folder):
     x = torch.arange(4)
-    for n, by in enumerate((2, 2.0, 0.0, -0.0), 1):
+    for n, by in enumerate((2, 2.0, 0.0, -0.0), 4):
         cfg = optim.AdamConfig(eps=by)
         got, want = CompiledFunction(scaled)(cfg, x), scaled(cfg, x)
         assert got.dtype == want.dtype
@@ -207,6 +207,8 @@ class Scale:
     ],
 )
 def test_what_has_no_name_has_guards_and_is_not_saved(fn, args, folder):
+    # A class of PyTorch 2.11's own globals, whose instances have code.
+    assert cache.describe_value(FunctionType) == "builtins.function "
     torch.testing.assert_close(CompiledFunction(fn)(*args), fn(*args))
     assert n_saved(folder) == 0
     (reason,) = cache.uncached_reasons.values()
@@ -224,17 +226,8 @@ def test_gradients_and_transforms_pass_through_as_with_guards(folder):
     with pytest.raises(torch._dynamo.exc.Unsupported):
         torch.vmap(lambda row: fn(row, LIMIT)[1])(torch.stack([x, 2 * x]))
     assert n_saved(folder) == 1
-
-
-def test_a_class_whose_instances_have_code_has_none():
-    """Of PyTorch 2.11's own globals, which a function of a script reads."""
-    assert cache.describe_value(FunctionType) == "builtins.function "
-
-
-def test_inside_another_graph_it_is_the_function_itself():
-    inner = CompiledFunction(clip_by_global_norm)
-    x = torch.rand(4)
-    double = lambda x: inner(x, LIMIT)[0] * 2
+    # Inside another graph it is the function itself.
+    double = lambda x: fn(x, LIMIT)[0] * 2
     outer = torch.compile(double, backend="eager", fullgraph=True)
     torch.testing.assert_close(outer(x), clip_by_global_norm(x, LIMIT)[0] * 2)
 
