@@ -57,12 +57,6 @@ def rank(subject):
     return RecountCheck(subject).rank(split, range(len(split)))
 
 
-def compare_ranks(subject, ranked):
-    """The comparisons of candidates, by kind."""
-    results = RecountCheck(subject).compare_ranks(ranked, SECONDS)
-    return {result.kind: result for result in results}
-
-
 def compare_details(subject, path):
     """The comparison of a details file with nine queries."""
     split, details = subject.task.dataset.test, read_details(path)
@@ -72,14 +66,15 @@ def compare_details(subject, path):
     return found
 
 
-def compare(subject, seconds=SECONDS):
+def compare(subject, ranked=None):
     """All comparisons, by kind."""
     check = RecountCheck(subject)
-    ranked = rank(subject)
+    if ranked is None:
+        ranked = rank(subject)
     results = [
-        check.compare_supports(range(len(check.logic.rules)), seconds),
-        *check.compare_ranks(ranked, seconds),
-        check.compare_proofs(ranked, seconds),
+        check.compare_supports(range(len(check.logic.rules)), SECONDS),
+        *check.compare_ranks(ranked, SECONDS),
+        check.compare_proofs(ranked, SECONDS),
     ]
     return {result.kind: result for result in results}
 
@@ -134,7 +129,7 @@ def test_a_dropped_candidate_is_reported(subject):
     ranked = rank(subject)
     names = "scored_atom", "scored_side", "log_odds"
     wrong = ranked._replace(**{x: getattr(ranked, x)[1:] for x in names})
-    found = compare_ranks(subject, wrong)["candidates"].disagreements
+    found = compare(subject, wrong)["candidates"].disagreements
     ending = ": not derivable, recounted derivable"
     assert found and all(line.endswith(ending) for line in found)
 
@@ -143,7 +138,7 @@ def test_a_score_that_keeps_the_ranks_is_reported(subject):
     """Scores with ten steps of the grid more than they should have."""
     ranked = rank(subject)
     wrong = ranked._replace(log_odds=ranked.log_odds + 1e-3)
-    found = compare_ranks(subject, wrong)
+    found = compare(subject, wrong)
     assert not found["ranks"].disagreements
     lines = found["candidates"].disagreements
     assert len(lines) == len(ranked.listed_score)
@@ -160,7 +155,7 @@ def test_other_facts_of_candidates_that_were_counted_wrong_are_reported():
     counts = task.other_facts._replace(degrees=wrong)
     task = dataclasses.replace(task, other_facts=counts)
     ranked = rank(dataclasses.replace(subject, task=task))
-    assert compare_ranks(subject, ranked)["candidates"].disagreements
+    assert compare(subject, ranked)["candidates"].disagreements
 
 
 @pytest.mark.parametrize("is_refused", [False, True])

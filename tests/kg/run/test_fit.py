@@ -1,6 +1,5 @@
 """Questions, the listwise fit and priors: what is asked, that all learn what rules cannot say, and their time."""
 
-import itertools
 import math
 import time
 from dataclasses import replace
@@ -28,7 +27,7 @@ from funcppo.kg.run.fit import Training, list_questions
 from funcppo.kg.scores import evidence, learned, path_network
 from funcppo.kg.scores.learned import LearnedScore
 from funcppo.kg.search.task import build_task
-from tests.kg.run.runs import seating
+from tests.kg.run import runs
 from tests.learning import assert_trees_equal
 
 PLAIN = QuestionConfig(left_out="fact")
@@ -40,7 +39,7 @@ def task():
     settings = ProverTaskConfig(
         max_height=1, smoothing=5.0, object_identity=True
     )
-    return build_task(seating(), settings)
+    return build_task(runs.seating(), settings)
 
 
 @pytest.fixture(scope="module")
@@ -280,16 +279,19 @@ NETWORK = BellmanFordConfig(
 )
 
 
+SETTINGS = ProverTaskConfig(max_height=1, smoothing=5.0)
+
+
 @pytest.fixture(scope="module")
 def colours():
-    """Who likes whom: those whose numbers differ by a multiple of four; a tenth of these facts is test."""
-    pairs = itertools.permutations(range(40), 2)
-    facts = [(f"x{i}", "likes", f"x{j}") for i, j in pairs if (i - j) % 4 == 0]
-    known = [fact for i, fact in enumerate(facts) if i % 10]
-    graph = loaders.from_triples(
-        known, [], facts[::10], rules="likes(X, Y) :- likes(Y, X)"
-    )
-    return build_task(graph, ProverTaskConfig(max_height=1, smoothing=5.0))
+    """Who likes whom."""
+    return build_task(runs.colours(), SETTINGS)
+
+
+@pytest.fixture(scope="module")
+def chains():
+    """Chains of three persons."""
+    return build_task(runs.elders(24), SETTINGS)
 
 
 def test_a_seed_gives_the_same_numbers_another_others(colours, chains):
@@ -305,27 +307,6 @@ def test_a_seed_gives_the_same_numbers_another_others(colours, chains):
         leaves = [tree.ravel(x) for x in (one, same, other)]
         assert torch.equal(leaves[0], leaves[1])
         assert not torch.equal(leaves[0], leaves[2])
-
-
-# -- Bellman-Ford networks
-
-
-@pytest.fixture(scope="module")
-def chains():
-    """Chains of three persons: every parent is known, and of four grandparents three; the fourth is test."""
-    parents = [
-        (f"x{i}{a}", "parent", f"x{i}{b}")
-        for i in range(24)
-        for a, b in ("ab", "bc")
-    ]
-    elders = [(f"x{i}a", "grandparent", f"x{i}c") for i in range(24)]
-    graph = loaders.from_triples(
-        parents + [fact for i, fact in enumerate(elders) if i % 4],
-        [],
-        elders[::4],
-        rules="grandparent(X, Y) :- parent(X, Z), parent(Z, Y)",
-    )
-    return build_task(graph, ProverTaskConfig(max_height=1, smoothing=5.0))
 
 
 def test_nothing_is_asked_or_trained_about_further_facts():

@@ -17,8 +17,7 @@ from funcppo.config import PPOConfig
 from funcppo.core import random, tree
 from funcppo.core.host import Deadline
 from funcppo.core.settings import METRICS_FILE
-from funcppo.kg.config import RESULTS_FILE, ProverTaskConfig, read_config
-from funcppo.kg.graph import loaders
+from funcppo.kg.config import RESULTS_FILE, read_config
 from funcppo.kg.run import held_out, train
 from funcppo.kg.run.budget import RunTime
 from funcppo.kg.run.run import open_run, resume_run, saved_update, write_graph
@@ -28,6 +27,7 @@ from funcppo.runtime.compile import StrategyRecord
 from funcppo.runtime.monitor import Monitor
 from funcppo.train_step import EAGER_PARTS
 from tests.kg.run.runs import CONFIG, N_UPDATES, assert_equal_runs, trained
+from tests.kg.search.small_tasks import small_task
 from tests.learning import assert_trees_equal
 
 # -- resumed runs
@@ -116,10 +116,8 @@ def test_the_best_parameters_are_kept_meanwhile(run, monkeypatch, tmp_path):
     ranked_as(monkeypatch, [0.25, 0.5, 0.125])
     captured, _ = train.prepare_train_step(run)
     params = [tree.ravel(run.state.train_state.params)]
-    for after, _ in train.train(
-        run, tmp_path, captured, lambda: False, Monitor()
-    ):
-        run = after
+    arguments = run, tmp_path, captured, lambda: False, Monitor()
+    for run, _ in train.train(*arguments):
         params.append(tree.ravel(run.state.train_state.params))
     best = tree.ravel(run.state.best_params)
     assert torch.equal(best, params[2])
@@ -223,15 +221,10 @@ def test_a_run_is_compiled_if_its_calls_and_its_time_repay_that(
 
     def select_strategy(*args, tolerance, agree):
         asked.append(args[-1])
-        return EAGER_PARTS, StrategyRecord(
-            strategy="eager" if args[-1] == "eager" else "one-graph",
-            failures=(),
-            **{
-                "torch_version": "2.13",
-                "device": "cuda:0",
-                "backend": "inductor",
-            },
-        )
+        strategy = "eager" if args[-1] == "eager" else "one-graph"
+        made = {"torch_version": "2.13", "device": "cuda:0", "failures": ()}
+        record = StrategyRecord(strategy=strategy, backend="inductor", **made)
+        return EAGER_PARTS, record
 
     monkeypatch.setattr(learner, "select_strategy", select_strategy)
     monkeypatch.setattr(learner, "COMPILE_MIN_CALLS", calls)
@@ -313,17 +306,12 @@ def test_the_checkpoint_of_a_fit_opens_and_its_results_are_the_same(asking):
 PPO = PPOConfig(
     n_envs=16, n_steps=8, n_epochs=1, n_minibatches=2, learning_rate=1e-3
 )
-SETTINGS = ProverTaskConfig(
-    max_height=2, max_depth=5, embed_dim=4, hidden_dim=8
-)
 
 
 @cache
-def trained_problem(ppo: PPOConfig = PPO, **settings):
+def trained_problem(ppo: PPOConfig = PPO):
     """Config, world, first state, and the state after three updates, when no head is zero any more."""
-    task = prover_task.build_task(
-        loaders.load("countries_s3"), replace(SETTINGS, **settings)
-    )
+    task = small_task("countries_s3", hard_negative_fraction=0.0)
     cfg = prover_task.build_config(task, ppo)
     world = prover_task.training_world(task)
     first = state = train_step.init(cfg, world, random.key(1))

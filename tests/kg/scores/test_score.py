@@ -52,11 +52,6 @@ def log_odds(score, support, found, pairs=4.0, **settings):
     return score(world, parts, 7, **settings)
 
 
-def scored(score, support, found, **settings):
-    """The same as probabilities."""
-    return log_odds(score, support, found, **settings).sigmoid().tolist()
-
-
 def noisy_or(confidences, power):
     return (1 - math.prod(1 - c**power for c in confidences)) ** (1 / power)
 
@@ -71,14 +66,14 @@ def test_each_atom_is_scored_by_its_rules(support, found, power, n_best):
     """By all of them, or by the best."""
     of = lambda atom: sorted(support[r] / 4 for a, r in found if a == atom)
     own = [of(atom) for atom in range(7)]
-    got = scored(by_rules.max_confidence, support, found)
-    assert got == pytest.approx([max(c, default=0) for c in own])
-    got = scored(by_rules.noisy_or, support, found, power=power)
-    assert got == pytest.approx([noisy_or(c, power) for c in own], rel=1e-12)
-    best = partial(by_rules.noisy_or_of_best, n_best=n_best, power=power)
-    got = scored(best, support, found)
-    want = [noisy_or(c[-n_best:], power) for c in own]
-    assert got == pytest.approx(want, rel=1e-12)
+    best = {"n_best": n_best, "power": power}
+    for score, settings, want in (
+        (by_rules.max_confidence, {}, [max(c, default=0) for c in own]),
+        (by_rules.noisy_or, {"power": power}, [noisy_or(c, power) for c in own]),
+        (by_rules.noisy_or_of_best, best, [noisy_or(c[-n_best:], power) for c in own]),
+    ):  # fmt: skip
+        got = log_odds(score, support, found, **settings).sigmoid()
+        assert got.tolist() == pytest.approx(want, rel=1e-12)
 
 
 SUPPORT = [1, 30, 700, 990, 999] * 20  # of 1,000
@@ -230,9 +225,6 @@ def test_counts_are_those_of_sets(program, object_identity):
         expected = (n_new_with + 1) / (n_new + 2)
         share = float(shares.of_derived[label])
         assert share == pytest.approx(expected, rel=1e-14)
-
-
-# -- scores as values
 
 
 ONE_STEP = ProverTaskConfig(max_height=1)
