@@ -14,14 +14,7 @@ import funcppo as fp
 from funcppo import train_step
 from funcppo.core import tree
 from funcppo.envs import classic
-from tests.learning import (
-    SMALL,
-    WORLD,
-    assert_trees_equal,
-    cartpole_config,
-    pendulum_config,
-    refused,
-)
+from tests import learning
 
 KEY = fp.random.key(0)
 
@@ -30,7 +23,7 @@ def small(env=None, network=None, **options):
     return fp.ppo(
         env=env or fp.envs.cartpole(),
         network=network or fp.nets.mlp(64, 64),
-        **SMALL,
+        **learning.SMALL,
         **options,
     )
 
@@ -38,17 +31,17 @@ def small(env=None, network=None, **options):
 @pytest.mark.parametrize(
     ("env", "cfg"),
     [
-        (fp.envs.cartpole(), cartpole_config(**SMALL)),
-        (fp.envs.pendulum(), pendulum_config(**SMALL)),
+        (fp.envs.cartpole(), learning.cartpole_config(**learning.SMALL)),
+        (fp.envs.pendulum(), learning.pendulum_config(**learning.SMALL)),
     ],
     ids=["cartpole", "pendulum"],
 )
 def test_a_learner_is_the_full_form(env, cfg):
-    learner, state = small(env), train_step.init(cfg, WORLD, KEY)
+    learner, state = small(env), train_step.init(cfg, learning.WORLD, KEY)
     assert learner.cfg.ppo == cfg.ppo and learner.cfg.agent == cfg.agent
-    assert_trees_equal(learner.init(KEY), state, rtol=0, atol=0)
-    want = train_step.train_step(cfg, WORLD, state)
-    assert_trees_equal(learner.step(state), want, rtol=0, atol=0)
+    learning.assert_trees_equal(learner.init(KEY), state, rtol=0, atol=0)
+    want = train_step.train_step(cfg, learning.WORLD, state)
+    learning.assert_trees_equal(learner.step(state), want, rtol=0, atol=0)
 
 
 class Corner(NamedTuple):
@@ -113,7 +106,7 @@ def test_a_function_without_the_world_or_of_other_arguments_is_named(name, use):
 
     problem = "TypeError: .* takes 0 positional arguments but [35] were given$"
     broken = small(replace(CARTPOLE, **{name: lambda: 0}))
-    refused(f"{name}: expected a result, got {problem}", use, broken)
+    learning.refused(f"{name}: expected a result, got {problem}", use, broken)
 
 
 @dataclass(frozen=True)
@@ -151,7 +144,9 @@ def loss_with(change):
 def test_what_a_users_loss_or_estimator_returns_is_checked(
     option, problem, train
 ):
-    refused(problem, train, small(CARTPOLE, **option), 32, error=TypeError)
+    learning.refused(
+        problem, train, small(CARTPOLE, **option), 32, error=TypeError
+    )
 
 
 @pytest.mark.parametrize(
@@ -167,7 +162,7 @@ def test_what_a_users_loss_or_estimator_returns_is_checked(
 )
 def test_a_tensor_among_settings_is_named(cfg, field):
     env = replace(fp.envs.cartpole(), cfg=cfg)
-    agent = replace(cartpole_config().agent, cfg=cfg)
+    agent = replace(learning.cartpole_config().agent, cfg=cfg)
     wrapped = fp.envs.wrappers.time_limit(env, 5)
     tries = [
         ("env.cfg", lambda: small(env)),
@@ -181,7 +176,7 @@ def test_a_tensor_among_settings_is_named(cfg, field):
             f"{name}{field}: expected a Python scalar or a frozen dataclass of such, got a tensor: "
             "tensors that a function reads are its world"
         )
-        refused(f"{re.escape(line)}$", attempt, error=TypeError)
+        learning.refused(f"{re.escape(line)}$", attempt, error=TypeError)
 
 
 @dataclass
@@ -203,7 +198,7 @@ def as_state(make):
     env = fp.envs.cartpole(max_steps=5)
 
     def named(state):
-        first = env.reset(env.cfg, WORLD, fp.random.split(KEY, 1))
+        first = env.reset(env.cfg, learning.WORLD, fp.random.split(KEY, 1))
         return first._replace(motion=state.motion, steps=state.steps)
 
     def step(cfg, world, state, *given):
@@ -232,7 +227,7 @@ def as_state(make):
 def test_a_state_that_is_no_tree_of_tensors_is_refused_in_one_line(make, got):
     expected = "a tensor, or a NamedTuple, tuple or list of such"
     line = f"reset: state: expected {expected}.*{re.escape(got)}"
-    refused(line, small(as_state(make)).init, KEY, error=TypeError)
+    learning.refused(line, small(as_state(make)).init, KEY, error=TypeError)
 
 
 def test_a_registered_dataclass_is_a_state_that_works():
@@ -243,7 +238,7 @@ def test_a_registered_dataclass_is_a_state_that_works():
         )
     )
     assert isinstance(state.env_state, Registered)
-    assert_trees_equal(state.params, want.params, rtol=0, atol=0)
+    learning.assert_trees_equal(state.params, want.params, rtol=0, atol=0)
 
 
 @pytest.fixture(scope="module")
@@ -259,7 +254,7 @@ def test_a_compiled_learner_takes_the_same_steps_and_says_how(fast):
         state, metrics = compiled.step(state)
         want, expected = learner.step(want)
         got = state, metrics
-        assert_trees_equal(got, (want, expected), rtol=1e-4, atol=1e-5)
+        learning.assert_trees_equal(got, (want, expected), rtol=1e-4, atol=1e-5)
     record = compiled.record
     assert (record.strategy, record.failures) == ("one-graph", ())
     assert (record.replay_mode, record.backend) == ("none", "aot_eager")
@@ -273,8 +268,8 @@ def test_only_the_returned_state_is_written_to(fast):
     first, metrics = compiled.step(given)
     held, metrics_copy = tree.map(torch.clone, (first, metrics))
     second, _ = compiled.step(first)
-    assert_trees_equal(given, copy, rtol=0, atol=0)
-    assert_trees_equal(metrics, metrics_copy, rtol=0, atol=0)
+    learning.assert_trees_equal(given, copy, rtol=0, atol=0)
+    learning.assert_trees_equal(metrics, metrics_copy, rtol=0, atol=0)
     assert second is first and int(first.update) == 2 and int(held.update) == 1
     again, _ = compiled.step(held)
     assert int(held.update) == 1 and int(again.update) == 2
@@ -305,13 +300,13 @@ def test_what_is_no_state_or_mixes_dtypes_is_refused_by_name(change, text):
     learner = small(fp.envs.cartpole())
     state = change(learner.init(KEY))
     for step in (learner.step, lambda state: fp.compile(learner, state)):
-        refused(f"state: {text}", step, state, error=TypeError)
+        learning.refused(f"state: {text}", step, state, error=TypeError)
 
 
 @pytest.mark.parametrize("option", ["strategy", "graphs"])
 def test_what_is_no_way_to_compile_is_refused(fast, option):
     args = fp.compile, fast[0], fast[0].init(KEY)
-    refused(f"{option}: expected auto", *args, **{option: "quickest"})
+    learning.refused(f"{option}: expected auto", *args, **{option: "quickest"})
 
 
 @pytest.mark.parametrize(
@@ -338,7 +333,7 @@ def test_an_environment_that_is_not_pure_is_refused(change, problem):
     ppo = fp.ppo(env=env, network=fp.nets.mlp(4), n_envs=2, n_steps=4)
     state = ppo.init(fp.random.key(0))
     line, backend = f"step_functional.*{problem}", "no backend is reached"
-    refused(line, fp.compile, ppo, state, backend=backend)
+    learning.refused(line, fp.compile, ppo, state, backend=backend)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
@@ -352,6 +347,6 @@ def test_on_a_gpu_the_step_is_one_graph_and_its_metrics_are_the_callers():
         state, metrics = compiled.step(state)
         want, expected = learner.step(want)
         held.append((metrics, expected))
-    assert_trees_equal(state, want, rtol=1e-4, atol=1e-5)
+    learning.assert_trees_equal(state, want, rtol=1e-4, atol=1e-5)
     for metrics, expected in held:
-        assert_trees_equal(metrics, expected, rtol=1e-3, atol=1e-4)
+        learning.assert_trees_equal(metrics, expected, rtol=1e-3, atol=1e-4)

@@ -7,15 +7,9 @@ from functools import partial
 import pytest
 import torch
 
+from funcppo import losses
 from funcppo.config import PPOConfig
 from funcppo.core import random, tree
-from funcppo.losses import (
-    Batch,
-    loss_fn,
-    normalize_advantages,
-    policy_loss,
-    value_loss,
-)
 from funcppo.train_step import init
 from tests.learning import assert_trees_equal, cartpole_config, double
 
@@ -33,7 +27,7 @@ def problem(seed: int = 0, N: int = 32, **ppo):
             lambda x: x * torch.tensor([100, 1]).view(2, 1, 1), params.heads
         )
     )
-    batch = Batch(
+    batch = losses.Batch(
         obs=random.normal(keys[1], (N, 4)).double(),
         action=(random.uniform(keys[2], (N,)) < 0.5).long(),
         log_prob=torch.log(random.uniform(keys[3], (N,), 0.3, 0.7)).double(),
@@ -48,7 +42,9 @@ def problem(seed: int = 0, N: int = 32, **ppo):
 def test_no_gradient_flows_where_the_ratio_is_clipped():
     ratio = torch.tensor([1.5, 0.5, 1.5, 0.5], requires_grad=True)
     advantage = torch.tensor([1.0, -1.0, -1.0, 1.0])
-    (grad,) = torch.autograd.grad(policy_loss(ratio, advantage, CLIP), ratio)
+    (grad,) = torch.autograd.grad(
+        losses.policy_loss(ratio, advantage, CLIP), ratio
+    )
     assert grad.tolist() == [0.0, 0.0, 0.25, -0.25]
 
 
@@ -64,7 +60,7 @@ def in_torch(cfg, params, batch):
 def test_the_loss_equals_cleanrl():
     """CleanRL's ppo.py: sample deviation, the larger of two value errors, half of their mean, minus the entropy."""
     cfg, params, batch, scalars = problem()
-    loss, metrics = loss_fn(cfg, (), params, batch, scalars)
+    loss, metrics = losses.loss_fn(cfg, (), params, batch, scalars)
     out, probs, adv, logratio = in_torch(cfg, params, batch)
     ratio = logratio.exp()
     pg = torch.max(
@@ -88,7 +84,7 @@ def test_the_loss_equals_stable_baselines():
     cfg, params, batch, scalars = problem(
         value_loss="clipped_only", half_value_loss=False
     )
-    loss, _ = loss_fn(cfg, (), params, batch, scalars)
+    loss, _ = losses.loss_fn(cfg, (), params, batch, scalars)
     out, probs, adv, logratio = in_torch(cfg, params, batch)
     ratio = logratio.exp()
     policy = -torch.min(
@@ -111,7 +107,7 @@ def test_value_errors_by_hand():
     for (kind, half), want in cases.items():
         cfg = PPOConfig(value_loss=kind, half_value_loss=half)
         assert float(
-            value_loss(cfg, value, old, target, CLIP)
+            losses.value_loss(cfg, value, old, target, CLIP)
         ) == pytest.approx(want)
 
 
@@ -120,7 +116,7 @@ def test_the_value_may_have_a_clip_range_of_its_own(value_loss_name):
     """As `clip_range_vf` of Stable-Baselines3. By hand: 1 + 0.5 is left of a change of 2, so the error is 1.5^2."""
     value, old, target = (torch.tensor([x]) for x in (3.0, 1.0, 3.0))
     cfg = PPOConfig(value_loss=value_loss_name, half_value_loss=False)
-    loss = partial(value_loss, cfg, value, old, target)
+    loss = partial(losses.value_loss, cfg, value, old, target)
     assert float(loss(CLIP, value_clip_eps=0.5)) == 1.5**2
     assert loss(CLIP, value_clip_eps=float(CLIP)) == loss(CLIP)
 
@@ -132,12 +128,12 @@ def test_rows_beyond_the_capacity_are_in_no_mean_but_that_of_the_advantages():
     limited = replace(
         cfg, agent=replace(cfg.agent, within_capacity=lambda *_: is_within)
     )
-    loss, metrics = loss_fn(limited, (), params, batch, scalars)
+    loss, metrics = losses.loss_fn(limited, (), params, batch, scalars)
 
     unnormalised = replace(cfg, ppo=replace(cfg.ppo, advantage_ddof=None))
-    advantage = normalize_advantages(cfg.ppo, batch.advantage)
+    advantage = losses.normalize_advantages(cfg.ppo, batch.advantage)
     rows = tree.map(lambda x: x[is_within], batch._replace(advantage=advantage))
-    want, expected = loss_fn(unnormalised, (), params, rows, scalars)
+    want, expected = losses.loss_fn(unnormalised, (), params, rows, scalars)
     torch.testing.assert_close(loss, want, rtol=1e-12, atol=0)
     torch.testing.assert_close(
         metrics.policy_loss, expected.policy_loss, rtol=1e-12, atol=0
@@ -165,7 +161,7 @@ def test_a_row_that_is_not_finite_leaves_the_others_alone(field, bad):
     left = tree.map(lambda x: x[~is_bad], batch)
 
     def gradient_of(rows):
-        loss = partial(loss_fn, cfg, ())
+        loss = partial(losses.loss_fn, cfg, ())
         return torch.func.grad_and_value(loss, has_aux=True)(
             params, rows, scalars
         )

@@ -10,24 +10,17 @@ import funcppo as fp
 from funcppo import logs, rl
 from funcppo.core.settings import CONFIG_FILE, METRICS_FILE, write_config
 from funcppo.envs.wrappers import MomentsConfig
-from funcppo.rl import (
-    PUBLISHED,
-    RLConfig,
-    is_rl_run,
-    published_settings,
-    read_config,
-)
 
-SETTINGS = published_settings("Pendulum-v1")
+SETTINGS = rl.published_settings("Pendulum-v1")
 FIELDS = [field.name for field in dataclasses.fields(SETTINGS)]
 SET = {name: getattr(SETTINGS, name) for name in FIELDS}
-CONFIG = RLConfig(env="Pendulum-v1", **SET)
+CONFIG = rl.RLConfig(env="Pendulum-v1", **SET)
 
 
 def test_it_is_read_as_it_was_written(tmp_path):
     write_config(CONFIG, tmp_path)
-    assert read_config(tmp_path) == CONFIG
-    assert is_rl_run(tmp_path)
+    assert rl.read_config(tmp_path) == CONFIG
+    assert rl.is_rl_run(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -47,30 +40,30 @@ def test_a_bad_one_is_a_line_with_file_and_field(changes, problem, tmp_path):
     ppo = raw["ppo"] | changes.pop("ppo", {})
     path.write_text(json.dumps(raw | changes | {"ppo": ppo}))
     with pytest.raises(ValueError) as error:
-        read_config(tmp_path)
+        rl.read_config(tmp_path)
     assert str(path) in str(error.value) and problem in str(error.value)
 
 
 def test_a_folder_of_another_program_is_named(tmp_path):
     (tmp_path / CONFIG_FILE).write_text('{"dataset": "countries_s1"}')
-    assert not is_rl_run(tmp_path)
+    assert not rl.is_rl_run(tmp_path)
     expected = "expected a folder that `funcppo rl` wrote, got"
     for folder in (tmp_path, tmp_path / "none"):
         with pytest.raises(ValueError, match=expected):
-            read_config(folder)
+            rl.read_config(folder)
 
 
-@pytest.mark.parametrize("name", PUBLISHED)
+@pytest.mark.parametrize("name", rl.PUBLISHED)
 def test_a_learner_is_made_of_each(name):
     """Its first state is what checks network and environment against each other."""
-    learner = rl.make_learner(name, published_settings(name))
+    learner = rl.make_learner(name, rl.published_settings(name))
     state = learner.init(fp.random.key(0))
     assert int(state.update) == 0
-    assert learner.cfg.ppo == published_settings(name).ppo
+    assert learner.cfg.ppo == rl.published_settings(name).ppo
 
 
 def test_others_have_the_defaults_and_say_so():
-    settings = published_settings("MyEnv-v0")
+    settings = rl.published_settings("MyEnv-v0")
     assert settings.ppo == fp.PPOConfig()
     assert "none are published" in settings.source
 
@@ -112,13 +105,13 @@ def test_a_log_without_an_evaluation_is_named(tmp_path):
 
 def test_environments_are_wrapped_as_the_settings_say():
     settings = dataclasses.replace(
-        published_settings("Pendulum-v1"), normalize_reward=True
+        rl.published_settings("Pendulum-v1"), normalize_reward=True
     )
     outer = rl.make_learner("Pendulum-v1", settings).cfg.env.cfg
     assert isinstance(outer.settings, MomentsConfig)
     assert outer.settings.gamma == 0.9
     image = rl.make_learner(
-        "MinAtar/Breakout-v1", published_settings("CartPole-v1")
+        "MinAtar/Breakout-v1", rl.published_settings("CartPole-v1")
     )
     assert image.cfg.env.spec.observation_shape is None
 
@@ -133,7 +126,7 @@ def test_environments_are_wrapped_as_the_settings_say():
     ],
 )
 def test_gsde_or_its_options_are_refused_where_they_cannot_be(option, value):
-    published = published_settings("CartPole-v1")
+    published = rl.published_settings("CartPole-v1")
     settings = dataclasses.replace(published, **{option: value})
     with pytest.raises(ValueError, match=f"{option}: expected"):
         rl.make_learner("CartPole-v1", settings)

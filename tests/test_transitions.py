@@ -12,21 +12,13 @@ import pytest
 import torch
 
 import funcppo as fp
-from funcppo import envs, losses, optim, rollout
+from funcppo import envs, losses, optim, rollout, train_step
 from funcppo.advantages import gae
 from funcppo.config import AdamConfig
 from funcppo.core import random, tree
 from funcppo.kg.search import beam
 from funcppo.rollout import RolloutState
 from funcppo.runtime.cache import call_key
-from funcppo.train_step import (
-    build_batch,
-    collect,
-    init,
-    minibatch_step,
-    sample_randomness,
-    train_step,
-)
 from tests.kg.search.small_tasks import small_problem
 from tests.kg.search.test_beam import setup
 from tests.learning import (
@@ -54,8 +46,8 @@ class Case(NamedTuple):
 @cache
 def rolled(cfg: Any, seed: int) -> Any:
     """A state, what is drawn for a rollout, the actor after it, and the trajectory."""
-    state = init(cfg, WORLD, random.key(seed))
-    _, draws, _ = sample_randomness(cfg, WORLD, state.key)
+    state = train_step.init(cfg, WORLD, random.key(seed))
+    _, draws, _ = train_step.sample_randomness(cfg, WORLD, state.key)
     act = partial(rollout.rollout_step, cfg, WORLD, state.params)
     first = RolloutState(state.env_state, state.episode_stats)
     return state, draws, *tree.scan(act, first, draws)
@@ -79,7 +71,7 @@ def estimate(cfg: Any, seed: int) -> tuple[Any, ...]:
 
 def learn(cfg: Any, seed: int) -> tuple[Any, ...]:
     state = rolled(cfg, seed)[0]
-    got = collect(cfg, WORLD, state)
+    got = train_step.collect(cfg, WORLD, state)
     learnt = got.update_state, tree.map(lambda x: x[0], got.minibatches)
     return cfg, WORLD, state.params, got.batch, got.scalars, *learnt
 
@@ -91,12 +83,12 @@ def advantages(seed: int) -> tuple[Any, ...]:
 
 def evaluate_loss(seed: int) -> tuple[Any, ...]:
     state = rolled(CARTPOLE, seed)[0]
-    got = collect(CARTPOLE, WORLD, state)
+    got = train_step.collect(CARTPOLE, WORLD, state)
     return CARTPOLE, WORLD, state.params, got.batch, got.scalars
 
 
 def adam(seed: int) -> tuple[Any, ...]:
-    state = init(CARTPOLE, WORLD, random.key(seed))
+    state = train_step.init(CARTPOLE, WORLD, random.key(seed))
     moved = state.params, state.opt_state, state.params
     return AdamConfig(weight_decay=0.1), *moved, state.scalars.learning_rate
 
@@ -105,16 +97,18 @@ CASES = {
     "gae": Case(
         partial(gae, gamma=0.9, gae_lambda=0.9), advantages, {0: 3, 1: 3}
     ),
-    "build_batch": Case(build_batch, partial(estimate, CARTPOLE), {}),
+    "build_batch": Case(
+        train_step.build_batch, partial(estimate, CARTPOLE), {}
+    ),
     "sample_randomness": Case(
-        sample_randomness,
+        train_step.sample_randomness,
         lambda seed: (CARTPOLE, WORLD, random.key(seed)),
         {0: 2},
     ),
     "loss_fn": Case(losses.loss_fn, evaluate_loss, {}),
     "adam": Case(optim.update, adam, {0: 3, 1: 2}),
     "train_step": Case(
-        train_step,
+        train_step.train_step,
         lambda seed: (CARTPOLE, WORLD, rolled(CARTPOLE, seed)[0]),
         {0: 2},
     ),
@@ -123,7 +117,7 @@ for env, cfg in (("cartpole", CARTPOLE), ("pendulum", PENDULUM)):
     for name, fn, args, place in (
         ("step", cfg.env.step_functional, env_step, 2),
         ("rollout_step", rollout.rollout_step, act, 3),
-        ("minibatch_step", minibatch_step, learn, 5),
+        ("minibatch_step", train_step.minibatch_step, learn, 5),
     ):
         CASES[f"{env} {name}"] = Case(fn, partial(args, cfg), {0: place})
 # the parts of a training step are compiled, one by one
@@ -167,10 +161,12 @@ def test_compiled_equals_eager_and_is_traced_once(name, backend):
 
 @pytest.mark.parametrize("cfg", [CARTPOLE, PENDULUM])
 def test_records_have_the_axes_that_their_annotations_name(cfg):
-    state, metrics = train_step(cfg, WORLD, init(cfg, WORLD, random.key(0)))
+    state, metrics = train_step.train_step(
+        cfg, WORLD, train_step.init(cfg, WORLD, random.key(0))
+    )
     for rows in (state.episode_stats, state.env_state):
         assert check_shapes_and_dtypes(rows)["B"] == 4
-    batch = collect(cfg, WORLD, state).batch
+    batch = train_step.collect(cfg, WORLD, state).batch
     for record in (state, metrics, metrics.loss, metrics.rollout, batch):
         check_shapes_and_dtypes(record)
     check_shapes_and_dtypes(state.scalars)
@@ -181,8 +177,8 @@ def first_and_next_of_training(cfg, world, state):
     keys = random.split(random.key(0), cfg.ppo.n_envs)
     alone = rollout.first_env_state(cfg.env, world, keys)
     yield alone, state.env_state
-    yield state, train_step(cfg, world, state)[0]
-    _, draws, _ = sample_randomness(cfg, world, state.key)
+    yield state, train_step.train_step(cfg, world, state)[0]
+    _, draws, _ = train_step.sample_randomness(cfg, world, state.key)
     actor = RolloutState(state.env_state, state.episode_stats)
     act = partial(rollout.rollout_step, cfg, world, state.params)
     yield actor, act(actor, tree.item(draws, 0))[0]

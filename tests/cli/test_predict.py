@@ -13,15 +13,8 @@ import funcppo as fp
 from funcppo.cli import predict
 from funcppo.core import files
 from funcppo.kg.graph import loaders
+from tests.cli import runner
 from tests.cli.conftest import RULES
-from tests.cli.runner import (
-    BY_RULES,
-    contains,
-    funcppo,
-    read_records,
-    settings,
-    write_graph,
-)
 
 
 @pytest.mark.parametrize(
@@ -39,9 +32,9 @@ def test_candidates_are_scored(graph, runs, programs, tmp_path, target, score):
     subject = graph if target == "graph" else runs / target
     details, queries = tmp_path / "details.jsonl", tmp_path / "queries.txt"
     options = ["--score", score]
-    files = ["--details", details, *settings("all_scores=on proofs=off")]
+    files = ["--details", details, *runner.settings("all_scores=on proofs=off")]
     assert programs("evaluate", subject, *files, *options) == 0
-    records = read_records(details)
+    records = runner.read_records(details)
     dataset = loaders.load(graph)
     asked, answers_of_split = [], []
     for record in records:
@@ -98,7 +91,7 @@ def test_what_other_facts_add_is_explained(graph, programs, capsys, tmp_path):
     details = tmp_path / "details.jsonl"
     args = ["evaluate", graph, "--details", details, *options]
     assert programs(*args) == 0
-    records = read_records(details)
+    records = runner.read_records(details)
     proved = [r for r in records if r["status"] == "proved"]
     assert answers and proved
     assert all(r["other_facts"] is None for r in records if r not in proved)
@@ -128,7 +121,9 @@ def test_names_of_all_kinds_are_kept(programs, tmp_path):
     names = ["a b", "c, d", "e'f", 'g"h', "[/x]:smile:", "Zoë 🙂", "i\x1b[31m"]
     lines = [f"{name}\tborn in\tParis, France\n" for name in names]
     rules = "'lives in'(X, Y) :- 'born in'(X, Y)."
-    folder = write_graph(tmp_path / "graph", train="".join(lines), rules=rules)
+    folder = runner.write_graph(
+        tmp_path / "graph", train="".join(lines), rules=rules
+    )
     query = "'lives in'(?who, 'Paris, France')"
     (ranked,) = programs.json("predict", folder, query)["queries"]
     assert [answer["entity"] for answer in ranked["answers"]] == names
@@ -145,7 +140,7 @@ def test_names_of_all_kinds_are_kept(programs, tmp_path):
     for suffix in ("csv", "jsonl"):
         path = tmp_path / f"facts.{suffix}"
         assert programs("predict", *args, path) == 0
-        facts = read_records(path) if suffix == "jsonl" else None
+        facts = runner.read_records(path) if suffix == "jsonl" else None
         if facts is None:
             text = path.read_text(encoding="utf-8")
             facts = list(csv.DictReader(io.StringIO(text)))
@@ -179,7 +174,7 @@ def test_new_facts_are_of_the_queries_best_first(graph, programs, tmp_path):
     out = tmp_path / "facts.jsonl"
     args = [graph, "--relation", "p", "--new"]
     assert programs("predict", *args, "--out", out) == 0
-    facts = read_records(out)
+    facts = runner.read_records(out)
     scores = [fact["quantised_score"] for fact in facts]
     assert scores == sorted(scores, reverse=True)
     assert [fact["rank"] for fact in facts] == [
@@ -206,7 +201,7 @@ def test_new_facts_of_all_relations_by_probability(runs, programs, tmp_path):
     """What `score` says of each."""
     run, out = runs / "questions", tmp_path / "facts.jsonl"
     assert programs("predict", run, "--new", "--out", out) == 0
-    facts = read_records(out)
+    facts = runner.read_records(out)
     chances = [fact["probability"] for fact in facts]
     assert chances == sorted(chances, reverse=True)
     assert len({fact["relation"] for fact in facts}) > 1
@@ -318,7 +313,7 @@ def test_bad_input_is_one_line(graph, programs, tmp_path, args, message):
     queries.write_text("p(e1, X)\n\np(e1, e2)\n")
     words = [arg.format(queries=queries) for arg in args]
     line = refused(programs, graph, *words)
-    assert contains(line, message), line
+    assert runner.contains(line, message), line
 
 
 def test_a_run_is_asked_about_the_facts_of_today(graph, runs, programs):
@@ -363,7 +358,7 @@ def work(request, graph, tmp_path, programs, monkeypatch):
     monkeypatch.setattr(predict, "BATCH_SECONDS", 0.0)
     queries = tmp_path / "queries.txt"
     queries.write_text("\n".join(f"p(e{i}, X)" for i in range(14)))
-    args = [graph, *BY_RULES]
+    args = [graph, *runner.BY_RULES]
     option = getattr(request, "param", "--csv")
     args += NEW if option == "--out" else ["--queries", queries, "--known"]
     whole = tmp_path / "whole"
@@ -392,7 +387,7 @@ def interrupt(monkeypatch, n_batches, *args):
 
     with monkeypatch.context() as patch:
         patch.setattr(files, "append_records", append_and_interrupt)
-        return funcppo(patch, "predict", *args)
+        return runner.funcppo(patch, "predict", *args)
 
 
 @pytest.mark.parametrize("work", ["--csv", "--json", "--out"], indirect=True)
@@ -452,7 +447,7 @@ def test_other_work_is_not_resumed(
         options = [*options, changed]
     files = {path: path.read_bytes() for path in tmp_path.iterdir()}
     line = refused(programs, *args, out, *options)
-    assert contains(line, problem) and str(out) in line
+    assert runner.contains(line, problem) and str(out) in line
     assert {x: x.read_bytes() for x in tmp_path.iterdir()} == files
 
 
@@ -495,7 +490,7 @@ def test_relations_of_a_pair_are_ranked_by_probability(graph, runs, programs):
 
 
 def test_without_valid_derived_relations_come_first(programs, tmp_path):
-    write_graph(
+    runner.write_graph(
         tmp_path,
         train="a\tp\tb\nb\tp\tc\nc\tz\ta\na\ta\tb\n",
         rules="0.2\tr(X,Y) :- p(X,Z), p(Z,Y)\n0.9\ts(X,Y) :- p(X,Z), p(Z,Y)\n",

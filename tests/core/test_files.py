@@ -6,19 +6,12 @@ import os
 import pytest
 
 from funcppo.core import files
-from funcppo.core.files import (
-    escape_unprintable,
-    parse_object,
-    remove_stale_parts,
-    shorten,
-    write_atomically,
-)
 
 
 def test_a_file_is_replaced_as_a_whole_or_not_at_all(tmp_path):
     path = tmp_path / "file"
     for contents in (b"first, longer", b"old"):
-        write_atomically(
+        files.write_atomically(
             path, lambda file, contents=contents: file.write(contents)
         )
 
@@ -27,7 +20,7 @@ def test_a_file_is_replaced_as_a_whole_or_not_at_all(tmp_path):
         raise ValueError("stop")
 
     with pytest.raises(ValueError, match="stop"):
-        write_atomically(path, fail)
+        files.write_atomically(path, fail)
     assert path.read_bytes() == b"old" and os.listdir(tmp_path) == ["file"]
 
 
@@ -45,23 +38,23 @@ def test_parts_of_files_of_killed_processes_are_removed(tmp_path):
     ]
     for name in (*stale, *kept):
         (tmp_path / name).write_text("")
-    removed = remove_stale_parts(tmp_path, ["run.npz", "b"])
+    removed = files.remove_stale_parts(tmp_path, ["run.npz", "b"])
     assert sorted(removed) == sorted(stale)
     assert sorted(os.listdir(tmp_path)) == sorted(kept)
-    assert remove_stale_parts(tmp_path / "absent", ["run.npz"]) == []
+    assert files.remove_stale_parts(tmp_path / "absent", ["run.npz"]) == []
 
 
 def test_an_error_of_the_system_names_the_file(tmp_path):
     path = tmp_path / "absent" / "file"
     with pytest.raises(OSError) as error:
-        write_atomically(path, lambda file: file.write(b""))
+        files.write_atomically(path, lambda file: file.write(b""))
     assert str(path) in str(error.value.filename)
 
 
 def test_the_file_that_is_replaced_is_kept_on_request(tmp_path):
     path = tmp_path / "file"
     for number in (b"1", b"2", b"3"):
-        write_atomically(
+        files.write_atomically(
             path, lambda file, number=number: file.write(number), "earlier"
         )
     assert path.read_bytes() == b"3"
@@ -70,8 +63,10 @@ def test_the_file_that_is_replaced_is_kept_on_request(tmp_path):
 
 
 def test_an_object_is_read_with_or_without_a_byte_order_mark():
-    assert parse_object("f", '{"name": "Zoë"}'.encode()) == {"name": "Zoë"}
-    assert parse_object("f", b'\xef\xbb\xbf{"n": 1}\r\n') == {"n": 1}
+    assert files.parse_object("f", '{"name": "Zoë"}'.encode()) == {
+        "name": "Zoë"
+    }
+    assert files.parse_object("f", b'\xef\xbb\xbf{"n": 1}\r\n') == {"n": 1}
 
 
 @pytest.mark.parametrize(
@@ -89,7 +84,7 @@ def test_an_object_is_read_with_or_without_a_byte_order_mark():
 )
 def test_what_is_no_object_is_refused_with_its_place(text, problem):
     with pytest.raises(ValueError, match=f"^f.jsonl:3: {problem}") as error:
-        parse_object("f.jsonl:3", text)
+        files.parse_object("f.jsonl:3", text)
     assert "\n" not in str(error.value) and len(str(error.value)) < 200
 
 
@@ -100,7 +95,7 @@ def test_names_are_written_as_they_are_but_for_what_cannot_be_seen():
         {"hidden": hidden, **names}, ensure_ascii=False, indent=2
     )
 
-    text = escape_unprintable(written)
+    text = files.escape_unprintable(written)
 
     assert json.loads(text) == {"hidden": hidden, **names}
     assert all(char.isprintable() or char == "\n" for char in text)
@@ -109,10 +104,10 @@ def test_names_are_written_as_they_are_but_for_what_cannot_be_seen():
 
 
 def test_a_long_text_is_cut_to_one_short_line():
-    assert shorten("a\nb") == r"'a\nb'"
-    assert shorten("x" * 60) == repr("x" * 60)
-    assert shorten("x" * 61) == repr("x" * 57 + "...")
-    assert shorten("abcdef", width=5) == "'ab...'"
+    assert files.shorten("a\nb") == r"'a\nb'"
+    assert files.shorten("x" * 60) == repr("x" * 60)
+    assert files.shorten("x" * 61) == repr("x" * 57 + "...")
+    assert files.shorten("abcdef", width=5) == "'ab...'"
 
 
 SETTINGS = {"format": 2, "score": "noisy-or", "queries": None}

@@ -12,19 +12,6 @@ import pytest
 
 from funcppo.config import Config, PPOConfig, Schedule
 from funcppo.core import settings
-from funcppo.core.settings import (
-    DecayRate,
-    DeviceChoice,
-    DeviceName,
-    FieldError,
-    NonNegativeInt,
-    PositiveFloat,
-    Range,
-    Size,
-    UnitInterval,
-    check_fields,
-    field_types,
-)
 from tests.cli.runner import funcppo
 
 PACKAGE = Path(settings.__file__).parents[1]
@@ -35,23 +22,23 @@ CONSTANT = Schedule()
 class Example:
     """A config with a field of every kind."""
 
-    size: Size = 1
-    count: NonNegativeInt = 0
-    rate: PositiveFloat = 1.0
-    decay: DecayRate = 0.0
-    fraction: UnitInterval | None = None
-    sizes: tuple[Size, ...] = (1, 2)
-    steps: Size | Literal["all"] = "all"
+    size: settings.Size = 1
+    count: settings.NonNegativeInt = 0
+    rate: settings.PositiveFloat = 1.0
+    decay: settings.DecayRate = 0.0
+    fraction: settings.UnitInterval | None = None
+    sizes: tuple[settings.Size, ...] = (1, 2)
+    steps: settings.Size | Literal["all"] = "all"
     ddof: Literal[0, 1] = 1
     name: str = "a"
     flag: bool = False
-    device: DeviceName = "cpu"
-    choice: DeviceChoice = "auto"
+    device: settings.DeviceName = "cpu"
+    choice: settings.DeviceChoice = "auto"
     schedule: Schedule = CONSTANT
     path: Path | None = None
 
     def __post_init__(self) -> None:
-        check_fields(self)
+        settings.check_fields(self)
 
 
 @pytest.mark.parametrize(
@@ -88,7 +75,7 @@ class Example:
     ],
 )  # fmt: skip
 def test_a_value_that_does_not_fit_is_named(field, value, problem):
-    with pytest.raises(FieldError) as error:
+    with pytest.raises(settings.FieldError) as error:
         Example(**{field: value})
     assert str(error.value) == f"{field}: {problem}"
     assert (error.value.field, error.value.problem) == (field, problem)
@@ -104,7 +91,7 @@ def numeric_ranges(annotation):
     """The kind and range of each number in an annotation; None for a number without a range."""
     if get_origin(annotation) is Annotated:
         kind, *metadata = get_args(annotation)
-        found = [item for item in metadata if isinstance(item, Range)]
+        found = [item for item in metadata if isinstance(item, settings.Range)]
         if kind in (int, float):
             return [(kind, found[0] if found else None)]
         return numeric_ranges(kind)
@@ -131,7 +118,7 @@ def test_every_number_of_a_config_has_a_range():
     found = set(config_types()) - {Config}
     assert PPOConfig in found and len(found) > 20
     for config_type in found:
-        for field, annotation in field_types(config_type).items():
+        for field, annotation in settings.field_types(config_type).items():
             for _, range_ in numeric_ranges(annotation):
                 assert range_ is not None, (config_type, field)
 

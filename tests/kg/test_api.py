@@ -16,12 +16,7 @@ import pytest
 
 import funcppo as fp
 from funcppo.config import PPOConfig
-from funcppo.kg.config import (
-    FitOptions,
-    ProverTaskConfig,
-    QuestionConfig,
-    RunConfig,
-)
+from funcppo.kg import config
 from funcppo.kg.mining import MiningConfig, MiningOptions
 from funcppo.kg.run import choices, train
 from tests.cli.runner import funcppo
@@ -35,8 +30,8 @@ PLAIN = {
     "no_proof": None,
 }
 SETTINGS = {"steps": 64, "strategy": "eager", "n_validations": 1, "ppo": PPO}
-SETTINGS |= {"device": "cpu", "questions": QuestionConfig(**PLAIN)}
-SMALL_PROVER = ProverTaskConfig(
+SETTINGS |= {"device": "cpu", "questions": config.QuestionConfig(**PLAIN)}
+SMALL_PROVER = config.ProverTaskConfig(
     max_height=1,
     smoothing=5.0,
     object_identity=False,
@@ -256,7 +251,7 @@ def test_progress_is_shown_where_somebody_reads_it(graph, monkeypatch, capsys):
 
 def test_the_typed_options_are_the_settings():
     for options, settings, own in (
-        (FitOptions, RunConfig, {"dataset", "rules", "data"}),
+        (config.FitOptions, config.RunConfig, {"dataset", "rules", "data"}),
         (MiningOptions, MiningConfig, set()),
     ):
         names = {field.name for field in dataclasses.fields(settings)}

@@ -11,14 +11,6 @@ import funcppo as fp
 from funcppo.core import random, tree
 from funcppo.interfaces import EnvironmentSpec, MaskedObservation
 from funcppo.nets import networks
-from funcppo.nets.networks import (
-    GSDE,
-    Dense,
-    GaussianParams,
-    GSDEConfig,
-    MLPConfig,
-    MLPParams,
-)
 from funcppo.rollout import rollout_keys
 from funcppo.train_step import EAGER_PARTS, collect, train_step, vmap_parts
 from tests.learning import WORLD, assert_trees_equal, compiled, double
@@ -239,8 +231,8 @@ def test_images_that_do_not_fit_are_refused_in_one_line(layers, spec, problem):
         fp.nets.cnn(*layers)(spec)
 
 
-MLP = MLPConfig(n_obs=3, n_actions=2, hidden=(8, 5))
-GSDE_CFG = GSDEConfig(mlp=MLP, first_log_std=-1.0)
+MLP = networks.MLPConfig(n_obs=3, n_actions=2, hidden=(8, 5))
+GSDE_CFG = networks.GSDEConfig(mlp=MLP, first_log_std=-1.0)
 
 
 def output_of(cfg, n_rows, seed=0):
@@ -255,19 +247,23 @@ def test_the_density_of_an_example_worked_by_hand():
     Deviations of 1 and 1/2 give the action the variance 1 + 4/4 = 2 about a mean of 1 * 3 + 2 * 4 = 11, so that an
     action of 13 has the log-density -1 - log(4 pi) / 2.
     """
-    heads = Dense(
+    heads = networks.Dense(
         torch.tensor([[[3.0], [4.0]], [[5.0], [6.0]]]), torch.zeros(2, 1, 1)
     )
     log_std = torch.tensor([[0.0], [math.log(0.5)]])
-    cfg = GSDEConfig(mlp=MLPConfig(n_obs=2, n_actions=1, hidden=()))
-    params = GaussianParams(MLPParams((), heads), log_std)
+    cfg = networks.GSDEConfig(
+        mlp=networks.MLPConfig(n_obs=2, n_actions=1, hidden=())
+    )
+    params = networks.GaussianParams(networks.MLPParams((), heads), log_std)
     output = networks.apply_gsde(cfg, WORLD, params, torch.tensor([[1.0, 2.0]]))
     assert output.mean.tolist() == [[11.0]] and output.value.tolist() == [17.0]
-    got = GSDE.log_prob(output, torch.tensor([[13.0]]))
+    got = networks.GSDE.log_prob(output, torch.tensor([[13.0]]))
     want = -1 - 0.5 * math.log(4 * math.pi)
     assert float(got) == pytest.approx(want, abs=1e-5)
     entropy = 0.5 * math.log(2 * math.pi * math.e * 2)
-    assert float(GSDE.entropy(output)) == pytest.approx(entropy, abs=1e-5)
+    assert float(networks.GSDE.entropy(output)) == pytest.approx(
+        entropy, abs=1e-5
+    )
 
 
 def test_actions_have_the_moments_of_their_density():
@@ -277,7 +273,7 @@ def test_actions_have_the_moments_of_their_density():
         x.expand(n, -1) if x.shape[0] == 1 and x.ndim == 2 else x
     )
     output = tree.map(repeated, output_of(GSDE_CFG, 1))
-    action = GSDE.sample(random.key(9), output)
+    action = networks.GSDE.sample(random.key(9), output)
     std = output.log_std[0].exp()
     assert ((action.mean(0) - output.mean[0]).abs() < 5 * std / n**0.5).all()
     torch.testing.assert_close(action.std(0), std, rtol=0.03, atol=0)

@@ -16,17 +16,6 @@ from funcppo.core import random, tree
 from funcppo.nets import networks
 from funcppo.runtime import compile as compilation
 from funcppo.runtime.capture import ReasonCode, capture
-from funcppo.runtime.compile import (
-    STRATEGIES,
-    EquivalenceError,
-    StrategyRecord,
-    check_output,
-    check_update,
-    compile_function,
-    fused_adam,
-    select_strategy,
-    with_capture,
-)
 from funcppo.train_step import EAGER_PARTS, collect, init, train_step
 from tests.learning import SMALL, WORLD, assert_trees_equal, cartpole_config
 
@@ -47,7 +36,7 @@ def select(
     parts=EAGER_PARTS, strategy="auto", backend="eager", cfg=CFG, **options
 ):
     """A strategy; the parts are traced, and compiled by a backend that is named."""
-    return select_strategy(
+    return compilation.select_strategy(
         collect, parts, cfg, WORLD, state(), strategy, backend, **options
     )
 
@@ -89,7 +78,7 @@ def as_new(values):
 def test_inductor_selects_one_graph():
     """Of a minibatch step alone: long tests compile the other parts, one by one."""
     with torch.no_grad():
-        parts, record = select_strategy(
+        parts, record = compilation.select_strategy(
             collect, EAGER_PARTS, CFG, WORLD, state(), rollout_parts=()
         )
         got = train_step(CFG, WORLD, state(), parts)
@@ -115,14 +104,14 @@ def test_microbatches_update_as_their_minibatch_does(strategy, backend):
 @pytest.mark.parametrize("n_broken", [1, 2])
 def test_each_strategy_that_fails_is_passed_over_and_recorded(n_broken):
     """Trials leave the state as it was."""
-    failing = STRATEGIES[:n_broken]
+    failing = compilation.STRATEGIES[:n_broken]
     broken_parts = (broken(BREAKABLE[r], f"no {r}") for r in failing)
     named = dict(zip([BREAKABLE[r] for r in failing], broken_parts))
     before = [(x.clone(), x._version) for x in tree.leaves(state())]
     parts, record = select(replace(EAGER_PARTS, **named))
     for x, (values, version) in zip(tree.leaves(state()), before):
         assert torch.equal(x, values) and x._version == version
-    assert record.strategy == STRATEGIES[n_broken]
+    assert record.strategy == compilation.STRATEGIES[n_broken]
     assert tuple(f.name for f in record.failures) == failing
     for failure in record.failures:
         assert failure.error_type == "Unsupported"
@@ -188,7 +177,7 @@ def test_a_strategy_chosen_by_name_that_fails_raises():
         parts = replace(EAGER_PARTS, **{part: broken(part)})
         with pytest.raises(torch._dynamo.exc.Unsupported):
             select(parts, strategy=strategy)
-    with pytest.raises(EquivalenceError):
+    with pytest.raises(compilation.EquivalenceError):
         select(replace(EAGER_PARTS, minibatch_step=wrong), strategy="one-graph")
 
 
@@ -234,7 +223,7 @@ def test_fused_adam_equals_ours_and_writes_to_no_argument(decay):
     )
     params, results = state().params, []
     versions = [x._version for x in tree.leaves(params)]
-    for update in (fused_adam, optim.update):
+    for update in (compilation.fused_adam, optim.update):
         p, s = params, optim.init(params)
         for i in range(10):
             grads = tree.map(lambda x, i=i: torch.sin(100 * x + i), params)
@@ -246,16 +235,18 @@ def test_fused_adam_equals_ours_and_writes_to_no_argument(decay):
 
 def test_a_step_that_is_no_graph_is_a_failure_on_a_gpu_only():
     fields = {"failures": (), "torch_version": "2.13", "backend": "inductor"}
-    on_cpu = StrategyRecord(strategy="one-graph", device="cpu", **fields)
+    on_cpu = compilation.StrategyRecord(
+        strategy="one-graph", device="cpu", **fields
+    )
     on_gpu = replace(on_cpu, device="cuda:0")
     none = capture(lambda x: (x, ()), torch.zeros(1))
-    assert with_capture(on_cpu, none) == on_cpu
+    assert compilation.with_capture(on_cpu, none) == on_cpu
     graph = replace(none, replay_mode="cuda-graph", fallback_code=None)
-    record = with_capture(on_gpu, graph)
+    record = compilation.with_capture(on_gpu, graph)
     assert record == replace(on_gpu, replay_mode="cuda-graph")
     why, code = "it waits for the GPU", ReasonCode.HOST_SYNC
     waits = replace(none, fallback_reason=why, fallback_code=code)
-    (failure,) = with_capture(on_gpu, waits).failures
+    (failure,) = compilation.with_capture(on_gpu, waits).failures
     assert failure.code is code
     assert str(failure) == "not cuda-graph: it waits for the GPU"
 
@@ -278,8 +269,8 @@ def test_nothing_is_compiled_where_the_compiler_is_turned_off(way, monkeypatch):
         assert parts is EAGER_PARTS and record.strategy == "eager"
         reason = "force_eager" if is_stance else f"{way}=1"
         assert reason in record.failures[0].message
-        assert compile_function(math.sin) is math.sin
-        assert compile_function(math.sin, "eager") is math.sin
+        assert compilation.compile_function(math.sin) is math.sin
+        assert compilation.compile_function(math.sin, "eager") is math.sin
         with pytest.raises(ValueError, match=r"expected auto or eager, since"):
             select(strategy="one-graph")
 
@@ -314,19 +305,21 @@ LARGE = torch.tensor([1e3, 2e3])
 
 def test_a_small_leaf_that_is_wrong_is_named_however_large_the_others():
     want = (LARGE, torch.tensor([1e-3, 2e-3]))
-    check_output((LARGE * 1.00002, want[1] * 0.99998), want)
+    compilation.check_output((LARGE * 1.00002, want[1] * 0.99998), want)
     problem = "^2 of 2 numbers differ from eager in 1$"
-    with pytest.raises(EquivalenceError, match=problem):
-        check_output((LARGE, want[1] * 1.002), want)
-    check_output((LARGE, want[1] * 1.002), want, tolerance=0.003)
+    with pytest.raises(compilation.EquivalenceError, match=problem):
+        compilation.check_output((LARGE, want[1] * 1.002), want)
+    compilation.check_output((LARGE, want[1] * 1.002), want, tolerance=0.003)
 
 
 def test_the_same_infinities_and_no_numbers_are_equal_and_others_are_not():
     odd = torch.tensor([math.inf, math.nan, -math.inf, 1.0])
-    check_output(odd.clone(), odd)
+    compilation.check_output(odd.clone(), odd)
     for i in range(4):
-        with pytest.raises(EquivalenceError, match=r"^1 of 4 "):
-            check_output(torch.where(torch.arange(4) == i, 7.0, odd), odd)
+        with pytest.raises(compilation.EquivalenceError, match=r"^1 of 4 "):
+            compilation.check_output(
+                torch.where(torch.arange(4) == i, 7.0, odd), odd
+            )
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.float32])
@@ -335,17 +328,19 @@ def test_one_row_in_a_thousand_may_differ_and_none_of_fewer(dtype):
         want = (torch.arange(n) + 1).to(dtype)
         wrong = ~want if dtype == torch.bool else -100 * want
         other = torch.where(torch.arange(n) < rows, wrong, want)
-        refused = pytest.raises(EquivalenceError, match=rf"^{rows} of {n} ")
+        refused = pytest.raises(
+            compilation.EquivalenceError, match=rf"^{rows} of {n} "
+        )
         with nullcontext() if passes else refused:
-            check_output(other, want)
+            compilation.check_output(other, want)
 
 
 def test_steps_are_compared_over_four_minibatches_and_by_what_they_change():
     """Both go from 1 by 1 a step; one of them by 1.001 in the fourth, a 4,000th of its change."""
     step = lambda last: lambda x, n: (x + torch.where(n == 3, last, 1.0), x)
     start, few, many = torch.tensor([1.0]), torch.arange(3), torch.arange(9)
-    check_update(step(1.001), step(1.0), start, few)
-    check_update(step(1.0001), step(1.0), start, many)
+    compilation.check_update(step(1.001), step(1.0), start, few)
+    compilation.check_update(step(1.0001), step(1.0), start, many)
     problem = "differs from eager by 0.001 in , where that changes by 4$"
-    with pytest.raises(EquivalenceError, match=problem):
-        check_update(step(1.001), step(1.0), start, many)
+    with pytest.raises(compilation.EquivalenceError, match=problem):
+        compilation.check_update(step(1.001), step(1.0), start, many)

@@ -16,15 +16,6 @@ from torch.distributed import HashStore
 
 from funcppo.runtime import capture, distributed
 from funcppo.runtime.compile import compile_function
-from funcppo.runtime.distributed import (
-    AllGather,
-    PeerError,
-    PeerFailedError,
-    Processes,
-    StalledError,
-    attempt_together,
-    error_line,
-)
 from tests.cli.processes import run_processes
 
 
@@ -34,7 +25,7 @@ def run_ranks(n, function, **settings):
 
     def run(rank):
         try:
-            return function(Processes(rank=rank, **settings))
+            return function(distributed.Processes(rank=rank, **settings))
         except (ValueError, RuntimeError) as error:
             return error
 
@@ -74,12 +65,14 @@ def test_all_hear_who_holds_other_facts():
 def test_who_waits_too_long_hears_how_far_each_is():
     store = HashStore()
     main, peer = (
-        Processes(store=store, rank=i, world_size=3, stall_seconds=0.3)
+        distributed.Processes(
+            store=store, rank=i, world_size=3, stall_seconds=0.3
+        )
         for i in range(2)
     )
     peer.report("3 done, at window 5 of 9")
     main.report("4 done, no window left")
-    with pytest.raises(StalledError) as error:
+    with pytest.raises(distributed.StalledError) as error:
         main.exchange("facts", {})
     ranks = ["4 done, no window left", "3 done, at window 5 of 9", "not joined"]
     said = "; ".join(f"rank {i}: {line}" for i, line in enumerate(ranks))
@@ -96,7 +89,7 @@ def test_who_waits_hears_the_error_of_another(monkeypatch):
             return processes.fail("the disk is full")
         try:
             return processes.exchange("facts", {})
-        except PeerError as error:
+        except distributed.PeerError as error:
             processes.fail(str(error))
             return str(error)
 
@@ -148,7 +141,7 @@ def test_an_error_of_one_ends_those_that_wait_for_it(failing, tmp_path):
 # ---- Collectives.
 
 # of no processes: a call that is refused reaches none
-ALL_GATHER = AllGather(world_size=2, group_name="none")
+ALL_GATHER = distributed.AllGather(world_size=2, group_name="none")
 
 
 # The compiler asks for the GPU, which a process that is forked cannot have.
@@ -270,10 +263,10 @@ def test_a_failing_compilation_leaves_none_waiting(tmp_path, monkeypatch):
         x = torch.ones(2, 2)
         reason = ""
         try:
-            with attempt_together(group.first_failure, "it"):
+            with distributed.attempt_together(group.first_failure, "it"):
                 function("first")(x)
                 function("second")(x)
-        except PeerFailedError as error:
+        except distributed.PeerFailedError as error:
             reason = str(error)
         except Exception as error:
             reason = f"own: {'planted' in str(error)}"
@@ -329,16 +322,16 @@ def test_a_line_says_what_an_error_says_or_where_it_was_raised():
             raise AssertionError(*text)
         raise AssertionError
 
-    assert error_line(raised(lambda: fail("two\n lines"))) == "two"
+    assert distributed.error_line(raised(lambda: fail("two\n lines"))) == "two"
     of_backend = lambda: fail("backend='b' raised:\nValueError: no")
-    line = error_line(raised(of_backend))
+    line = distributed.error_line(raised(of_backend))
     assert line == "backend='b' raised: ValueError: no"
-    line = error_line(raised(fail))
+    line = distributed.error_line(raised(fail))
     assert line.startswith("test_distributed.py, line ")
     assert line.endswith(": raise AssertionError")
     place = 'File "/a/b/net.py", line 3, in f'
     of_dynamo = f"\nfrom user code:\n   {place}\n    g()"
-    line = error_line(raised(lambda: fail(of_dynamo)))
+    line = distributed.error_line(raised(lambda: fail(of_dynamo)))
     assert line.startswith("test_distributed.py, line ")
     assert line.endswith(', from user code: File "net.py", line 3, in f g()')
-    assert error_line(ValueError()) == ""
+    assert distributed.error_line(ValueError()) == ""

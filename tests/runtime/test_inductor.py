@@ -11,15 +11,10 @@ from torch._inductor.utils import run_and_get_code
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from funcppo.core import random
+from funcppo.runtime import inductor
 from funcppo.runtime.compile import compile_function, stable_argsort
-from funcppo.runtime.inductor import (
-    MIN_WORDS_TO_REALIZE,
-    MatmulPass,
-    RewriteThresholds,
-    _merge_equal,
-)
 
-THRESHOLDS = RewriteThresholds(
+THRESHOLDS = inductor.RewriteThresholds(
     mul_sum_max_macs=100,
     mul_sum_max_k=3,
     narrow_mul_sum_max_macs=200,
@@ -36,7 +31,7 @@ THRESHOLDS = RewriteThresholds(
 def rewritten(*args, thresholds=THRESHOLDS, fn=torch.matmul):
     """The graph of a @ b, or of another function, after the pass."""
     graph = make_fx(fn, tracing_mode="fake")(*args)
-    MatmulPass(gpu=thresholds, cpu=thresholds)(graph.graph)
+    inductor.MatmulPass(gpu=thresholds, cpu=thresholds)(graph.graph)
     graph.recompile()
     return graph
 
@@ -154,7 +149,7 @@ def bits(key: torch.Tensor, counter: torch.Tensor):
 
 
 @pytest.mark.parametrize(
-    "n", [1, MIN_WORDS_TO_REALIZE - 1, MIN_WORDS_TO_REALIZE]
+    "n", [1, inductor.MIN_WORDS_TO_REALIZE - 1, inductor.MIN_WORDS_TO_REALIZE]
 )
 def test_the_words_are_those_of_the_operator_which_is_not_called(n):
     """One word, the most that are computed where they are used, and the fewest that are a kernel of their own."""
@@ -177,7 +172,7 @@ def test_equal_nodes_are_computed_once_but_results_and_random_numbers_apart():
         return same, x.cos(), x.cos(), torch.rand_like(x) - torch.rand_like(x)
 
     traced = make_fx(twice)(torch.eye(2)).graph
-    _merge_equal(traced)
+    inductor._merge_equal(traced)
     names = [str(node.target) for node in traced.nodes]
     count = lambda name: sum(f"aten.{name}." in text for text in names)
     found = [count(name) for name in ("mm", "sin", "cos", "rand_like")]

@@ -11,30 +11,16 @@ from hypothesis import strategies as st
 from funcppo.kg.graph import text as lexer
 from funcppo.kg.graph.loaders import from_text, from_triples
 from funcppo.kg.graph.rules import format_atom, format_rule, parse_query
-from funcppo.kg.graph.text import (
-    SPACED_PAREN,
-    Atom,
-    Token,
-    Variable,
-    declared_by,
-    find_similar_names,
-    parse_atom,
-    parse_clause,
-    similar_names_hint,
-    tokenize_line,
-    tokenize_prolog,
-    unknown_name_message,
-)
 from tests import prolog
 from tests.kg.graph.clause_strategies import NAMES, NASTY
 
-LINE_END = Token("end", "the end of the line")
+LINE_END = lexer.Token("end", "the end of the line")
 TEXTS = st.text(
     st.sampled_from("ab X_1.,()'\\\"-:<=~\t\n%")
     | st.characters(exclude_categories=["Cs"]),
     max_size=30,
 )
-X, Y, Z = Variable("X"), Variable("Y"), Variable("Z")
+X, Y, Z = lexer.Variable("X"), lexer.Variable("Y"), lexer.Variable("Z")
 has_prolog = pytest.mark.skipif(
     not prolog.AVAILABLE, reason="no swipl on this machine"
 )
@@ -53,31 +39,31 @@ def ask_prolog(goal):
 def test_the_tokens_of_a_line_worked_by_hand():
     kinds = "name ( quoted , variable ) :- name name"
     texts = "/m/02 ( 'it''s' , X ) :- not q"
-    expected = list(map(Token, kinds.split(), texts.split()))
-    tokens = tokenize_line("/m/02('it''s', X):-not q.")
+    expected = list(map(lexer.Token, kinds.split(), texts.split()))
+    tokens = lexer.tokenize_line("/m/02('it''s', X):-not q.")
     assert tokens == [*expected, LINE_END]
-    *tokens, _ = tokenize_line("Q42 <= A", lexer.is_anyburl_variable)
+    *tokens, _ = lexer.tokenize_line("Q42 <= A", lexer.is_anyburl_variable)
     assert [token.kind for token in tokens] == ["name", "<=", "variable"]
     assert [token.text for token in tokens] == ["Q42", "<=", "A"]
-    assert tokenize_line("") == tokenize_line(" . ") == [LINE_END]
+    assert lexer.tokenize_line("") == lexer.tokenize_line(" . ") == [LINE_END]
 
 
 def test_the_tokens_of_a_program_worked_by_hand():
     program = "% a comment\np(a1, -007) :- /* two\nlines */ q (X).\nr"
-    (line, text, tokens), second = tokenize_prolog(program)
+    (line, text, tokens), second = lexer.tokenize_prolog(program)
     assert (line, text) == (2, "p(a1, -007) :- /* two\nlines */ q (X).")
     kinds = ["name", "(", "name", ",", "integer", ")", ":-", "name"]
-    kinds += [SPACED_PAREN, "variable", ")", "end"]
+    kinds += [lexer.SPACED_PAREN, "variable", ")", "end"]
     assert [token.kind for token in tokens] == kinds
     words = " ".join(token.text for token in tokens)
     assert words == "p ( a1 , -7 ) :- q ( X ) ."
-    end = Token("end of file", "the end of the file")
-    assert second == (4, "r", [Token("name", "r"), end])
+    end = lexer.Token("end of file", "the end of the file")
+    assert second == (4, "r", [lexer.Token("name", "r"), end])
 
 
 @given(TEXTS)
 def test_a_line_loses_nothing_but_white_space_and_the_last_full_stop(text):
-    *tokens, end = tokenize_line(text)
+    *tokens, end = lexer.tokenize_line(text)
     assert end == LINE_END
     kept = "".join("".join(token.text for token in tokens).split())
     assert kept == "".join(text.strip().removesuffix(".").split())
@@ -86,7 +72,7 @@ def test_a_line_loses_nothing_but_white_space_and_the_last_full_stop(text):
 @given(TEXTS.filter(lambda text: not {"%", "0"} & {*text} and "/*" not in text))
 def test_a_program_without_comments_loses_nothing_but_white_space(text):
     words = []
-    for line, _, tokens in tokenize_prolog(text):
+    for line, _, tokens in lexer.tokenize_prolog(text):
         assert text.split("\n")[line - 1].strip()
         words += [t.text for t in tokens if t.kind != "end of file"]
     assert "".join("".join(words).split()) == "".join(text.split())
@@ -98,9 +84,12 @@ def test_unquoting_undoes_quoting_and_a_name_is_one_token(name):
     quoted = lexer.quote(name)
     assert lexer.unquote(quoted) == name
     assert quoted.splitlines() == [quoted] and quoted.isprintable()
-    assert tokenize_line(quoted) == [Token("quoted", quoted), LINE_END]
-    ((_, _, tokens),) = tokenize_prolog(quoted + ".")
-    assert tokens == [Token("quoted", quoted), Token("end", ".")]
+    assert lexer.tokenize_line(quoted) == [
+        lexer.Token("quoted", quoted),
+        LINE_END,
+    ]
+    ((_, _, tokens),) = lexer.tokenize_prolog(quoted + ".")
+    assert tokens == [lexer.Token("quoted", quoted), lexer.Token("end", ".")]
 
 
 @pytest.mark.parametrize(
@@ -158,7 +147,7 @@ def test_the_letters_of_a_name_are_those_of_swi_prolog():
 
 def prolog_kind(text):
     """Kind of the token that a text is as a whole; "none" if it is no name and no variable."""
-    (kind, word), *_ = next(tokenize_prolog(text))[2]
+    (kind, word), *_ = next(lexer.tokenize_prolog(text))[2]
     is_whole = word == text and kind in ("name", "variable")
     return kind if is_whole else "none"
 
@@ -167,24 +156,27 @@ def prolog_kind(text):
 
 
 def parse_line(text):
-    return parse_clause(tokenize_line(text), ":-", prolog=False)
+    return lexer.parse_clause(lexer.tokenize_line(text), ":-", prolog=False)
 
 
 def parse_program(text):
-    ((_, _, tokens),) = tokenize_prolog(text)
-    return parse_clause(tokens, ":-", prolog=True)
+    ((_, _, tokens),) = lexer.tokenize_prolog(text)
+    return lexer.parse_clause(tokens, ":-", prolog=True)
 
 
 def test_a_rule_and_a_fact_worked_by_hand():
     head, body = parse_line("path(X, Y) :- edge(X, 'a b'), path(Z, Y)")
-    assert head == Atom("path", (X, Y))
-    assert body == (Atom("edge", (X, "a b")), Atom("path", (Z, Y)))
-    assert parse_program("hot.") == (Atom("hot", ()), ())
-    assert parse_program("p(-07, 'X').") == (Atom("p", ("-7", "X")), ())
-    assert parse_line("q(X) :- not(X)")[1] == (Atom("not", (X,)),)
-    tokens = tokenize_line("p(a, b), q")
-    assert parse_atom(tokens, 0, prolog=False) == (Atom("p", ("a", "b")), 6)
-    assert parse_atom(tokens, 7, prolog=False)[0] == Atom("q", ())
+    assert head == lexer.Atom("path", (X, Y))
+    assert body == (lexer.Atom("edge", (X, "a b")), lexer.Atom("path", (Z, Y)))
+    assert parse_program("hot.") == (lexer.Atom("hot", ()), ())
+    assert parse_program("p(-07, 'X').") == (lexer.Atom("p", ("-7", "X")), ())
+    assert parse_line("q(X) :- not(X)")[1] == (lexer.Atom("not", (X,)),)
+    tokens = lexer.tokenize_line("p(a, b), q")
+    assert lexer.parse_atom(tokens, 0, prolog=False) == (
+        lexer.Atom("p", ("a", "b")),
+        6,
+    )
+    assert lexer.parse_atom(tokens, 7, prolog=False)[0] == lexer.Atom("q", ())
 
 
 def test_each_anonymous_variable_has_a_name_of_its_own_that_no_text_can_give():
@@ -246,9 +238,9 @@ def test_a_goal_that_nothing_defines_is_told_with_its_arity_and_line():
      ":- table p/1, q/2.", ":- style_check(-singleton)."],
 )  # fmt: skip
 def test_declarations_are_skipped_and_counted(directive):
-    ((_, _, tokens),) = tokenize_prolog(directive)
+    ((_, _, tokens),) = lexer.tokenize_prolog(directive)
     name = directive[2:].split("(")[0].split()[0]
-    assert declared_by(tokens) == name
+    assert lexer.declared_by(tokens) == name
     d = from_text(f"{directive} p(a).\n{directive}")
     assert d.facts.tolist() == [[1, 1]]
     note = f"program: 2 directives skipped, which change no answer here: {name}"
@@ -270,16 +262,16 @@ def test_other_directives_are_refused(goal):
 
 def test_a_name_of_similar_spelling_is_suggested():
     known = ["france", "spain"]
-    message = unknown_name_message("entity", "fance", known)
+    message = lexer.unknown_name_message("entity", "fance", known)
     assert message.endswith("(close: 'france')")
-    message = unknown_name_message("entity", "zzz", known)
+    message = lexer.unknown_name_message("entity", "zzz", known)
     assert message.endswith("(none of 2 is spelled like it)")
-    assert find_similar_names("a" * 101, ["a" * 101]) == []
+    assert lexer.find_similar_names("a" * 101, ["a" * 101]) == []
 
 
 @given(NAMES)
 def test_a_suggestion_can_be_pasted_into_a_query(name):
-    pasted = similar_names_hint(name, [name]).removeprefix("close: ")
+    pasted = lexer.similar_names_hint(name, [name]).removeprefix("close: ")
     dataset = from_triples([(name, "r", f"{name}b")])
     assert parse_query(dataset, f"r({pasted}, ?x)").tolist() == [1, 1, 3]
 
@@ -299,8 +291,10 @@ def test_of_many_names_the_nearest_are_found():
             name[:at] + name[at + 1] + name[at] + name[at + 2 :],
         ):
             expected = difflib.get_close_matches(typo, known, n=1)
-            assert find_similar_names(typo, known)[:1] == expected == [name]
-    assert find_similar_names("zzzzzz", known) == []
+            assert (
+                lexer.find_similar_names(typo, known)[:1] == expected == [name]
+            )
+    assert lexer.find_similar_names("zzzzzz", known) == []
 
 
 @pytest.mark.parametrize(

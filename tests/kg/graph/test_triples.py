@@ -12,14 +12,6 @@ from hypothesis import strategies as st
 from funcppo.core.settings import FieldError
 from funcppo.kg.graph import triples
 from funcppo.kg.graph.text import decode, read_content, read_text
-from funcppo.kg.graph.triples import (
-    DataConfig,
-    NameNumbers,
-    drop_duplicates,
-    is_triple_file,
-    order_of_occurrence,
-    parse_ratios,
-)
 
 A, B = ("a", "r", "b"), ("b", "s", "c")
 
@@ -27,7 +19,7 @@ A, B = ("a", "r", "b"), ("b", "s", "c")
 def read_triples(text, path, columns=None):
     """The file of a text or of bytes, its triples in names."""
     content = text if isinstance(text, bytes) else text.encode()
-    numbers = NameNumbers()
+    numbers = triples.NameNumbers()
     file = triples.read_triples(content, path, numbers, columns)
     names = list(numbers)
     rows = [tuple(names[i] for i in row) for row in file.triples.tolist()]
@@ -62,7 +54,7 @@ def test_what_is_no_text_is_named_by_its_line(tmp_path):
 
 def test_the_ending_says_what_is_read_as_triples():
     names = ["x.txt", "x.tsv.gz", "d/x.csv", "x.pl", "x.gz", "x", "x.tsv.bz2"]
-    assert [name for name in names if is_triple_file(name)] == names[:3]
+    assert [name for name in names if triples.is_triple_file(name)] == names[:3]
 
 
 @pytest.mark.parametrize(
@@ -320,7 +312,7 @@ NUMBERS = st.integers(0, 5)
 
 @given(st.lists(NUMBERS))
 def test_the_order_of_occurrence_is_that_of_a_dictionary(numbers):
-    order = order_of_occurrence(np.array(numbers, np.int32), 6)
+    order = triples.order_of_occurrence(np.array(numbers, np.int32), 6)
     assert order.tolist() == list(dict.fromkeys(numbers))
 
 
@@ -330,7 +322,7 @@ def test_rows_that_repeat_another_are_dropped(rows, has_large_numbers):
     if has_large_numbers:
         rows = [tuple(2**31 - 1 - number for number in row) for row in rows]
     table = np.array(rows, np.int32).reshape(-1, 3)
-    distinct = [tuple(row) for row in drop_duplicates(table).tolist()]
+    distinct = [tuple(row) for row in triples.drop_duplicates(table).tolist()]
     assert distinct == list(dict.fromkeys(rows))
 
 
@@ -341,7 +333,7 @@ TRIPLES = [(f"e{i}", f"r{i % 3}", f"e{i * 7 % 50}") for i in range(50)]
 
 def split_triples(rows, ratios, seed):
     """The parts of a list of triples in names: train, valid, test."""
-    numbers = NameNumbers()
+    numbers = triples.NameNumbers()
     table = numbers.number(name for row in rows for name in row)
     names = list(numbers)
     parts = triples.split_triples(table, names, ratios, seed)
@@ -362,7 +354,7 @@ def test_each_triple_is_in_one_part_of_its_share(rows, ratios, seed):
         return
     parts = split_triples(rows, ratios, seed)
     assert sorted(row for part in parts for row in part) == sorted(distinct)
-    _, *shares = parse_ratios(ratios)
+    _, *shares = triples.parse_ratios(ratios)
     sizes = [round(share * len(distinct)) for share in shares]
     assert [len(part) for part in parts[1:]] == sizes
     for part in parts:
@@ -412,5 +404,5 @@ def test_too_few_triples_for_a_part_are_an_error():
 )  # fmt: skip
 def test_a_setting_that_is_none_is_named(field, value):
     with pytest.raises(FieldError) as caught:
-        DataConfig(**{field: value})
+        triples.DataConfig(**{field: value})
     assert caught.value.field == field

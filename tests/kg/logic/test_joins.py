@@ -11,17 +11,6 @@ from hypothesis import strategies as st
 
 from funcppo.core.host import Deadline
 from funcppo.kg.logic import joins
-from funcppo.kg.logic.joins import (
-    ConjunctiveQuery,
-    Relation,
-    Rule,
-    find_rows,
-    indexed_view,
-    iter_answers,
-    make_literal,
-    most_general_unifier,
-    substitute_rule,
-)
 from tests import sld
 
 N_VIEW_CONSTANTS = 4
@@ -30,8 +19,10 @@ row = st.tuples(*[st.integers(1, N_VIEW_CONSTANTS)] * 3)
 rows_of_three = st.sets(row, min_size=1, max_size=20).map(sorted)
 
 
-def view_relation(rows) -> Relation:
-    return Relation(tuple(torch.tensor(rows, dtype=torch.int64).unbind(1)))
+def view_relation(rows) -> joins.Relation:
+    return joins.Relation(
+        tuple(torch.tensor(rows, dtype=torch.int64).unbind(1))
+    )
 
 
 def as_rows(columns):
@@ -46,12 +37,12 @@ def as_rows(columns):
 )
 def test_a_view_holds_the_rows_that_match(rows, terms, reverse, n_indexed):
     relation = view_relation(rows)
-    literal = make_literal(relation, terms, N_VIEW_CONSTANTS)
+    literal = joins.make_literal(relation, terms, N_VIEW_CONSTANTS)
     variables = tuple(sorted(literal.variables, reverse=reverse))
     if not variables:
         return
     n_indexed = min(n_indexed, len(variables))
-    view = indexed_view(literal, variables, n_indexed, N_VIEW_CONSTANTS)
+    view = joins.indexed_view(literal, variables, n_indexed, N_VIEW_CONSTANTS)
 
     expected = set()
     for row in rows:
@@ -65,7 +56,7 @@ def test_a_view_holds_the_rows_that_match(rows, terms, reverse, n_indexed):
 @given(rows_of_three, st.lists(row, min_size=1, max_size=10))
 def test_rows_are_found_where_they_stand(rows, probes):
     columns = tuple(torch.tensor(probes).unbind(1))
-    found = find_rows(columns, view_relation(rows), N_VIEW_CONSTANTS)
+    found = joins.find_rows(columns, view_relation(rows), N_VIEW_CONSTANTS)
     for position, is_row, probe in zip(*(x.tolist() for x in found), probes):
         assert is_row == (probe in rows)
         assert not is_row or rows[position] == probe
@@ -78,9 +69,11 @@ VARIABLES = (4, 5, 6, 7)
 terms = st.sampled_from([1, 2, *VARIABLES])
 
 
-def relation_of(rows) -> Relation:
+def relation_of(rows) -> joins.Relation:
     table = torch.tensor(sorted(rows), dtype=torch.int64).view(-1, 2)
-    return Relation(tuple(column.contiguous() for column in table.unbind(1)))
+    return joins.Relation(
+        tuple(column.contiguous() for column in table.unbind(1))
+    )
 
 
 @st.composite
@@ -105,17 +98,17 @@ def variables_of(atoms):
 
 def query_of(atoms, output, unequal, **options):
     literals = tuple(
-        make_literal(relation_of(rows), (a, b), N_CONSTANTS)
+        joins.make_literal(relation_of(rows), (a, b), N_CONSTANTS)
         for rows, a, b in atoms
     )
-    return ConjunctiveQuery(
+    return joins.ConjunctiveQuery(
         literals, output, tuple(unequal), N_CONSTANTS, **options
     )
 
 
 def answers_of(atoms, output, unequal):
     query = query_of(atoms, output, unequal)
-    tables = list(iter_answers(query))
+    tables = list(joins.iter_answers(query))
     assert all(table.size and table.variables == output for table in tables)
     return {row for table in tables for row in rows_of(table)}
 
@@ -138,7 +131,7 @@ def counts_of(atoms, output, unequal):
     """The answers and their counts, chunks added."""
     query = query_of(atoms, output, unequal, is_counted=True)
     counts: dict[tuple[int, ...], int] = collections.Counter()
-    for table in iter_answers(query):
+    for table in joins.iter_answers(query):
         assert table.size == len(table.counts) > 0
         for row, count in zip(
             rows_of(table), table.counts.tolist(), strict=True
@@ -168,12 +161,12 @@ def test_a_budget_counts_rows_and_ends_a_join_that_exceeds_it():
     n_rows = 9 + 27 + 2 * joins.JOIN_OVERHEAD_ROWS
     budget = joins.RowBudget(n_rows)
     within = dataclasses.replace(query, budget=budget)
-    assert sum(table.size for table in iter_answers(within)) == 9
+    assert sum(table.size for table in joins.iter_answers(within)) == 9
     assert budget.n_rows == n_rows
 
     beyond = dataclasses.replace(query, budget=joins.RowBudget(n_rows - 1))
     with pytest.raises(joins.RowBudgetExceeded, match=f"{n_rows - 1:,} rows"):
-        list(iter_answers(beyond))
+        list(joins.iter_answers(beyond))
 
 
 def test_a_budget_ends_joins_at_its_deadline():
@@ -195,22 +188,22 @@ rule_terms = st.lists(
 
 
 def test_a_chain_of_variables_becomes_one():
-    unifier = most_general_unifier((1, 3, 4, 5), (1, 4, 5, 2), 2)
+    unifier = joins.most_general_unifier((1, 3, 4, 5), (1, 4, 5, 2), 2)
     assert unifier == {3: 2, 4: 2, 5: 2}
-    assert most_general_unifier((1, 3, 3), (1, 1, 2), 2) is None
-    assert most_general_unifier((1, 3), (2, 3), 2) is None
+    assert joins.most_general_unifier((1, 3, 3), (1, 1, 2), 2) is None
+    assert joins.most_general_unifier((1, 3), (2, 3), 2) is None
     # predicates are no variables
-    assert most_general_unifier((4, 1), (5, 1), 2) is None
+    assert joins.most_general_unifier((4, 1), (5, 1), 2) is None
 
 
 @given(rule_terms, rule_terms)
 def test_the_unifier_is_a_most_general_one(left, right):
     left, right = (1, *left), (1, *right)
-    same = most_general_unifier(left, right, N_RULE_CONSTANTS)
+    same = joins.most_general_unifier(left, right, N_RULE_CONSTANTS)
     known = sld.unify(left, right, N_RULE_CONSTANTS)
     assert (same is None) == (known is None)
     if same is not None and known is not None:
-        rule = substitute_rule(Rule(0, left, (right,)), same)
+        rule = joins.substitute_rule(joins.Rule(0, left, (right,)), same)
         assert rule.body == (rule.head,)
         # no variable was bound without need
         assert len(set(rule.head)) == len(set(sld.apply(left, known)))

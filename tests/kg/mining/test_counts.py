@@ -6,13 +6,6 @@ import pytest
 import torch
 
 from funcppo.kg.mining import counts
-from funcppo.kg.mining.counts import (
-    MAX_RULE_ATOMS,
-    Budget,
-    FoundRules,
-    MinedRules,
-    held_out_smoothed_confidence,
-)
 
 N_FACTS = 12
 
@@ -29,7 +22,7 @@ class FakeClock:
 
 def test_the_time_ends_the_work_and_is_told_apart_from_it():
     clock = FakeClock()
-    budget = Budget(max_rows=100, seconds=10.0, clock=clock)
+    budget = counts.Budget(max_rows=100, seconds=10.0, clock=clock)
     clock.now += 5.0
     assert budget.elapsed == 5.0 and budget.spent_share == 0.0
     clock.now += 4.0  # of the second half of the time, four fifths
@@ -43,7 +36,7 @@ def test_the_time_ends_the_work_and_is_told_apart_from_it():
 def test_a_stage_reports_its_own_work_and_never_more_than_all_of_it():
     calls = []
     told = {"progress": lambda *call: calls.append(call), "clock": FakeClock()}
-    budget = Budget(max_rows=100, seconds=10.0, **told)
+    budget = counts.Budget(max_rows=100, seconds=10.0, **told)
     budget.start_stage("one", 10)
     budget.spend(4)
     budget.spend(8)
@@ -56,7 +49,7 @@ def test_a_stage_reports_its_own_work_and_never_more_than_all_of_it():
 def two_rules():
     """The inverse p(X,Y) :- p(Y,X), and p(X,5) :- q(X,Y)."""
     column = lambda *values: torch.tensor(values, dtype=torch.float64)
-    return MinedRules(
+    return counts.MinedRules(
         labels=torch.tensor([[0, 1, -1, -1], [0, 2, -1, -1]]),
         end_constants=torch.tensor([[0, 0], [5, 0]]),
         support=column(10, 6),
@@ -93,7 +86,7 @@ def test_atoms_number_variables_after_the_constants():
 )
 def test_thresholds_leave_circular_support_out(support, confidence, kept):
     fact, rule = torch.tensor([[0, 1, 2], [0, 1, 1]])
-    found = FoundRules(two_rules(), fact=fact, rule=rule)
+    found = counts.FoundRules(two_rules(), fact=fact, rule=rule)
     above = counts.above_thresholds(found, support, confidence)
     assert len(above.rules.cost) == len(above.rules.support) == kept
 
@@ -111,8 +104,8 @@ def random_rules(random, n_rules):
     )
     zeros = torch.zeros_like(support)
     number = torch.tensor([random.randint(0, 10**6) for _ in range(n_rules)])
-    rules = MinedRules(
-        labels=number[:, None].expand(-1, MAX_RULE_ATOMS),
+    rules = counts.MinedRules(
+        labels=number[:, None].expand(-1, counts.MAX_RULE_ATOMS),
         end_constants=torch.zeros((n_rules, 2), dtype=torch.int64),
         support=support,
         circular_support=zeros,
@@ -122,7 +115,7 @@ def random_rules(random, n_rules):
         cost=zeros,
     )
     table = torch.tensor(pairs or [(0, 0)])
-    return FoundRules(rules, table[:, 0], table[:, 1])
+    return counts.FoundRules(rules, table[:, 0], table[:, 1])
 
 
 @pytest.mark.parametrize("n_votes", [1, 3])
@@ -134,7 +127,7 @@ def test_each_fact_has_its_best_rules(n_votes, seed):
     of_fact = {fact: [] for fact in range(N_FACTS)}
     for part in parts:
         votes = counts.add_votes(votes, part)
-        score = held_out_smoothed_confidence(part.rules).tolist()
+        score = counts.held_out_smoothed_confidence(part.rules).tolist()
         for fact, rule in zip(part.fact.tolist(), part.rule.tolist()):
             if score[rule] > 0:
                 label = int(part.rules.labels[rule, 0])

@@ -8,11 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from funcppo.kg.mining import counts, paths, rules
-from funcppo.kg.mining.counts import (
-    Budget,
-    concatenate_found,
-    held_out_smoothed_confidence,
-)
 from tests.kg.mining.brute_force import (
     brute_force,
     clauses_of,
@@ -123,7 +118,7 @@ def test_exact_counts_are_those_of_brute_force(chunk_rows, facts):
         assert n_derived == table.n_derived.tolist()
     assert sorted(clauses) == sorted(clauses_of(found))
     assert budget.rows > 0
-    budget = Budget(max_rows=10, seconds=1e9)
+    budget = counts.Budget(max_rows=10, seconds=1e9)
     budget.spend(10)
     assert not counted(edges, found, priority, budget=budget)
 
@@ -143,7 +138,7 @@ def start_search(edges, length, **options):
     search = rules.LongPathSearch(edges=edges, length=length, **options)
     plan = paths.plan_closing(edges, length, 1e12)
     parts = paths.iter_closed_rules(edges, plan, length, 1, unlimited(), 1.0)
-    return search, concatenate_found([no_found(edges), *parts])
+    return search, counts.concatenate_found([no_found(edges), *parts])
 
 
 def found_rules(search, closed, to_beat):
@@ -172,7 +167,7 @@ def test_only_rules_that_beat_no_fact_are_dropped(facts, score):
     for to_beat in (lowest, torch.full_like(lowest, score)):
         labels.append(set())
         for found in found_rules(*start_search(edges, 4), to_beat):
-            wins = held_out_smoothed_confidence(found.rules) > score
+            wins = counts.held_out_smoothed_confidence(found.rules) > score
             labels[-1] |= set(map(tuple, found.rules.labels[wins].tolist()))
     assert labels[0] == labels[1]
 
@@ -193,7 +188,7 @@ def test_rules_below_the_thresholds_are_dropped():
     assert kept == expected and expected
 
     # Nothing is counted where the budget does not suffice.
-    budget = Budget(max_rows=10, seconds=1e9)
+    budget = counts.Budget(max_rows=10, seconds=1e9)
     search, closed = start_search(edges_of(facts), 4, budget=budget)
     assert search.find_rules(closed, lowest) is None
     assert budget.rows >= 10

@@ -8,11 +8,7 @@ import pytest
 import torch
 
 from funcppo.core import random, tree
-from funcppo.kg.config import (
-    BellmanFordConfig,
-    EmbeddingConfig,
-    ProverTaskConfig,
-)
+from funcppo.kg import config
 from funcppo.kg.graph import loaders
 from funcppo.kg.logic import fixpoint
 from funcppo.kg.logic.kb import HEAD, TAIL
@@ -54,7 +50,7 @@ def test_the_smallest_proof_is_worked_by_hand():
     train = [x.split() for x in ("a hop b", "b hop c", "c near a", "c far a")]
     rules = "near(X, Y) :- hop(X, Y)\nfar(X, Y) :- near(X, Z), hop(Z, Y)"
     dataset = loaders.from_triples(train, rules=rules)
-    task = build_task(dataset, ProverTaskConfig(max_height=2))
+    task = build_task(dataset, config.ProverTaskConfig(max_height=2))
     number = lambda names, name: names.index(name) + 1
     hop, near, far = (
         number(dataset.predicates, x) for x in ("hop", "near", "far")
@@ -126,7 +122,7 @@ def test_smallest_proofs_are_those_of_a_model(object_identity):
     """Facts, derived atoms and others."""
     dataset = loaders.load("family_tree:30:0")
     options = {"smoothing": 5.0, "object_identity": object_identity}
-    settings = ProverTaskConfig(max_height=1, **options)
+    settings = config.ProverTaskConfig(max_height=1, **options)
     held = build_task(dataset, settings)
     by_query = build_task(dataset, settings, with_derivations=False)
     assert by_query.answers_plan is not None and held.answers_plan is None
@@ -165,7 +161,7 @@ SECONDS = 3600.0  # never cut by the clock
 def subject(request):
     """A task and random weights of all evidence; identity of objects with "pair"."""
     identity = request.param == "pair"
-    settings = ProverTaskConfig(
+    settings = config.ProverTaskConfig(
         max_height=1, smoothing=5.0, object_identity=identity
     )
     task = build_task(random_graph(), settings)
@@ -178,9 +174,9 @@ def subject(request):
         uses_bellman_ford=True,
     )
     shape = task.sizes.n_constants, evidence.n_labels(task.sizes)
-    embedding = EmbeddingConfig(rank=3, n_folds=2)
+    embedding = config.EmbeddingConfig(rank=3, n_folds=2)
     embedding = link_embedding.init(embedding, *shape, random.key(2))
-    network = BellmanFordConfig(width=4, n_layers=2)
+    network = config.BellmanFordConfig(width=4, n_layers=2)
     network = path_network.network_config(network, *shape)
     waves = lambda x: torch.sin(torch.arange(x.numel())).view_as(x)
     network = tree.map(waves, path_network.init(network, random.key(0)))

@@ -40,18 +40,7 @@ from funcppo.kg.run.run import (
 from funcppo.kg.scores.score import parse
 from funcppo.kg.search.task import COUNTRIES_REGIONS, build_task
 from tests.cli.runner import write_graph
-from tests.kg.run.runs import (
-    CONFIG,
-    QUESTIONS,
-    chain,
-    colours,
-    elders,
-    new_run,
-    on_graph,
-    random_graph,
-    seating,
-    store,
-)
+from tests.kg.run import runs
 
 OPEN = ProverTaskConfig(smoothing="auto", object_identity="auto")
 
@@ -283,7 +272,7 @@ def choose_all(graph):
 
 def test_what_is_kept_ranks_as_the_task_with_its_settings():
     """The ordinary path: the whole task, all valid queries."""
-    dataset = random_graph()
+    dataset = runs.random_graph()
     settings, run_time = choose_all(dataset)
     heights = [trial.height for trial in settings.by_height]
     assert heights == sorted(set(heights)) and heights[0] == 1
@@ -304,18 +293,20 @@ def test_what_is_set_is_kept():
     cfg = ProverTaskConfig(
         max_height=2, smoothing=1.5, object_identity=False, hidden_dim=8
     )
-    fixed = choose_settings(random_graph(), cfg, "noisy-or")
+    fixed = choose_settings(runs.random_graph(), cfg, "noisy-or")
     assert fixed.best.apply(OPEN) == replace(cfg, hidden_dim=OPEN.hidden_dim)
     assert fixed.best.score == "noisy-or" and fixed.best.ranks is None
-    partly = choose_settings(random_graph(), replace(OPEN, max_height=1))
+    partly = choose_settings(runs.random_graph(), replace(OPEN, max_height=1))
     assert [trial.height for trial in partly.by_height] == [1]
-    held = choose_settings(random_graph(), replace(OPEN, object_identity=True))
+    held = choose_settings(
+        runs.random_graph(), replace(OPEN, object_identity=True)
+    )
     assert all(trial.object_identity for trial in held.by_height)
 
 
 def test_a_height_is_left_only_where_nothing_grows():
     """Heights 1 and 2 derive nothing of valid, and every rank is a tie there; 4 derives no more than 3."""
-    settings, run_time = choose_all(chain())
+    settings, run_time = choose_all(runs.chain())
     assert settings.best.height == 3
     tried = [row.stage for row in run_time.choices]
     assert "settings of rules at height 4" in tried
@@ -326,11 +317,11 @@ def test_without_valid_queries_or_room_for_their_rows_the_defaults_are_said(
     monkeypatch,
 ):
     """Neither object identity nor a greater height could take less than height 1."""
-    _, run_time = choose_all(random_graph(n_valid=0))
+    _, run_time = choose_all(runs.random_graph(n_valid=0))
     default = "height 1, smoothing 5, noisy-or@3"
     assert run_time.notes == [f"no valid split: {default}"]
     monkeypatch.setattr(choices, "MAX_TRIAL_ROWS", 1)
-    settings, run_time = choose_all(random_graph())
+    settings, run_time = choose_all(runs.random_graph())
     assert settings.best.ranks is None
     said, noted = run_time.notes
     assert said.startswith("height 1 not tried: more than 1 rows")
@@ -339,8 +330,8 @@ def test_without_valid_queries_or_room_for_their_rows_the_defaults_are_said(
 
 def test_a_sample_of_the_rules_tells_what_takes_too_long(monkeypatch):
     """Trials after the first are not begun where a sample makes more than its share of the rows."""
-    counts = choose_settings(random_graph(), OPEN).rule_counts
-    graph = replace(random_graph(), rule_counts=counts)
+    counts = choose_settings(runs.random_graph(), OPEN).rule_counts
+    graph = replace(runs.random_graph(), rule_counts=counts)
 
     def make_too_many(*args, **kwargs):
         raise RowBudgetExceeded("too many rows")
@@ -362,7 +353,7 @@ def test_each_stage_shows_how_much_of_it_is_done():
     run_time = RunTime(
         on_phase=lambda text, *done: shown.setdefault(text, []).append(done[:2])
     )
-    choose_settings(random_graph(), OPEN, None, run_time)
+    choose_settings(runs.random_graph(), OPEN, None, run_time)
     start = "choosing settings: height 1"
     assert shown[f"{start}: ranking"] == [(i, 12) for i in range(13)]
     identity = f"{start} with object identity"
@@ -377,7 +368,7 @@ def test_each_stage_shows_how_much_of_it_is_done():
 
 def seated():
     """Guests of ten tables, with what is asked of valid as test."""
-    graph = seating(n_tables=10)
+    graph = runs.seating(n_tables=10)
     return replace(graph, test=graph.valid)
 
 
@@ -386,18 +377,18 @@ def test_queries_that_cannot_be_ranked_are_refused_before_training(tmp_path):
     folder, good = tmp_path / "countries_of_cities", "lyon\tin\teurope\n"
     texts = {"valid": good, "test": good, "rules": "in(X, Y) :- in(Y, X)\n"}
     texts["train"] = "".join(f"paris\tin\t{x}\n" for x in COUNTRIES_REGIONS)
-    run_config = replace(CONFIG, dataset=str(folder), score="auto")
+    run_config = replace(runs.CONFIG, dataset=str(folder), score="auto")
     for name in ("valid", "test"):
         write_graph(folder, **texts | {name: f"{good}paris\tin\tlyon\n"})
         message = f"^countries_of_cities: {name}: expected an answer among the 5 candidates, got query 1"
         with pytest.raises(ValueError, match=message):
-            new_run(run_config)
+            runs.new_run(run_config)
 
 
 def test_a_new_run_holds_what_was_chosen_and_its_table(tmp_path):
     prover = replace(OPEN, embed_dim=4, hidden_dim=4)
-    config = replace(CONFIG, score="auto", prover=prover)
-    run = new_run(on_graph(config, chain(), tmp_path))
+    config = replace(runs.CONFIG, score="auto", prover=prover)
+    run = runs.new_run(runs.on_graph(config, runs.chain(), tmp_path))
     prover = run.run_config.prover
     assert prover.max_height == run.task.max_height == 3
     assert prover.smoothing != "auto"
@@ -411,12 +402,14 @@ def test_a_new_run_holds_what_was_chosen_and_its_table(tmp_path):
 
 
 def test_above_height_1_auto_learns_from_proofs_alone(tmp_path):
-    prover = replace(QUESTIONS.prover, max_height=2, object_identity=False)
-    high = on_graph(replace(QUESTIONS, prover=prover), seated(), tmp_path)
-    run = new_run(high)
+    prover = replace(runs.QUESTIONS.prover, max_height=2, object_identity=False)
+    high = runs.on_graph(
+        replace(runs.QUESTIONS, prover=prover), seated(), tmp_path
+    )
+    run = runs.new_run(high)
     assert run.run_config.learner == "proofs" and run.questions is None
     with pytest.raises(ValueError, match="expected height 1, got 2"):
-        new_run(replace(high, learner="questions"))
+        runs.new_run(replace(high, learner="questions"))
 
 
 # -- new runs that learn from questions
@@ -464,17 +457,17 @@ def test_a_new_run_has_the_weights_that_rank_valid_best(asking):
 
 
 def test_all_of_valid_is_ranked_unless_a_number_is_set(tmp_path):
-    config = on_graph(QUESTIONS, seated(), tmp_path)
+    config = runs.on_graph(runs.QUESTIONS, seated(), tmp_path)
     for n_queries in (None, 5):
-        run = new_run(replace(config, n_validation_queries=n_queries))
+        run = runs.new_run(replace(config, n_validation_queries=n_queries))
         n_ranked = len(validation_queries(run))
         assert n_ranked == (n_queries or len(run.task.dataset.valid))
 
 
 def new_and_opened(config, graph, folder):
     """A new run, which scores with the same evidence and priors where it is stored and opened again."""
-    run = new_run(on_graph(config, graph, folder / "graph"))
-    store(run, folder)
+    run = runs.new_run(runs.on_graph(config, graph, folder / "graph"))
+    runs.store(run, folder)
     again = with_valid_evidence(resume_run(run.run_config, folder))
     assert again.choices == run.choices and again.notes == run.notes
     assert again.step_names == run.step_names
@@ -484,7 +477,7 @@ def new_and_opened(config, graph, folder):
 
 def test_without_a_fit_rules_or_the_sum_of_their_odds_answer(tmp_path):
     still = replace(
-        QUESTIONS,
+        runs.QUESTIONS,
         listwise=ListwiseConfig(learning_rate=0.0),
         questions=QuestionConfig(odds_power=3.0, embedding=False, bellman_ford=False),
     )  # fmt: skip
@@ -506,9 +499,9 @@ def test_a_prior_is_weighed_where_valid_says_so(prior, is_better, tmp_path):
     n_layers, n_steps = (2, 100) if is_better else (1, 1)
     sizes = {"width": 8, "n_layers": n_layers, "n_steps": n_steps}
     # The two variables of the answer's rule of elders stand for one person.
-    prover = replace(QUESTIONS.prover, max_height=1, object_identity=False)
+    prover = replace(runs.QUESTIONS.prover, max_height=1, object_identity=False)
     config = replace(
-        QUESTIONS,
+        runs.QUESTIONS,
         questions=QuestionConfig(**{other: False}),
         embedding=EmbeddingConfig(
             rank=8, n_folds=4, n_epochs=40, batch_size=32, learning_rate=0.05
@@ -516,9 +509,9 @@ def test_a_prior_is_weighed_where_valid_says_so(prior, is_better, tmp_path):
         bellman_ford=BellmanFordConfig(
             batch_size=8, learning_rate=0.02, **sizes
         ),
-        prover=prover if is_network else QUESTIONS.prover,
+        prover=prover if is_network else runs.QUESTIONS.prover,
     )
-    graph = elders() if is_network else colours(is_better)
+    graph = runs.elders() if is_network else runs.colours(is_better)
     run = new_and_opened(config, graph, tmp_path)
     assert getattr(run.run_config.questions, prior) is is_better
     row = row_of(run, "path network" if is_network else "link embeddings")
@@ -550,7 +543,7 @@ def homes(is_better):
 
 
 def test_each_prior_may_rank_what_has_no_proof(tmp_path):
-    run = new_and_opened(QUESTIONS, homes(True), tmp_path)
+    run = new_and_opened(runs.QUESTIONS, homes(True), tmp_path)
     row = row_of(run, "answers without a proof")
     ways = [name for name in row.tried if name.endswith("-20")]
     assert {"embeddings, -20", "path network, -20"} <= set(ways)
@@ -560,8 +553,8 @@ def test_each_prior_may_rank_what_has_no_proof(tmp_path):
 
 @pytest.mark.parametrize("is_better", [True, False])
 def test_what_has_no_proof_is_ranked_where_valid_says_so(is_better, tmp_path):
-    options = replace(QUESTIONS.questions, embedding=False)
-    config = replace(QUESTIONS, questions=options)
+    options = replace(runs.QUESTIONS.questions, embedding=False)
+    config = replace(runs.QUESTIONS, questions=options)
     run = new_and_opened(config, homes(is_better), tmp_path)
     row = row_of(run, "answers without a proof")
     assert row.is_kept == is_better
@@ -579,14 +572,14 @@ def test_answers_without_a_proof_keep_their_time(tmp_path, monkeypatch):
         return best
 
     monkeypatch.setattr(choices, "choose_in_time", choose_nothing)
-    config = on_graph(QUESTIONS, seated(), tmp_path)
-    new_run(config, run_time=RunTime(100.0))
+    config = runs.on_graph(runs.QUESTIONS, seated(), tmp_path)
+    runs.new_run(config, run_time=RunTime(100.0))
     assert reserved[0]["answers without a proof"] > 0
 
 
 def test_what_has_no_time_is_not_begun(tmp_path):
-    config = on_graph(QUESTIONS, seated(), tmp_path)
-    run = new_run(config, run_time=RunTime(1e-3))
+    config = runs.on_graph(runs.QUESTIONS, seated(), tmp_path)
+    run = runs.new_run(config, run_time=RunTime(1e-3))
     chosen = run.run_config.questions
     assert (chosen.embedding, chosen.bellman_ford) == (False, False)
     reasons = {row.stage: row.reason for row in run.choices}
@@ -597,11 +590,11 @@ def test_what_has_no_time_is_not_begun(tmp_path):
 
 
 def test_what_is_set_is_weighed_without_a_valid_split(tmp_path):
-    graph = seating(n_tables=10)
+    graph = runs.seating(n_tables=10)
     both = QuestionConfig(bellman_ford=True, embedding=True)
-    config = replace(QUESTIONS, questions=both)
+    config = replace(runs.QUESTIONS, questions=both)
     no_valid = replace(graph, valid=graph.valid[:0])
-    run = new_run(on_graph(config, no_valid, tmp_path))
+    run = runs.new_run(runs.on_graph(config, no_valid, tmp_path))
     params = run.state.best_params
     assert params.network_prior_weight.eq(0.5).all()
     assert params.prior_weight.any() and params.linked_weight.any()
@@ -617,14 +610,14 @@ def test_without_a_question_to_learn_from_rules_answer(learner, tmp_path):
         [("c", "p", "d")],
         rules="p(X, Y) :- q(X, Y)",
     )
-    config = replace(QUESTIONS, learner=learner)
-    run = new_run(on_graph(config, graph, tmp_path))
+    config = replace(runs.QUESTIONS, learner=learner)
+    run = runs.new_run(runs.on_graph(config, graph, tmp_path))
     assert run.step_names == () and run.is_finished
     assert any(note.startswith("no question to learn") for note in run.notes)
 
 
 def test_a_run_with_little_memory_says_what_is_smaller():
-    run = new_run(CONFIG, memory_limit=2_000_000_000)
+    run = runs.new_run(runs.CONFIG, memory_limit=2_000_000_000)
     assert run.run_config.prover.memory_share < 1.0
     assert any(note.startswith("memory: 2.00 GB") for note in run.notes)
     assert math.isclose(run.run_config.prover.memory_share, 0.45)

@@ -16,12 +16,7 @@ from funcppo.kg.logic.fixpoint import count_rules, with_confidence
 from funcppo.kg.logic.kb import HEAD, TAIL
 from funcppo.kg.scores import evidence, link_embedding
 from funcppo.kg.scores.evidence import EvidenceConfig
-from tests.kg.logic.test_derive import (
-    all_questions,
-    ask_all,
-    brute_force,
-    walks,
-)
+from tests.kg.logic import test_derive
 from tests.oracles import Program, programs
 
 PARENT, KNOWS = 1, 2
@@ -70,13 +65,13 @@ def firings_of(found):
 
 @given(programs)
 def test_counts_are_those_of_sets(program):
-    rows = all_questions(program)
-    groundings = brute_force(program, rows)
+    rows = test_derive.all_questions(program)
+    groundings = test_derive.brute_force(program, rows)
     fan_out: Counter = Counter((q, r) for q, _, r in groundings)
     total: Counter = Counter()
     for (q, _, r), count in groundings.items():
         total[q, r] += count
-    found = firings_of(collect(program, ask_all(rows)))
+    found = firings_of(collect(program, test_derive.ask_all(rows)))
     assert found.keys() == groundings.keys()
     for (q, c, r), counts in found.items():
         assert counts == (groundings[q, c, r], fan_out[q, r], total[q, r])
@@ -84,8 +79,8 @@ def test_counts_are_those_of_sets(program):
 
 @given(programs)
 def test_links_and_degrees_leave_the_fact_of_the_question_out(program):
-    rows = all_questions(program)
-    found = collect(program, ask_all(rows))
+    rows = test_derive.all_questions(program)
+    found = collect(program, test_derive.ask_all(rows))
     labels = found.link_label.split(torch.diff(found.link_offsets).tolist())
     for i, candidate in enumerate(found.entity.tolist()):
         predicate, side, entity, left_out = rows[int(found.question[i])]
@@ -112,12 +107,12 @@ def test_links_and_degrees_leave_the_fact_of_the_question_out(program):
 
 def test_the_answer_that_is_left_out_lowers_the_support_of_its_rules():
     # Who knows person 1? Left out: 4 does. Rule 0 derives 2, rule 2 derives 1 from knows(1, 2), knows(2, 1).
-    found = collect(VILLAGE, ask_all([(KNOWS, HEAD, 1, 4)]))
+    found = collect(VILLAGE, test_derive.ask_all([(KNOWS, HEAD, 1, 4)]))
     assert found.entity.tolist() == [1, 2]
     assert not found.is_left_out.any() and found.answer.tolist() == [-1]
 
     # Left out: 2 knows 1, which rule 0 derives from knows(1, 2), and rule 2 from knows(2, 4), knows(4, 1).
-    found = collect(VILLAGE, ask_all([(KNOWS, HEAD, 1, 2)]))
+    found = collect(VILLAGE, test_derive.ask_all([(KNOWS, HEAD, 1, 2)]))
     assert found.entity.tolist() == [2, 3]
     assert found.answer.tolist() == [0]
     assert found.rule.tolist() == [0, 2, 2]
@@ -132,7 +127,7 @@ def test_the_answer_that_is_left_out_lowers_the_support_of_its_rules():
 
 
 def test_a_pair_that_is_left_out_has_no_links():
-    questions = ask_all([(KNOWS, TAIL, 1, 2)])
+    questions = test_derive.ask_all([(KNOWS, TAIL, 1, 2)])
     fact = collect(VILLAGE, questions)
     assert fact.entity.tolist() == [2, 3, 4]
     # parent(1, 2) and knows(2, 1), parent(1, 3), knows(4, 1)
@@ -144,7 +139,7 @@ def test_a_pair_that_is_left_out_has_no_links():
 
 
 def test_the_best_candidates_are_listed_and_a_sample_of_the_others():
-    questions = ask_all([(KNOWS, TAIL, 2, 0), (KNOWS, TAIL, 3, 0)])
+    questions = test_derive.ask_all([(KNOWS, TAIL, 2, 0), (KNOWS, TAIL, 3, 0)])
     every = collect(VILLAGE, questions)
     unknown = collect(VILLAGE, questions, EvidenceConfig(with_facts=False))
     pairs = torch.stack([questions.entity[every.question], every.entity], 1)
@@ -168,10 +163,10 @@ def test_the_best_candidates_are_listed_and_a_sample_of_the_others():
 
 @given(programs, st.booleans(), st.sampled_from([None, 1]))
 def test_walks_are_those_of_firings(program, identity, n_best):
-    rows = all_questions(program)
+    rows = test_derive.all_questions(program)
     cfg = EvidenceConfig(object_identity=identity, n_best=n_best)
-    found = collect(program, ask_all(rows), cfg)
-    units = walks(program, rows, object_identity=identity)
+    found = collect(program, test_derive.ask_all(rows), cfg)
+    units = test_derive.walks(program, rows, object_identity=identity)
     expected = {key: n * WALK_UNIT for key, n in units.items()}
     keys = firings_of(found)
     for key, walk in zip(keys, found.walk.tolist(), strict=True):
@@ -184,14 +179,14 @@ def test_walks_are_those_of_firings(program, identity, n_best):
 )
 def test_parts_are_the_whole(cfg):
     """Candidates that are sampled are the same, too."""
-    rows = all_questions(VILLAGE)
+    rows = test_derive.all_questions(VILLAGE)
     built, sizes, facts = build(VILLAGE)
-    whole = collect(VILLAGE, ask_all(rows), cfg)
+    whole = collect(VILLAGE, test_derive.ask_all(rows), cfg)
     assert len(whole.walk) == len(whole.rule)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(derive, "PILOT_QUESTIONS", 2)
         patch.setattr(derive, "MAX_CHUNK_GROUNDINGS", 5)
-        asked = ask_all(rows)
+        asked = test_derive.ask_all(rows)
         parts = [*evidence.iter_evidence(built, sizes, facts, asked, cfg)]
     assert len(parts) > 2
     joined = evidence.concatenate(parts)
@@ -201,7 +196,7 @@ def test_parts_are_the_whole(cfg):
 
 def test_the_base_score_is_noisy_or_of_the_cubed_confidences():
     built, _, _ = build(VILLAGE)
-    found = collect(VILLAGE, ask_all([(KNOWS, TAIL, 1, 0)]))
+    found = collect(VILLAGE, test_derive.ask_all([(KNOWS, TAIL, 1, 0)]))
     confidence = (built.support / built.body_pairs).tolist()
     bounds = found.firing_offsets.tolist()
     for row, score in enumerate(found.base_score.tolist()):

@@ -11,12 +11,7 @@ from funcppo.core import tree
 from funcppo.kg.logic.resolve import Goals
 from funcppo.kg.search import env as prover_env
 from funcppo.kg.search import network as net
-from tests.kg.search.small_tasks import (
-    network_call,
-    perturbed,
-    small_problem,
-    small_task,
-)
+from tests.kg.search import small_tasks
 from tests.learning import on_gpu
 
 
@@ -30,7 +25,7 @@ def test_the_entropy_bonus_is_the_negative_kl_to_the_prior():
     )
     want = -(0.25 * torch.tensor(0.5).log() + 0.75 * torch.tensor(1.5).log())
     torch.testing.assert_close(interfaces.negative_kl_to_prior(out), want[None])
-    cfg, world, state = small_problem()
+    cfg, world, state = small_tasks.small_problem()
     obs = prover_env.observe(cfg.env.cfg, world, state.env_state)
     untrained = cfg.agent.apply(cfg.agent.cfg, world, state.params, obs)
     assert not interfaces.negative_kl_to_prior(untrained).any()
@@ -39,8 +34,8 @@ def test_the_entropy_bonus_is_the_negative_kl_to_the_prior():
 
 def test_rows_within_capacity_are_scored_as_without_a_capacity_and_others_are_flagged():
     """1e-6 of float32 sums; room for the first half of them, and then for all."""
-    cfg, world, state = small_problem()
-    _, (plain, _, params, obs) = network_call(cfg, world, state)
+    cfg, world, state = small_tasks.small_problem()
+    _, (plain, _, params, obs) = small_tasks.network_call(cfg, world, state)
     want, valid = (
         cfg.agent.apply(plain, world, params, obs),
         int(obs.action_mask[:, :-1].sum()),
@@ -63,14 +58,14 @@ def test_rules_embedded_once_equal_successors_as_written(hidden_dim):
 
     As products with a table of all rules where that is less than vectors of each state's, and as vectors.
     """
-    cfg, world, state = small_problem(
+    cfg, world, state = small_tasks.small_problem(
         name="family_tree:40:3", max_height=1, hidden_dim=hidden_dim
     )
     as_table = cfg.env.cfg.resolve.max_successors * hidden_dim >= 2 * (
         1 + cfg.agent.cfg.sizes.n_rules
     )
     assert as_table == (hidden_dim == 64)
-    params = perturbed(state.params)
+    params = small_tasks.perturbed(state.params)
     shared = prover_env.observe(cfg.env.cfg, world, state.env_state)
     rule = shared.rule.long()[..., None, None]
     body = torch.where(rule >= 0, world.kb.rules[:, 1:][shared.rule.long()], 0)
@@ -102,7 +97,7 @@ def test_rules_embedded_once_equal_successors_as_written(hidden_dim):
 
 def test_the_prior_of_a_rule_is_the_log_odds_of_its_clipped_confidence():
     """By hand: two rules with confidences 3/4 and 1; without the query 2/3 and 1; a fact has logit 0."""
-    kb = small_task().kb._replace(
+    kb = small_tasks.small_task().kb._replace(
         support=torch.tensor([3.0, 2.0]), body_pairs=torch.tensor([4.0, 2.0])
     )
     assert net.kbase.rule_confidence(kb).tolist() == [0.75, 1.0]
@@ -118,7 +113,7 @@ def test_the_prior_of_a_rule_is_the_log_odds_of_its_clipped_confidence():
 
 
 def test_an_untrained_network_outputs_its_prior_and_value_zero():
-    fn, args = network_call(*small_problem())
+    fn, args = small_tasks.network_call(*small_tasks.small_problem())
     out = fn(*args)
     assert torch.equal(out.logits, out.prior_logits) and not out.value.any()
     obs = args[-1]

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from funcppo.core import random
+from funcppo.runtime.env_kernel import writer
 from funcppo.runtime.env_kernel.rollout import (
     BEFORE_STEP,
     HEADER,
@@ -13,21 +14,15 @@ from funcppo.runtime.env_kernel.rollout import (
     threefry_source,
     write_program,
 )
-from funcppo.runtime.env_kernel.writer import (
-    TRACED_ROWS,
-    UnsupportedError,
-    memory_tensor,
-    named_tensor,
-)
 from tests.runtime.env_kernel import numpy_triton
 
 
 def run(fn, x, *shared):
     """A function of rows [ROWS, ...] and of what they share, by its program."""
-    example = torch.ones(TRACED_ROWS, *x.shape[1:], dtype=x.dtype)
+    example = torch.ones(writer.TRACED_ROWS, *x.shape[1:], dtype=x.dtype)
     inputs = [
-        named_tensor("x", example),
-        *(memory_tensor(f"p{i}", y) for i, y in enumerate(shared)),
+        writer.named_tensor("x", example),
+        *(writer.memory_tensor(f"p{i}", y) for i, y in enumerate(shared)),
     ]
     program = write_program(
         lambda *args: [fn(*args)], [example, *shared], inputs
@@ -148,7 +143,7 @@ def test_matrix_products_with_shared_ones(fn):
     ],
 )
 def test_what_no_program_of_rows_can_do_is_refused(fn, reason):
-    with pytest.raises(UnsupportedError, match=reason):
+    with pytest.raises(writer.UnsupportedError, match=reason):
         run(fn, rows())
 
 
@@ -310,7 +305,7 @@ def test_products_of_tiles_with_what_rows_share(name):
 
 
 def test_indices_in_memory_are_refused():
-    with pytest.raises(UnsupportedError, match="indices in memory"):
+    with pytest.raises(writer.UnsupportedError, match="indices in memory"):
         run(lambda x, i: x.index_select(1, i), grids(), torch.tensor([1, 0]))
 
 
