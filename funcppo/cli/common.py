@@ -37,7 +37,7 @@ from rich.progress import (
     Task,
     TextColumn,
 )
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from funcppo.cli import (
@@ -187,7 +187,8 @@ class WorkDisplay:
             SpinnerColumn(),
             TextColumn("{task.description}", markup=False),
             BarColumn(),
-            _WorkColumn(),
+            # On a narrow terminal the bar is short, and all stays on one line.
+            _WorkColumn(Column(no_wrap=True)),
             console=console,
             transient=True,
             disable=_PlainConsole.is_quiet or not console.is_terminal,

@@ -71,6 +71,13 @@ def test_a_terminal_shows_a_bar_with_its_note():
         display.update("[/x]", 3, 4, note="7 [b]candidates/s")
     shown = file.getvalue()
     assert "[/x]" in shown and "3 of 4" in shown and "7 [b]cand" in shown
+    # It is short where little room is left.
+    file = io.StringIO()
+    console = Console(file=file, force_terminal=True, width=80)
+    with WorkDisplay("work", console) as display:
+        display.update("training a long network " * 2, 2, 3, note="1 s left")
+    lines = [line for line in file.getvalue().splitlines() if "2 of 3" in line]
+    assert lines and all("1 s left" in line for line in lines)
 
 
 def terminal(width):
