@@ -39,12 +39,12 @@ def test_the_mark_and_returns_are_no_part_of_the_text(tmp_path, name):
 
 
 def test_what_is_no_text_is_named_by_its_line(tmp_path):
-    problem = r"^f:2: expected UTF-8, got byte 0xff"
-    with pytest.raises(ValueError, match=problem):
-        decode(b"a\n\xff", "f")
-    problem = r"^f:3: expected text, got a NUL byte"
-    with pytest.raises(ValueError, match=problem):
-        decode(b"a\n\n\0", "f")
+    for text, problem in (
+        (b"a\n\xff", "2: expected UTF-8, got byte 0xff"),
+        (b"a\n\n\0", "3: expected text, got a NUL byte"),
+    ):
+        with pytest.raises(ValueError, match=f"^f:{problem}"):
+            decode(text, "f")
     (tmp_path / "f.gz").write_bytes(gzip.compress(b"text")[:-3])
     with pytest.raises(ValueError, match=r"f\.gz: expected a whole gzip file"):
         read_content(tmp_path / "f.gz")
@@ -85,28 +85,22 @@ def test_a_first_line_that_can_be_nothing_but_a_header_is_told():
         assert (len(file.triples), file.first_line, file.notes) == (2, 1, [])
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
+def test_columns_are_recognised_by_their_names():
+    for text in (
         "source,target,relation\na,b,r\nb,c,s\n",
         ":START_ID(Person),:TYPE,:END_ID(City)\na,r,b\nb,s,c\n",
         "relation,when,Head,Tail,source\nr,1,a,b,x\ns,2,b,c,x\n",
         ":START_ID,since,:END_ID,:TYPE\na,1,b,r\nb,2,c,s\n",
-    ],
-)
-def test_columns_are_recognised_by_their_names(text):
-    file = read_triples(text, "f.csv")
-    assert file.triples == [A, B]
-    assert (file.first_line, len(file.notes)) == (2, 1)
-
-
-@pytest.mark.parametrize(
-    "header", ["source,target,weight", "subject,verb,object", "head,tail,edges"]
-)
-def test_a_header_that_says_two_columns_of_three_is_refused(header):
-    with pytest.raises(ValueError, match=r"f\.csv:1: expected columns named"):
-        read_triples(f"{header}\na,b,r\n", "f.csv")
-    read_triples(f"{header}\na,b,r\n", "f.csv", columns="1,2,3")
+    ):
+        file = read_triples(text, "f.csv")
+        assert file.triples == [A, B]
+        assert (file.first_line, len(file.notes)) == (2, 1)
+    # A header that says two columns of three is refused.
+    for header in ("source,target,weight", "subject,verb,object", "head,tail,edges"):  # fmt: skip
+        problem = r"f\.csv:1: expected columns named"
+        with pytest.raises(ValueError, match=problem):
+            read_triples(f"{header}\na,b,r\n", "f.csv")
+        read_triples(f"{header}\na,b,r\n", "f.csv", columns="1,2,3")
 
 
 def test_lines_of_json_are_read_by_their_keys():
