@@ -57,16 +57,14 @@ def test_candidates_are_scored(graph, runs, programs, tmp_path, target, score):
     ):
         others = [a for a in ranked["answers"] if not a["known"]]
         (own,) = [a for a in ranked["answers"] if a["entity"] == name]
-        assert [a["quantised_score"] for a in others] == record[
-            "other_quantised_scores"
-        ]
+        found_scores = [a["quantised_score"] for a in others]
+        assert found_scores == record["other_quantised_scores"]
         assert own["quantised_score"] == record["quantised_score"]
         assert own["log_score"] == record["log_score"]
         assert (own["verdict"] == "derived") == record["answer_provable"]
         assert own["known"]
-        assert [a["entity"] for a in only_new["answers"]] == [
-            a["entity"] for a in others
-        ]
+        names = [a["entity"] for a in others]
+        assert [a["entity"] for a in only_new["answers"]] == names
         n_candidates += len(others)
     assert n_candidates > 20  # not about nothing
 
@@ -129,9 +127,8 @@ def test_names_of_all_kinds_are_kept(programs, tmp_path):
     assert [answer["entity"] for answer in ranked["answers"]] == names
     rows = csv_rows(programs, folder, query)
     assert [row["entity"] for row in rows] == names
-    assert {(row["tail"], row["known"]) for row in rows} == {
-        ("Paris, France", "false")
-    }
+    others = {(row["tail"], row["known"]) for row in rows}
+    assert others == {("Paris, France", "false")}
     text = programs.printed("predict", folder, query)
     assert "\x1b" not in text and "'i\\x1b\\[31m'" in text
     assert "[/x]:smile:" in text and "Zoë 🙂" in text
@@ -177,22 +174,20 @@ def test_new_facts_are_of_the_queries_best_first(graph, programs, tmp_path):
     facts = runner.read_records(out)
     scores = [fact["quantised_score"] for fact in facts]
     assert scores == sorted(scores, reverse=True)
-    assert [fact["rank"] for fact in facts] == [
-        1 + sum(other > score for other in scores) for score in scores
-    ]
+    ranks = [1 + sum(other > score for other in scores) for score in scores]
+    assert [fact["rank"] for fact in facts] == ranks
 
     queries = tmp_path / "queries.txt"
     queries.write_text("".join(f"p(e{i}, X)\n" for i in range(14)))
     asked = [graph, "--queries", queries, "--k", 1000]
+    names = ("head", "tail", "quantised_score")
     expected = {
-        (answer["head"], answer["tail"], answer["quantised_score"])
+        tuple(answer[x] for x in names)
         for query in programs.json("predict", *asked)["queries"]
         for answer in query["answers"]
     }
     assert len(facts) == len(expected) > 10
-    assert {
-        (fact["head"], fact["tail"], fact["quantised_score"]) for fact in facts
-    } == expected
+    assert {tuple(fact[x] for x in names) for fact in facts} == expected
     shown = programs.json("predict", *args, "--k", 3)
     assert (shown["n_facts"], shown["facts"]) == (len(facts), facts[:3])
 
@@ -219,13 +214,11 @@ def test_new_facts_of_all_relations_by_probability(runs, programs, tmp_path):
 
 
 def test_labels_are_printed_and_ids_are_written(programs, capsys, tmp_path):
-    folder = tmp_path / "graph"
-    folder.mkdir()
-    lines = [f"Q{i}\tP1\tQ{i + 1}\n" for i in range(6)]
-    (folder / "train.tsv").write_text("".join(lines))
-    (folder / "rules.txt").write_text("1\tP2(X,Y) :- P1(X,Z), P1(Z,Y)\n")
+    lines = "".join(f"Q{i}\tP1\tQ{i + 1}\n" for i in range(6))
+    rules = "1\tP2(X,Y) :- P1(X,Z), P1(Z,Y)\n"
     labels = "Q0\tAnn\nQ1\tBob\nQ2\tEve\nP1\tparent of\nP2\tgrandparent\n"
-    (folder / "labels.tsv").write_text(labels)
+    texts = {"train": lines, "rules": rules, "labels": labels}
+    folder = runner.write_graph(tmp_path / "graph", **texts)
     query, found = "grandparent(Ann, X)", tmp_path / "found.json"
     words = ("predict", folder, query, "--explain", "--json", found)
     text = programs.printed(*words)
@@ -291,14 +284,9 @@ NEW = ["--relation", "p", "--new"]
         ([*QUERY, "--out", "x"], "--out: expected --new"),
         ([*QUERY, "--csv", "x", "--resume"], "--resume: expected --new"),
         (["--queries", "x", "--csv", "-", "--overwrite"], "--overwrite: expec"),
-        (
-            ["--queries", "a.csv.part", "--csv", "a.csv"],
-            "--csv a.csv.part: expected another file than a.csv.part",
-        ),
-        (
-            ["--queries", "x", "--csv", "a", "--json", "a.settings.json"],
-            "--csv a.settings.json: expected another file than that of --json",
-        ),
+        (["--queries", "a.csv.part", "--csv", "a.csv"], "--csv a.csv.part: expected another file than a.csv.part"),
+        (["--queries", "x", "--csv", "a", "--json", "a.settings.json"],
+         "--csv a.settings.json: expected another file than that of --json"),
         ([*QUERY, "--set", "min_score=2"], "--set min_score: expected 0 to 1"),
         ([*QUERY, "--score", "evidence"], "trained run has others"),
         ([*QUERY, "--unproved"], "expected a run that learnt from questions"),
@@ -307,7 +295,7 @@ NEW = ["--relation", "p", "--new"]
         ([*QUERY, "--csv", "-", "--json", "-"], "expected one of them"),
         (["--queries", "{queries}"], "queries.txt:3: query 'p(e1, e2)'"),
     ],
-)
+)  # fmt: skip
 def test_bad_input_is_one_line(graph, programs, tmp_path, args, message):
     queries = tmp_path / "queries.txt"
     queries.write_text("p(e1, X)\n\np(e1, e2)\n")

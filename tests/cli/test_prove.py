@@ -73,9 +73,7 @@ def test_a_known_fact_is_stated_and_its_derivation_is_shown(world, said):
     first, *proof = said(world, "path(a, 'D')")
     why = "stated as a fact; also derived from other facts, at height 3"
     assert first == f"proved: path(a, 'D'): {why}"
-    assert any(
-        line.startswith("├─ path(a, c)      by rule 0") for line in proof
-    )
+    assert "\n├─ path(a, c)      by rule 0" in "\n".join(proof)
     (line,) = said(world, "path('D', 'D')")
     why = "stated as a fact; from other facts, no proof exists"
     assert line.startswith(f"proved: path('D', 'D'): {why}")
@@ -189,11 +187,8 @@ def test_all_answers_are_those_of_prolog(name, tmp_path, capsys):
         arguments = f"({', '.join('ABC'[:arity])})" * bool(arity)
         query = f"'{predicate}'{arguments}"
         status, found = json_of(capsys, prove, str(path), query, "--all")
-        expected = {
-            args
-            for name, args in answers_of_prolog
-            if (name, len(args)) == (predicate, arity)
-        }
+        is_asked = lambda x, of=(predicate, arity): (x[0], len(x[1])) == of
+        expected = {args for _, args in filter(is_asked, answers_of_prolog)}
         answers = [tuple(answer["args"]) for answer in found["answers"]]
         assert sorted(answers) == sorted(expected)
         assert status == (0 if expected else 1) and found["complete"]
@@ -291,9 +286,8 @@ def test_the_proof_in_the_json_holds_by_the_checker(world, capsys):
 def test_the_most_probable_proofs_are_shown_and_the_last_one_is_said(capsys):
     """Of a data set by the confidences of its rules; all proofs of a query are those that it has."""
     query = "locatedIn(france, europe)"
-    _, result = json_of(
-        capsys, prove, "countries_s3", query, "--height", "1", "--proofs", "99"
-    )
+    words = ("countries_s3", query, "--height", "1", "--proofs", "99")
+    _, result = json_of(capsys, prove, *words)
     found = [row["probability"] for row in result["proofs"]]
     roots = [row["proof"]["nodes"][0] for row in result["proofs"]]
     assert found == sorted(found, reverse=True) and len({*found}) > 1
@@ -302,7 +296,7 @@ def test_the_most_probable_proofs_are_shown_and_the_last_one_is_said(capsys):
     texts = {json.dumps(row) for row in result["proofs"]}
     assert len(texts) == len(found) and result["proofs_stop_reason"] == ""
 
-    assert prove("countries_s3", query, "--height", "1", "--proofs", "99") == 0
+    assert prove(*words) == 0
     text = capsys.readouterr().out
     assert f"proof {len(found)}, probability {found[-1]:.4g}:" in text
     assert text.endswith("\n\nthere are no other proofs\n")
@@ -336,8 +330,8 @@ def test_a_bad_query_is_one_line(world, query, expected):
 def test_a_run_shows_the_most_probable_proof_of_its_policy(tmp_path, capsys):
     choices = {"learner": "proofs", "score": "best-proof"}
     prover = ProverTaskConfig(embed_dim=4, hidden_dim=4)
-    run = new_run(RunConfig(dataset="countries_s1", prover=prover, **choices))
-    store(run, tmp_path)
+    config = RunConfig(dataset="countries_s1", prover=prover, **choices)
+    store(new_run(config), tmp_path)
     query, target = "locatedIn(france, europe)", str(tmp_path)
     status, result = json_of(capsys, prove, target, query)
     assert (status, result["proof_by"]) == (0, "policy")
@@ -350,21 +344,13 @@ def test_a_run_shows_the_most_probable_proof_of_its_policy(tmp_path, capsys):
 
 
 def test_a_guide_costs_time_never_the_verdict(tmp_path, capsys):
-    config = RunConfig(
-        dataset="countries_s1",
-        learner="guide",
-        prover=ProverTaskConfig(max_height=2, embed_dim=4, hidden_dim=4),
-    )
-    run = new_run(config)
-    store(run, tmp_path)
+    prover = ProverTaskConfig(max_height=2, embed_dim=4, hidden_dim=4)
+    choices = {"learner": "guide", "prover": prover}
+    store(new_run(RunConfig(dataset="countries_s1", **choices)), tmp_path)
     guided = ("--guide", str(tmp_path))
     for region, status in (("europe", 0), ("asia", 1)):
-        words = (
-            "countries_s3",
-            f"locatedIn(france, {region})",
-            "--height",
-            "2",
-        )
+        atom = f"locatedIn(france, {region})"
+        words = ("countries_s3", atom, "--height", "2")
         plain = json_of(capsys, prove, *words)
         found, result = json_of(capsys, prove, *words, *guided)
         assert (found, plain[0]) == (status, status)

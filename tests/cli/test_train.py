@@ -399,9 +399,8 @@ def test_a_run_of_questions_through_all_programs(programs, tmp_path):
     checks = programs.json(*words)["checks"]
     assert checks[-1]["kind"] == "evidence" and checks[-1]["n_compared"] == 8
 
-    assert "'success': expected evidence" in programs.refused(
-        "evaluate", out, "--score", "success"
-    )
+    error = programs.refused("evaluate", out, "--score", "success")
+    assert "'success': expected evidence" in error
 
 
 def test_a_run_prints_few_lines_beside_its_table(programs, capsys, tmp_path):

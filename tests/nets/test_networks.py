@@ -32,10 +32,8 @@ def test_actor_and_critic_start_different_and_with_the_published_gains():
     params = networks.init_mlp(MLP_CFG, random.key(6))
     actor, critic = params.hidden[0].weight
     assert not torch.equal(actor, critic)
-    norms = [
-        float(torch.linalg.matrix_norm(w, 2))
-        for w in (actor, *params.heads.weight)
-    ]
+    weights = actor, *params.heads.weight
+    norms = [float(torch.linalg.matrix_norm(w, 2)) for w in weights]
     assert norms == pytest.approx([2**0.5, 0.01, 1.0], rel=1e-5)
 
 
@@ -231,8 +229,7 @@ def test_images_that_do_not_fit_are_refused_in_one_line(layers, spec, problem):
         fp.nets.cnn(*layers)(spec)
 
 
-MLP = networks.MLPConfig(n_obs=3, n_actions=2, hidden=(8, 5))
-GSDE_CFG = networks.GSDEConfig(mlp=MLP, first_log_std=-1.0)
+GSDE_CFG = networks.GSDEConfig(mlp=MLP_CFG, first_log_std=-1.0)
 
 
 def output_of(cfg, n_rows, seed=0):
@@ -251,9 +248,8 @@ def test_the_density_of_an_example_worked_by_hand():
         torch.tensor([[[3.0], [4.0]], [[5.0], [6.0]]]), torch.zeros(2, 1, 1)
     )
     log_std = torch.tensor([[0.0], [math.log(0.5)]])
-    cfg = networks.GSDEConfig(
-        mlp=networks.MLPConfig(n_obs=2, n_actions=1, hidden=())
-    )
+    mlp = networks.MLPConfig(n_obs=2, n_actions=1, hidden=())
+    cfg = networks.GSDEConfig(mlp=mlp)
     params = networks.GaussianParams(networks.MLPParams((), heads), log_std)
     output = networks.apply_gsde(cfg, WORLD, params, torch.tensor([[1.0, 2.0]]))
     assert output.mean.tolist() == [[11.0]] and output.value.tolist() == [17.0]
@@ -261,17 +257,15 @@ def test_the_density_of_an_example_worked_by_hand():
     want = -1 - 0.5 * math.log(4 * math.pi)
     assert float(got) == pytest.approx(want, abs=1e-5)
     entropy = 0.5 * math.log(2 * math.pi * math.e * 2)
-    assert float(networks.GSDE.entropy(output)) == pytest.approx(
-        entropy, abs=1e-5
-    )
+    found = float(networks.GSDE.entropy(output))
+    assert found == pytest.approx(entropy, abs=1e-5)
 
 
 def test_actions_have_the_moments_of_their_density():
     """20,000 matrices: means within 5 standard errors, deviations within 3 %."""
     n = 20_000
-    repeated = lambda x: (
-        x.expand(n, -1) if x.shape[0] == 1 and x.ndim == 2 else x
-    )
+    is_row = lambda x: x.shape[0] == 1 and x.ndim == 2
+    repeated = lambda x: x.expand(n, -1) if is_row(x) else x
     output = tree.map(repeated, output_of(GSDE_CFG, 1))
     action = networks.GSDE.sample(random.key(9), output)
     std = output.log_std[0].exp()
@@ -281,13 +275,8 @@ def test_actions_have_the_moments_of_their_density():
 
 @pytest.mark.parametrize(
     ("held", "want"),
-    [
-        (1, [0, 1, 2, 3, 4, 5, 6]),
-        (3, [0, 0, 0, 3, 3, 3, 6]),
-        (7, [0] * 7),
-        (9, [0] * 7),
-        (None, [0] * 7),
-    ],
+    [(1, [*range(7)]), (3, [0, 0, 0, 3, 3, 3, 6])]
+    + [(n, [0] * 7) for n in (7, 9, None)],
 )
 def test_keys_of_actions_are_held_and_others_are_not(held, want):
     plain = rollout_keys(random.key(0), 7, 5)
