@@ -3,8 +3,6 @@
 import numpy as np
 
 from funcppo.kg.graph.dataset import Dataset
-from funcppo.kg.graph.rules import format_rule, read_clauses
-from funcppo.kg.graph.text import Clause
 
 
 def triples(dataset: Dataset, table: np.ndarray) -> set[tuple[str, str, str]]:
@@ -14,9 +12,3 @@ def triples(dataset: Dataset, table: np.ndarray) -> set[tuple[str, str, str]]:
         (names[h - 1], dataset.predicates[r - 1], names[t - 1])
         for r, h, t in table.tolist()
     }
-
-
-def rule_clauses(dataset: Dataset) -> list[Clause]:
-    """The rules of a data set in names."""
-    lines = [format_rule(dataset, rule) for rule in dataset.rules]
-    return read_clauses("\n".join(lines), "rules", "weighted")[0]

@@ -38,11 +38,9 @@ from tests.kg.mining.brute_force import (
 from tests.oracles import Program
 
 
-def mine(data, progress=lambda *_: None, **settings):
-    facts, shape = (
-        torch.from_numpy(data.facts),
-        (data.n_predicates, data.n_constants),
-    )
+def mine(data, progress=lambda *_: None, device="cpu", **settings):
+    facts = torch.from_numpy(data.facts).to(device)
+    shape = data.n_predicates, data.n_constants
     return miner.mine_rules(facts, *shape, MiningConfig(**settings), progress)
 
 
@@ -113,9 +111,8 @@ def kept_scores(of_rules, votes):
     by_fact = {}
     for rule, (derived, support, pairs) in of_rules.items():
         right, wrong = len(derived) - 1, pairs - support
-        score = right / (
-            right + wrong + counts.SMOOTHING_COUNT * (len(rule) - 1)
-        )
+        prior = counts.SMOOTHING_COUNT * (len(rule) - 1)
+        score = right / (right + wrong + prior)
         for fact in derived if score > 0 else ():
             by_fact.setdefault(fact, []).append((score, rule))
     best, kept = {}, set()
@@ -223,13 +220,8 @@ def test_a_seed_gives_the_same_rules_of_a_sample_with_exact_counts():
 def test_a_pca_confidence_is_exact_or_not_given():
     """Of paths it is exact; rules with constants have none."""
     data = load("family_tree:400:2")
-    settings = {
-        "max_length": 1,
-        "min_support": 1,
-        "min_confidence": 0.0,
-        "constants": True,
-        "max_rows": 20_000,
-    }
+    settings = {"max_length": 1, "min_support": 1, "min_confidence": 0.0}
+    settings |= {"constants": True, "max_rows": 20_000}
     few = mine(data, **settings)
     has_constant = few.rules.end_constants[:, 0] != 0
     assert has_constant.any() and not has_constant.all()
@@ -291,13 +283,9 @@ def test_an_interrupt_keeps_what_was_found_as_counted(n_calls, max_rows):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_a_gpu_finds_the_same_rules():
     data = load("family_tree:2000:2")
-    cfg = MiningConfig(constants=True, max_rows=400_000)
-    facts, shape = (
-        torch.from_numpy(data.facts),
-        (data.n_predicates, data.n_constants),
-    )
+    settings = {"constants": True, "max_rows": 400_000}
     on_cpu, on_gpu = (
-        miner.mine_rules(facts.to(device), *shape, cfg).rules
+        mine(data, device=device, **settings).rules
         for device in ("cpu", "cuda")
     )
     for column, other in zip(on_cpu, on_gpu):
@@ -330,10 +318,8 @@ def test_seconds_set_the_rows_unless_rows_are_given():
     assert MiningConfig(seconds=1e-9).row_limit == 1
 
 
-TINY_AND_DENSE = MiningConfig(
-    max_length=2, min_support=3, votes_per_fact=3, constants=True
-)
 SMALL = MiningConfig(votes_per_fact=3, constants=True)
+TINY_AND_DENSE = replace(SMALL, max_length=2, min_support=3)
 
 
 @pytest.mark.parametrize(

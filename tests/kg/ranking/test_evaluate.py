@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import math
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,7 +12,7 @@ from funcppo.kg.config import ProverTaskConfig
 from funcppo.kg.graph import loaders
 from funcppo.kg.graph.dataset import Dataset
 from funcppo.kg.logic.proof import Proof
-from funcppo.kg.ranking import evaluate, rank_metrics, ranking
+from funcppo.kg.ranking import evaluate, ranking
 from funcppo.kg.ranking.evaluate import Evaluator
 from funcppo.kg.ranking.ranking import RankingProtocol
 from funcppo.kg.scores.score import parse
@@ -25,20 +24,10 @@ from tests.kg.ranking.scores import FunctionScore
 TWO_STEPS = ProverTaskConfig(max_height=2)
 
 
-def make_evaluator(
-    dataset: Dataset,
-    score: str,
-    prover: ProverTaskConfig = TWO_STEPS,
-    **protocol,
-) -> Evaluator:
-    task = prover_task.build_task(dataset, prover)
-    return Evaluator(
-        task=task,
-        protocol=RankingProtocol(**protocol),
-        score=parse(score),
-        prove=None,
-        all_scores=False,
-    )
+def make_evaluator(dataset: Dataset, score: str, **protocol) -> Evaluator:
+    task = prover_task.build_task(dataset, TWO_STEPS)
+    how = {"protocol": RankingProtocol(**protocol), "all_scores": False}
+    return Evaluator(task=task, score=parse(score), prove=None, **how)
 
 
 def all_records(evaluator_, split, rows=None):
@@ -85,9 +74,8 @@ def test_the_records_of_a_query_are_worked_by_hand():
     common |= {"answer_provable": True, "status": "proved"}
     common |= {"log_score": round(-math.log(1 + math.e), 4)}
     common |= {"quantised_score": -10000, "other_quantised_scores": [-5000]}
-    common |= {
-        "rank": dict.fromkeys(("optimistic", "pessimistic", "realistic"), 2)
-    }
+    ways = ("optimistic", "pessimistic", "realistic")
+    common |= {"rank": dict.fromkeys(ways, 2)}
     common |= {"reciprocal_rank": 0.5, "near_boundary": False}
     for record, side in ((head, "head"), (tail, "tail")):
         assert record["side"] == side and common.items() <= record.items()
@@ -112,18 +100,13 @@ def test_a_status_says_whether_an_answer_was_proved_missed_or_without_proof():
 )
 def test_queries_whose_scores_could_round_otherwise_are_counted(offset, near):
     """Every score is a grid line plus the offset; half a line is where rounding goes the other way."""
-    evaluator_ = make_evaluator(
-        loaders.load("family_tree:60:0"), "noisy-or", sides=(2,)
-    )
-    scorer = lambda atoms: torch.full(
-        (len(atoms),), -0.25 + offset, dtype=torch.float64
-    )
+    evaluator_ = make_evaluator(FAMILY, "noisy-or", sides=(2,))
+    value = torch.tensor(-0.25 + offset, dtype=torch.float64)
+    scorer = lambda atoms: value.expand(len(atoms))
     evaluator_ = dataclasses.replace(evaluator_, score=FunctionScore(scorer))
     split = evaluator_.task.dataset.valid
-    found = all_records(evaluator_, split)
-    summary = evaluate.summarise_records(
-        found, evaluator_.task.dataset.predicates, with_auc=False
-    )
+    found, names = all_records(evaluator_, split), FAMILY.predicates
+    summary = evaluate.summarise_records(found, names, with_auc=False)
     assert summary["n_near_boundary"] == near
 
 
@@ -135,9 +118,8 @@ def test_windows_hold_each_query_once_and_change_no_record(is_shared):
     dataset = loaders.load("family_tree:30:1")
     evaluator_ = make_evaluator(dataset, "noisy-or")
     rows = np.arange(len(dataset.test))
-    windows = evaluate.plan_windows(
-        evaluator_, dataset.test, rows, is_shared=is_shared
-    )
+    asked = evaluator_, dataset.test, rows
+    windows = evaluate.plan_windows(*asked, is_shared=is_shared)
     assert (len(windows) > 1) == is_shared
     assert np.concatenate(windows).tolist() == rows.tolist()
     records = [
@@ -191,16 +173,11 @@ def test_a_summary_of_records_is_that_of_all_ranks(dataset, protocol, score):
         evaluator_, all_scores=not evaluator_.task.is_countries
     )
     split = dataset.test if len(dataset.test) else dataset.valid
-    ranked = ranking.rank_split(
-        evaluator_.task, split, evaluator_.score, evaluator_.protocol
-    )
-    want = ranking.summarise_ranking(
-        ranked, list(dataset.predicates), with_auc=True
-    )
-    found = all_records(evaluator_, split)
-    got = evaluate.summarise_records(
-        found[::-1], dataset.predicates, with_auc=True
-    )
+    how, names = evaluator_, list(dataset.predicates)
+    ranked = ranking.rank_split(how.task, split, how.score, how.protocol)
+    want = ranking.summarise_ranking(ranked, names, with_auc=True)
+    found = all_records(evaluator_, split)[::-1]
+    got = evaluate.summarise_records(found, names, with_auc=True)
     # Atoms of several queries count once there, and once a query here.
     del want["n_scored"]
     close(got, want)
@@ -263,10 +240,8 @@ def test_ranks_and_summary_follow_from_the_recorded_scores(
         ends = places[0], places[-1], (places[0] + places[-1]) / 2
         names = ("optimistic", "pessimistic", "realistic")
         assert row["rank"] == dict(zip(names, ends))
-        for name, place in [
-            *zip(names, ends),
-            *(("expected", p) for p in places),
-        ]:
+        expected = [("expected", place) for place in places]
+        for name, place in [*zip(names, ends), *expected]:
             share = 1 / len(places) if name == "expected" else 1
             metrics = {"mrr": 1 / place}
             metrics |= {f"hits@{k}": place <= k for k in (1, 3, 10)}
@@ -287,23 +262,10 @@ def test_ranks_and_summary_follow_from_the_recorded_scores(
 # -- other formats
 
 
-def ranking_of(log_odds, row, is_answer):
-    """A ranking with these listed candidates."""
-    return SimpleNamespace(
-        listed_score=rank_metrics.quantise(
-            torch.as_tensor(np.asarray(log_odds), dtype=torch.float64)
-        ),
-        listed_row=torch.as_tensor(np.asarray(row)),
-        is_answer=torch.as_tensor(np.asarray(is_answer)),
-        query_row=torch.arange(int(np.max(row, initial=-1)) + 1),
-    )
-
-
 def test_wilson_of_published_values():
     """Newcombe 1998, table I: 81 of 263 is .2553 to .3662; 0 of 20 is 0 to .1611; 15 of 148 is .0624 to .1605."""
-    low, high = evaluate.wilson(
-        np.array([81, 0, 15, 0]), np.array([263, 20, 148, 0])
-    )
+    counts = np.array([81, 0, 15, 0]), np.array([263, 20, 148, 0])
+    low, high = evaluate.wilson(*counts)
     np.testing.assert_allclose(low[:3], [0.2553, 0.0, 0.0624], atol=5e-5)
     np.testing.assert_allclose(high[:3], [0.3662, 0.1611, 0.1605], atol=5e-5)
     assert np.isnan([low[3], high[3]]).all()
@@ -316,9 +278,8 @@ def test_candidates_are_counted_in_the_bin_of_their_probability():
     )
     assert bins.n.tolist() == [2, 1, 0, 0, 0, 0, 0, 0, 0, 2]
     assert bins.n_right.tolist() == [1, 0, 0, 0, 0, 0, 0, 0, 0, 2]
-    np.testing.assert_allclose(
-        bins.probability_sum[[0, 1, 9]], [0.05, 0.1, 1.99]
-    )
+    sums = bins.probability_sum[[0, 1, 9]]
+    np.testing.assert_allclose(sums, [0.05, 0.1, 1.99])
     losses = -np.log([0.05, 0.9, 0.99])
     np.testing.assert_allclose(bins.log_loss_sum[[0, 1, 9]], losses)
     assert evaluate.log_loss(bins) == pytest.approx(losses.sum() / 5)

@@ -25,9 +25,8 @@ from tests.oracles import within_six_sigma
 
 @pytest.fixture(scope="module")
 def family():
-    return prover_task.build_task(
-        loaders.load("family_tree:30:0"), ProverTaskConfig(max_height=2)
-    )
+    settings = ProverTaskConfig(max_height=2)
+    return prover_task.build_task(loaders.load("family_tree:30:0"), settings)
 
 
 def hashed_score(n_levels):
@@ -59,19 +58,16 @@ def test_a_query_is_ranked_by_hand():
         seen.append(atoms.tolist())
         return torch.where(atoms[:, 2] == c, -0.25, -1.0)
 
-    tails = RankingProtocol(sides=(TAIL,))
-    ranked = ranking.rank_split(
-        task, dataset.valid, FunctionScore(score), tails
-    )
+    how = FunctionScore(score), RankingProtocol(sides=(TAIL,))
+    ranked = ranking.rank_split(task, dataset.valid, *how)
     assert seen == [[[2, 2, 3], [2, 2, 4]]]  # one call, each atom once
     assert [counts.tolist() for counts in ranked.counts] == [[1], [0], [3]]
     assert ranked.answer_score.tolist() == [-10000]
     assert ranked.listed_score.tolist() == [-2500, -10000]
     assert ranked.is_answer.tolist() == [False, True]
     assert ranked.answer_provable.tolist() == [True]
-    metrics = ranking.summarise_ranking(
-        ranked, list(dataset.predicates), with_auc=True
-    )
+    names = list(dataset.predicates)
+    metrics = ranking.summarise_ranking(ranked, names, with_auc=True)
     expected = {"mrr": 0.5, "hits@1": 0, "hits@3": 1, "auc_pr": 0.5}
     expected |= {"n_candidates": 3, "n_scored": 2, "n_tied": 0, "ceiling": 1}
     assert expected.items() <= metrics.items()
@@ -82,9 +78,8 @@ def test_pooled_average_precision_by_hand():
     """Scores 3 (answer), 2, 1 (answer), and of 2 unlisted candidates at the bottom 1 answer: 1/3 (1 + 2/3 + 3/5)."""
     listed = torch.tensor([2, 3, 1])
     is_answer = torch.tensor([False, True, True])
-    got = ranking.pooled_average_precision(
-        listed, is_answer, n_candidates=5, n_answers=3
-    )
+    n = {"n_candidates": 5, "n_answers": 3}
+    got = ranking.pooled_average_precision(listed, is_answer, **n)
     assert got == pytest.approx((1 + 2 / 3 + 3 / 5) / 3, abs=1e-12)
 
 
@@ -145,10 +140,8 @@ def test_entities_without_a_proof_are_ranked(family, n_levels, is_above, chunk):
 @settings(max_examples=20)
 def test_counts_are_those_of_single_queries(family, n_levels, score_unprovable):
     dataset, hashed = family.dataset, hashed_score(n_levels)
-    splits = np.concatenate(
-        [dataset.facts, dataset.train, dataset.valid, dataset.test]
-    )
-    true = {tuple(triple) for triple in splits.tolist()}
+    splits = dataset.facts, dataset.train, dataset.valid, dataset.test
+    true = {tuple(triple) for triple in np.concatenate(splits).tolist()}
     queries = dataset.test[:5]
     protocol = RankingProtocol(score_unprovable=score_unprovable)
     ranked = ranking.rank_split(family, queries, hashed, protocol)
@@ -165,12 +158,9 @@ def test_counts_are_those_of_single_queries(family, n_levels, score_unprovable):
             score = torch.where(provable, score, ZERO_SCORE)
         is_answer = (atoms == torch.from_numpy(query)).all(1)
         answer, others = score[is_answer], score[~is_answer]
-        expected = (
-            int((others > answer).sum()),
-            int((others == answer).sum()),
-            len(atoms),
-        )
-        assert tuple(int(counts[row]) for counts in ranked.counts) == expected
+        compared = (others > answer).sum(), (others == answer).sum()
+        expected = [*map(int, compared), len(atoms)]
+        assert [int(counts[row]) for counts in ranked.counts] == expected
         assert ranked.answer_score[row] == answer
         assert ranked.answer_provable[row] == provable[is_answer]
         listed = ranked.listed_row == row
@@ -202,9 +192,9 @@ def test_candidates_listed_once_rank_as_by_each_score(family, by_side):
 
 def test_a_query_that_cannot_be_ranked_is_refused(family):
     """A Countries head is no region, so it is not in the pool."""
-    countries = prover_task.build_task(
-        loaders.load("countries_s1"), ProverTaskConfig(max_height=1)
-    )
+    settings = ProverTaskConfig(max_height=1)
+    countries = loaders.load("countries_s1")
+    countries = prover_task.build_task(countries, settings)
     heads, tails = (RankingProtocol(sides=(x,)) for x in (HEAD, TAIL))
     test = countries.dataset.test
     problem = "among the 5 candidates, got query 0, locatedIn"
@@ -263,11 +253,10 @@ def worlds(draw):
 
 def candidates_of(query, side, pool, known):
     """By definition: the answer, and every entity of the pool whose atom is not known."""
-    return [
-        e
-        for e in pool
-        if e == query[side] or replaced(query, side, e) not in known
-    ]
+    is_left = lambda e: (
+        e == query[side] or replaced(query, side, e) not in known
+    )
+    return [*filter(is_left, pool)]
 
 
 def indices(C, pool, known, model):
@@ -279,9 +268,8 @@ def indices(C, pool, known, model):
 def sample(seed, known, pool, queries, side, n, query_id):
     """Sampled candidates beside the answer, as entities in n slots, and which slots hold one."""
     protocol = RankingProtocol(seed=seed, n_negatives=n)
-    row, entity = ranking.sample_corruptions(
-        protocol, known, pool, queries, side, query_id
-    )
+    asked = known, pool, queries, side, query_id
+    row, entity = ranking.sample_corruptions(protocol, *asked)
     slots = torch.zeros((len(queries), n), dtype=torch.int64)
     place = torch.arange(len(row)) - torch.searchsorted(row, row)
     slots[row, place] = entity
@@ -293,9 +281,8 @@ def test_a_sample_is_distinct_filtered_and_of_its_size(world, n, seed):
     C, pool, known, model, side, asked = world
     pool_, known_index, _ = indices(C, pool, known, model)
     ids = torch.arange(len(asked)) + 5
-    entity, mask = sample(
-        seed, known_index, pool_, torch.tensor(asked), side, n, ids
-    )
+    rows = torch.tensor(asked)
+    entity, mask = sample(seed, known_index, pool_, rows, side, n, ids)
     for i, query in enumerate(asked):
         allowed = set(candidates_of(query, side, pool, known)) - {query[side]}
         drawn = entity[i][mask[i]].tolist()
@@ -367,9 +354,8 @@ def test_keys_of_many_constants_do_not_overflow_32_bits():
     atoms = torch.tensor([[7, 3_000_000, 4_999_999], [7, 3_000_000, 5]]).int()
     index = kbase.build_triple_index(atoms, 5_000_000)
     both, pool = FilterIndex(index, index), torch.arange(1, 5_000_001)
+    asked = RankingProtocol(), both, atoms, torch.arange(2), pool
     for side in (HEAD, TAIL):
-        got = ranking.list_candidates(
-            RankingProtocol(), both, atoms, torch.arange(2), pool, side
-        )
+        got = ranking.list_candidates(*asked, side)
         assert got.answer_provable.all()
         assert torch.equal(got.atom[got.is_answer], atoms)
