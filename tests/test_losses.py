@@ -63,9 +63,8 @@ def test_the_loss_equals_cleanrl():
     loss, metrics = losses.loss_fn(cfg, (), params, batch, scalars)
     out, probs, adv, logratio = in_torch(cfg, params, batch)
     ratio = logratio.exp()
-    pg = torch.max(
-        -adv * ratio, -adv * torch.clamp(ratio, 1 - 0.2, 1 + 0.2)
-    ).mean()
+    clamped = torch.clamp(ratio, 1 - 0.2, 1 + 0.2)
+    pg = torch.max(-adv * ratio, -adv * clamped).mean()
     clipped = batch.value + torch.clamp(out.value - batch.value, -0.2, 0.2)
     errors = [(x - batch.value_target) ** 2 for x in (out.value, clipped)]
     v = 0.5 * torch.max(*errors).mean()
@@ -73,9 +72,8 @@ def test_the_loss_equals_cleanrl():
     want = pg - 0.01 * entropy + v * 0.5
     equal(loss, want)  # the scalars were rounded to float32
     equal(metrics.approx_kl, ((ratio - 1) - logratio).mean())
-    torch.testing.assert_close(
-        metrics.clip_fraction, ((ratio - 1).abs() > 0.2).double().mean()
-    )
+    clipped = ((ratio - 1).abs() > 0.2).double().mean()
+    torch.testing.assert_close(metrics.clip_fraction, clipped)
     equal(metrics.entropy, entropy)
 
 
@@ -87,9 +85,8 @@ def test_the_loss_equals_stable_baselines():
     loss, _ = losses.loss_fn(cfg, (), params, batch, scalars)
     out, probs, adv, logratio = in_torch(cfg, params, batch)
     ratio = logratio.exp()
-    policy = -torch.min(
-        adv * ratio, adv * torch.clamp(ratio, 1 - 0.2, 1 + 0.2)
-    ).mean()
+    clamped = torch.clamp(ratio, 1 - 0.2, 1 + 0.2)
+    policy = -torch.min(adv * ratio, adv * clamped).mean()
     predicted = batch.value + torch.clamp(out.value - batch.value, -0.2, 0.2)
     value = torch.nn.functional.mse_loss(batch.value_target, predicted)
     equal(loss, policy + 0.01 * -torch.mean(probs.entropy()) + 0.5 * value)
@@ -106,9 +103,8 @@ def test_value_errors_by_hand():
     }
     for (kind, half), want in cases.items():
         cfg = PPOConfig(value_loss=kind, half_value_loss=half)
-        assert float(
-            losses.value_loss(cfg, value, old, target, CLIP)
-        ) == pytest.approx(want)
+        got = losses.value_loss(cfg, value, old, target, CLIP)
+        assert float(got) == pytest.approx(want)
 
 
 @pytest.mark.parametrize("value_loss_name", ["clipped_max", "clipped_only"])
@@ -125,9 +121,8 @@ def test_rows_beyond_the_capacity_are_in_no_mean_but_that_of_the_advantages():
     """By hand: advantages are normalised over all rows, and what is left is learnt from; float64, 1e-12."""
     cfg, params, batch, scalars = problem(advantage_ddof=0)
     is_within = torch.arange(32) % 3 > 0
-    limited = replace(
-        cfg, agent=replace(cfg.agent, within_capacity=lambda *_: is_within)
-    )
+    agent = replace(cfg.agent, within_capacity=lambda *_: is_within)
+    limited = replace(cfg, agent=agent)
     loss, metrics = losses.loss_fn(limited, (), params, batch, scalars)
 
     unnormalised = replace(cfg, ppo=replace(cfg.ppo, advantage_ddof=None))
@@ -150,9 +145,8 @@ def test_a_row_that_is_not_finite_leaves_the_others_alone(field, bad):
     cfg, params, batch, scalars = problem(N=9)
     is_bad = torch.arange(9) == 4
     mask = is_bad[:, None] if field == "obs" else is_bad
-    spoilt = batch._replace(
-        **{field: torch.where(mask, bad, getattr(batch, field))}
-    )
+    values = torch.where(mask, bad, getattr(batch, field))
+    spoilt = batch._replace(**{field: values})
     if field != "log_prob":  # as a rollout and `gae` would make of it
         unknown = torch.where(is_bad, bad, batch.advantage)
         spoilt = spoilt._replace(advantage=unknown)

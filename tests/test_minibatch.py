@@ -117,9 +117,8 @@ def test_a_minibatch_that_is_not_finite_moves_nothing(value):
     params, batch, scalars, learner, minibatches = learning_problem(cfg)
     step = partial(minibatch_step, cfg, WORLD, params)
     got = want = learner
-    bad = batch._replace(
-        value_target=torch.full_like(batch.value_target, value)
-    )
+    target = torch.full_like(batch.value_target, value)
+    bad = batch._replace(value_target=target)
     for i in range(6):
         minibatch = tree.item(minibatches, i)
         given = bad if i == 2 else batch
@@ -139,9 +138,8 @@ def test_no_step_makes_a_moment_that_is_not_finite(size, b2):
     adam = AdamConfig(b2=b2)
     cfg = cartpole_config(**SMALL, adam=adam)
     _, _, scalars, update_state, minibatches = learning_problem(cfg)
-    update_state = tree.map(
-        lambda x: x.float() if x.is_floating_point() else x, update_state
-    )
+    single = lambda x: x.float() if x.is_floating_point() else x
+    update_state = tree.map(single, update_state)
     scalars = scalars._replace(max_grad_norm=torch.tensor(torch.inf))
     grads = size * torch.linspace(-1, 1, len(update_state.flat_params))
     no_loss = losses.LossMetrics(*[torch.zeros(())] * 8)
@@ -261,9 +259,8 @@ def test_bad_rows_count_in_no_shard_and_a_shard_may_have_nothing_else():
     spoilt = got._replace(batch=batch)
     shards = zip(batch, got.minibatches.rows.unbind(1))
     own = [b.advantage[rows] for b, rows in shards]
-    advantage = minibatch.merge_moments(
-        [minibatch.masked_moments(x.isfinite(), x) for x in own]
-    )
+    moments = [minibatch.masked_moments(x.isfinite(), x) for x in own]
+    advantage = minibatch.merge_moments(moments)
     minibatches = got.minibatches._replace(advantage=advantage)
     update, metrics = learn(cfg, state, got, batch, minibatches)
     one, all_rows, indices = as_one_shard(cfg, spoilt)

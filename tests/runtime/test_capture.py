@@ -57,10 +57,8 @@ class Pair(NamedTuple):
 
 
 def pair(device: str) -> Pair:
-    return Pair(
-        torch.arange(3.0, device=device),
-        10.0 + torch.arange(3.0, device=device),
-    )
+    numbers = torch.arange(3.0, device=device)
+    return Pair(numbers, 10.0 + numbers)
 
 
 def swap(s: Pair):
@@ -103,9 +101,8 @@ def test_any_shuffle_of_leaves_equals_the_pure_step(moves, device):
     """Each new leaf is an old one, or a number made from it, and one old leaf is shown."""
 
     def fn(s):
-        return tuple(s[i] * 3 + 1 if fresh else s[i] for i, fresh in moves), s[
-            moves[0][0]
-        ]
+        moved = [s[i] * 3 + 1 if fresh else s[i] for i, fresh in moves]
+        return tuple(moved), s[moves[0][0]]
 
     want = tuple(
         torch.full((2,), float(i + 1), device=device) for i in range(4)
@@ -125,9 +122,8 @@ def test_what_a_step_closes_over_stays_alive(device):
     captured = capture(partial(add, torch.full_like(like, 3.0)), (like,))
     later = [torch.full_like(like, 7.0) for _ in range(8)]
     captured.step()
-    assert torch.equal(captured.state[0], like + 3.0) and torch.equal(
-        later[0], like + 7.0
-    )
+    assert torch.equal(captured.state[0], like + 3.0)
+    assert torch.equal(later[0], like + 7.0)
 
 
 @devices
@@ -137,9 +133,8 @@ def test_the_state_stays_where_it_is(device):
     for _ in range(3):
         captured.step()
     assert [x.data_ptr() for x in tree.leaves(captured.state)] == before
-    assert captured.replay_mode == (
-        "cuda-graph" if device == "cuda" else "none"
-    )
+    mode = "cuda-graph" if device == "cuda" else "none"
+    assert captured.replay_mode == mode
 
 
 @devices
@@ -267,14 +262,11 @@ def test_a_graphed_step_equals_the_step_whatever_its_arguments(device):
         state, want = pair(device), pair(device)
         for i in range(4):
             table = table + 1 if i == 2 else table
-            state, want = (
-                graphed(cfg, world, params, table, state),
-                step(cfg, world, params, table, want),
-            )
+            state = graphed(cfg, world, params, table, state)
+            want = step(cfg, world, params, table, want)
             assert_trees_equal(state, want, rtol=0, atol=0)
-    assert graphed.fallback_reasons() == (
-        [] if device == "cuda" else ["no CUDA tensor in the state"]
-    )
+    reasons = ["no CUDA tensor in the state"] * (device != "cuda")
+    assert graphed.fallback_reasons() == reasons
     if device == "cuda":
         # called by the test; warmed up and recorded
         assert traced.count(3) == 4 + 2
@@ -304,11 +296,8 @@ def test_a_result_outlives_a_call_and_each_begins_a_step(monkeypatch):
         return compiled
 
     monkeypatch.setattr(torch, "compile", compile_over_buffers)
-    monkeypatch.setattr(
-        torch.compiler,
-        "cudagraph_mark_step_begin",
-        lambda: events.append("step"),
-    )
+    name, begin = "cudagraph_mark_step_begin", lambda: events.append("step")
+    monkeypatch.setattr(torch.compiler, name, begin)
     double = TreeFunction(lambda x: 2 * x, {"size_asserts": False})
     first, second = double(torch.ones(3)), double(torch.full((3,), 5.0))
     assert type(first) is Pair
@@ -401,11 +390,9 @@ def test_a_text_of_pytorch_has_the_code_of_its_reason(code_of, table):
 
 def unsupported() -> BaseException:
     try:
-        torch.compile(
-            lambda x: torch._dynamo.graph_break() or x,
-            backend="eager",
-            fullgraph=True,
-        )(torch.zeros(1))
+        step = lambda x: torch._dynamo.graph_break() or x
+        options = {"backend": "eager", "fullgraph": True}
+        torch.compile(step, **options)(torch.zeros(1))
     except Exception as error:
         return error
     raise AssertionError("a graph break is an error under fullgraph")

@@ -63,10 +63,8 @@ def wrong(*args, **kwargs):
     after, shown = EAGER_PARTS.minibatch_step(*args, **kwargs)
     if torch.compiler.is_compiling():
         learner = args[-2]
-        after = after._replace(
-            flat_params=0.5 * (after.flat_params + learner.flat_params),
-            opt_state=learner.opt_state,
-        )
+        mean = 0.5 * (after.flat_params + learner.flat_params)
+        after = after._replace(flat_params=mean, opt_state=learner.opt_state)
     return as_new((after, shown))
 
 

@@ -28,9 +28,8 @@ def tables(draw):
             constant, min_size=arity[p - 1], max_size=arity[p - 1]
         ).map(lambda args: [p, *args, *[0] * (width - 1 - len(args))])
     )
-    return np.array(draw(st.lists(atom, max_size=12)), dtype=int).reshape(
-        -1, width
-    ), top
+    atoms = np.array(draw(st.lists(atom, max_size=12)), dtype=int)
+    return atoms.reshape(-1, width), top
 
 
 def build(facts, top=C, rules=None):
@@ -72,9 +71,8 @@ def test_an_atom_is_found_exactly_when_it_is_in_the_list(case):
         for g in goals.tolist()
     ]
     assert kb.fact_id(world, sizes, goals).tolist() == expected
-    assert kb.contains(world, sizes, goals).tolist() == [
-        i >= 0 for i in expected
-    ]
+    found = kb.contains(world, sizes, goals).tolist()
+    assert found == [i >= 0 for i in expected]
 
 
 @given(tables())
@@ -126,11 +124,8 @@ def indexed_triples(draw):
 
 
 def build_index(n_constants, pool, triples):
-    return kb.build_triple_index(
-        table(triples),
-        n_constants,
-        None if pool is None else torch.tensor(sorted(pool)),
-    )
+    pool = None if pool is None else torch.tensor(sorted(pool))
+    return kb.build_triple_index(table(triples), n_constants, pool)
 
 
 # -- equality with Python sets
@@ -151,18 +146,14 @@ def test_answers_are_those_of_python_sets(case):
         answers = sorted(t[side] for t in indexed if asked(t))
         expected += [(i, entity) for entity in answers]
     answers = kb.list_answers(index, rows, side)
-    assert (
-        list(zip(answers.query_row.tolist(), answers.entity.tolist()))
-        == expected
-    )
+    found = zip(answers.query_row.tolist(), answers.entity.tolist())
+    assert list(found) == expected
     assert kb.contains_key(index, answers.triple_key, side).all()
     start, stop = kb.answer_range(index, rows, side)
-    assert (stop - start).tolist() == [
-        sum(row == i for row, _ in expected) for i in range(len(queries))
-    ]
-    assert kb.contains_triple(index, rows, side).tolist() == [
-        query in indexed for query in queries
-    ]
+    asked = [row for row, _ in expected]
+    assert (stop - start).tolist() == [*map(asked.count, range(len(queries)))]
+    found = kb.contains_triple(index, rows, side).tolist()
+    assert found == [query in indexed for query in queries]
 
 
 # -- limits
@@ -185,9 +176,8 @@ def test_a_filter_index_holds_the_true_and_the_derivable_triples_of_the_pool():
     true_atoms = torch.tensor(
         [[1, 1, 2], [1, 3, 2], [2, 2, 2]], dtype=torch.int32
     )
-    index = fixpoint.build_filter_index(
-        sizes, model, true_atoms, torch.tensor([1, 2])
-    )
+    pool = torch.tensor([1, 2])
+    index = fixpoint.build_filter_index(sizes, model, true_atoms, pool)
     queries = torch.tensor(
         [[1, 1, 2], [1, 3, 2], [2, 1, 2], [2, 3, 2], [2, 2, 2]]
     )

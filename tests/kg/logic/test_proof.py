@@ -49,10 +49,8 @@ def of_france(by_rule=0.83, by_fact=0.5):
 def test_france_is_in_europe_because_germany_is():
     proof = of_france()
     root, *leaves = proof.nodes
-    assert leaves == [
-        make_node((1, 1, 2), probability=0.5),
-        make_node((2, 2, 3)),
-    ]
+    first = make_node((1, 1, 2), probability=0.5)
+    assert leaves == [first, make_node((2, 2, 3))]
     theta, chosen = ((X, 1), (Y, 3), (Z, 2)), {"rule": 0, "probability": 0.83}
     goal, children = (2, 1, 3), (1, 2)
     assert root == make_node(
@@ -282,9 +280,8 @@ def test_a_fact_that_the_base_has_not_is_rejected(program, data):
     leaves = [node.goal for node in proof.nodes if node.rule is None]
     leaf = data.draw(st.sampled_from(leaves))
     errors = checked(program, proof, facts={*program.facts} - {leaf})
-    assert errors and all(
-        re.fullmatch(r"root(/\d)*: \[.*\] is not a fact", e) for e in errors
-    )
+    pattern = r"root(/\d)*: \[.*\] is not a fact"
+    assert errors and all(re.fullmatch(pattern, e) for e in errors)
     path = [int(i) for i in errors[0].split(":")[0].split("/")[1:]]
     node = proof.nodes[0]
     for ordinal in path:
@@ -360,9 +357,8 @@ def test_a_proof_thousands_deep_is_built_checked_written_and_read():
     for proof in (by_model, by_trace):
         assert len(proof.nodes) == 2 * n + 1
         for height in (n - 1, n):
-            errors = checked(
-                program, proof, max_height=height, leave_one_out=True
-            )
+            limits = {"max_height": height, "leave_one_out": True}
+            errors = checked(program, proof, **limits)
             assert (errors == []) == (height == n)
         assert read_proof(proof_.to_json(proof, *[str] * 4)) == proof
         assert proof_.to_dot(proof, str, str).count("->") == 2 * n

@@ -17,9 +17,8 @@ def test_a_large_table_in_huge_pages_is_the_same_table_elsewhere(dtype):
     ).view(2, -1)
     copied = row_index.on_huge_pages(table)
     assert copied.dtype == dtype and torch.equal(copied, table)
-    assert (copied.data_ptr() != table.data_ptr()) == hasattr(
-        mmap, "MADV_HUGEPAGE"
-    )
+    is_copy = copied.data_ptr() != table.data_ptr()
+    assert is_copy == hasattr(mmap, "MADV_HUGEPAGE")
     small = table[:, 1:]
     assert row_index.on_huge_pages(small) is small
 
@@ -30,11 +29,8 @@ def test_a_large_table_in_huge_pages_is_the_same_table_elsewhere(dtype):
 @st.composite
 def key_tensors(draw):
     """Random keys with repetitions: from the smallest that are packed to ones that do not fit beside a position."""
-    n = draw(
-        st.sampled_from(
-            [0, 1, 2, 100, row_index.MIN_PACKED, 2 * row_index.MIN_PACKED]
-        )
-    )
+    packed = row_index.MIN_PACKED
+    n = draw(st.sampled_from([0, 1, 2, 100, packed, 2 * packed]))
     high = draw(st.sampled_from([1, 7, 2**20, 2**51, 2**52, 2**63 - 1]))
     low = draw(st.sampled_from([0, 0, -5]))
     seed = draw(st.integers(0, 2**30))
@@ -59,10 +55,9 @@ def test_they_are_those_of_torch(key):
     assert torch.equal(found.key, distinct)
     assert torch.equal(found.inverse, inverse)
     assert torch.equal(row_index.value_counts(key), counts)
-    assert torch.equal(
-        row_index.first_of_run(expected).nonzero().squeeze(1),
-        torch.cat([counts.new_zeros(1), counts.cumsum(0)])[: len(counts)],
-    )
+    first = row_index.first_of_run(expected).nonzero().squeeze(1)
+    ends = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
+    assert torch.equal(first, ends[: len(counts)])
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
@@ -97,9 +92,8 @@ def columns_of(rows):
 def test_keys_compare_as_rows_do(table):
     rows, bits = table
     key = row_index.encode_rows(columns_of(rows), bits).key.tolist()
-    assert sorted(range(len(rows)), key=lambda i: (rows[i], i)) == sorted(
-        range(len(rows)), key=lambda i: (key[i], i)
-    )
+    order = lambda of: sorted(range(len(rows)), key=lambda i: (of[i], i))
+    assert order(rows) == order(key)
     assert len(set(key)) == len({tuple(row) for row in rows})
 
 
@@ -116,9 +110,8 @@ def test_a_row_encodes_to_its_key_and_no_other_prefix_does(table, other):
     key, found = row_index.encode_with_prefixes(
         encoded.key_prefixes, columns_of([probe]), bits
     )
-    is_row = found & (
-        row_index.binary_search(torch.sort(encoded.key)[0], key).found
-    )
+    keys = torch.sort(encoded.key)[0]
+    is_row = found & row_index.binary_search(keys, key).found
     assert bool(is_row) == (probe in rows)
 
 
@@ -139,9 +132,8 @@ def test_a_hash_table_answers_as_a_dictionary(entries, others):
     pairs = torch.tensor(list(entries.items()), dtype=torch.int64).view(-1, 2)
     table = row_index.build_hash_table(pairs)
     probes = [*entries, *others]
-    value, found = row_index.hash_lookup(
-        table, torch.tensor(probes, dtype=torch.int64)
-    )
+    asked = torch.tensor(probes, dtype=torch.int64)
+    value, found = row_index.hash_lookup(table, asked)
     assert found.tolist() == [key in entries for key in probes]
     assert value.tolist() == [entries.get(key, 0) for key in probes]
 
@@ -149,14 +141,11 @@ def test_a_hash_table_answers_as_a_dictionary(entries, others):
 @given(st.lists(st.integers(0, 5), max_size=20))
 def test_runs_are_those_of_the_sorted_list(values):
     values = sorted(values)
-    encoded = row_index.run_length_encode(
-        torch.tensor(values, dtype=torch.int64)
-    )
+    column = torch.tensor(values, dtype=torch.int64)
+    encoded = row_index.run_length_encode(column)
     start, length = row_index.decode_span(encoded[:, 1])
     expected = [
         (v, values.index(v), values.count(v)) for v in sorted(set(values))
     ]
-    assert (
-        list(zip(encoded[:, 0].tolist(), start.tolist(), length.tolist()))
-        == expected
-    )
+    found = zip(encoded[:, 0].tolist(), start.tolist(), length.tolist())
+    assert list(found) == expected

@@ -34,9 +34,8 @@ def rank_counts_dense(answer, other, is_candidate):
     """The definition: counts of a dense table of the scores [Q, E] of an answer's competitors."""
     better = is_candidate & (other > answer[:, None])
     equal = is_candidate & (other == answer[:, None])
-    return RankCounts(
-        better.sum(1), equal.sum(1), n_candidates=is_candidate.sum(1) + 1
-    )
+    n_candidates = is_candidate.sum(1) + 1
+    return RankCounts(better.sum(1), equal.sum(1), n_candidates=n_candidates)
 
 
 # -- a worked example
@@ -52,11 +51,8 @@ def test_two_better_and_three_equal_is_worked_by_hand():
         rtol=1e-6,
         atol=0,
     )
-    assert [rank_metrics.hits_at_k(c, k).tolist() for k in (1, 3, 10)] == [
-        [[0, 0, 0, 0]],
-        [[1, 0, 0, 0.25]],
-        [[1, 1, 1, 1]],
-    ]
+    hits = [rank_metrics.hits_at_k(c, k).tolist() for k in (1, 3, 10)]
+    assert hits == [[[0, 0, 0, 0]], [[1, 0, 0, 0.25]], [[1, 1, 1, 1]]]
 
 
 def test_scores_are_rounded_to_the_grid_once():
@@ -93,10 +89,8 @@ def test_probabilities_near_0_and_near_1_are_told_apart():
 @given(st.lists(st.integers(0, 2), min_size=1, max_size=6), st.integers(1, 6))
 def test_expected_is_the_mean_over_every_order_of_the_ties(levels, k):
     """Candidate 0 is the answer; every permutation is sorted stably, so ties keep the permutation's order."""
-    ranks = [
-        sorted(order, key=lambda i: -levels[i]).index(0) + 1
-        for order in itertools.permutations(range(len(levels)))
-    ]
+    place = lambda order: sorted(order, key=lambda i: -levels[i]).index(0) + 1
+    ranks = [*map(place, itertools.permutations(range(len(levels))))]
     score = torch.tensor(levels)
     others = score[None, 1:]
     c = rank_counts_dense(score[:1], others, torch.ones_like(others) > 0)
@@ -114,9 +108,8 @@ def test_expected_is_the_mean_over_every_order_of_the_ties(levels, k):
         [1 / low, 1 / high, 1 / mid, reciprocal],
         [low <= k, high <= k, mid <= k, sum(r <= k for r in ranks) / n],
     ]
-    torch.testing.assert_close(
-        got, torch.tensor(want, dtype=torch.float64), rtol=1e-12, atol=1e-14
-    )
+    want = torch.tensor(want, dtype=torch.float64)
+    torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-14)
 
 
 @given(st.data(), st.integers(1, 5), st.integers(1, 7))
@@ -142,9 +135,8 @@ def test_listed_candidates_give_the_ranks_of_all_in_any_order(data, Q, E):
         torch.tensor([r[i] for r in rows], dtype=d)
         for i, d in enumerate([torch.int64] * 2 + [torch.bool])
     )
-    got, answer_score = rank_metrics.rank_counts_listed(
-        query, line, is_answer, torch.full((Q,), E)
-    )
+    listed_of = query, line, is_answer, torch.full((Q,), E)
+    got, answer_score = rank_metrics.rank_counts_listed(*listed_of)
     assert [t.tolist() for t in got] == [t.tolist() for t in want]
     assert torch.equal(answer_score, score[:, 0])
 
@@ -158,9 +150,8 @@ def test_average_precision_equals_its_definition(rows):
     """The mean, over true candidates, of the precision among all candidates that score at least as much."""
     score = [ZERO_SCORE if s == -4 else s for s, _ in rows]
     label = [y for _, y in rows]
-    got = rank_metrics.average_precision(
-        torch.tensor(score), torch.tensor(label)
-    )
+    columns = torch.tensor(score), torch.tensor(label)
+    got = rank_metrics.average_precision(*columns)
     if not any(label):
         assert got.isnan()
         return

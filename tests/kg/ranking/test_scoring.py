@@ -81,10 +81,8 @@ def test_a_rule_score_is_the_same_from_every_side(task, name, monkeypatch):
     split, score = task.dataset.valid, parse(name)
     assert task.derivability_index is not None
     rank = lambda of: ranking.rank_split(of, split, score, BOTH)
-    by_index, by_joins = (
-        rank(task),
-        rank(replace(task, derivability_index=None)),
-    )
+    by_index = rank(task)
+    by_joins = rank(replace(task, derivability_index=None))
     assert_same_counts(by_joins, by_index) if name != "exists@1" else None
     parts = parts_of(task, facts, split)
 
@@ -98,20 +96,17 @@ def test_a_rule_score_is_the_same_from_every_side(task, name, monkeypatch):
     assert set(by_evidence.scored_side.tolist()) == {HEAD, TAIL}
     by_question = build_task(task.dataset, task.cfg, with_derivations=False)
     assert scoring.derives_by_question(by_question)
-    assert_same_counts(
-        rank(by_question), by_index
-    ) if name != "exists@1" else None
+    if name != "exists@1":
+        assert_same_counts(rank(by_question), by_index)
 
 
 def learned_score(task, facts, **changes):
     world = learned.make_world(task.kb, task.sizes)
-    cfg = learned.AggregationConfig(
-        sizes=task.sizes, n_shapes=learned.n_shapes(world)
-    )
+    sizes = {"sizes": task.sizes, "n_shapes": learned.n_shapes(world)}
+    cfg = learned.AggregationConfig(**sizes)
     params = learned.init(cfg, random.key(0))
-    weights = Weights(
-        facts, cfg, world, params._replace(**changes), "fact", 5.0
-    )
+    params = params._replace(**changes)
+    weights = Weights(facts, cfg, world, params, "fact", 5.0)
     return LearnedScore("evidence", weights)
 
 
@@ -200,10 +195,8 @@ def test_kinds_of_evidence_add_up_as_scores(task):
     """In the order in which the learnt score adds them, to the last bit."""
     weights = random_weights(task)
     whole = LearnedScore("evidence", weights)
-    first, *others = (
-        LearnedScore(kind, weights, [kind])
-        for kind in learned.weighed_kinds(weights.cfg)
-    )
+    kinds = learned.weighed_kinds(weights.cfg)
+    first, *others = (LearnedScore(kind, weights, [kind]) for kind in kinds)
     for other in others:
         first = first + other
     split = task.dataset.valid

@@ -103,9 +103,8 @@ def test_a_run_moved_from_its_source_is_the_same(folders, tmp_path, learner):
     """Also zipped, and in a folder that cannot be written; only a file that is gone is an absolute path."""
     before = scores(open_run(folders / learner))
     assert len({round(x, 6) for x in before.values()}) > 5
-    packed = shutil.make_archive(
-        str(tmp_path / "run"), "zip", folders / learner
-    )
+    name = str(tmp_path / "run")
+    packed = shutil.make_archive(name, "zip", folders / learner)
     moved = tmp_path / "elsewhere" / "run"
     shutil.unpack_archive(packed, moved)
     config = (moved / "config.json").read_text()
@@ -119,9 +118,8 @@ def test_a_run_moved_from_its_source_is_the_same(folders, tmp_path, learner):
     gone = "/gone/graph is not there: the facts are those of training"
     assert gone in run.task.notes
     resumed = resume_run(read_config(moved), moved)
-    assert resumed.task.dataset.fingerprint == (
-        read_graph(folders / learner)[0].fingerprint
-    )
+    stored = read_graph(folders / learner)[0]
+    assert resumed.task.dataset.fingerprint == stored.fingerprint
 
 
 @pytest.mark.parametrize("learner", LEARNERS)
@@ -175,11 +173,8 @@ def test_changed_facts_give_what_an_index_made_anew_gives(folders, tmp_path):
     graph = loaders.from_triples(facts, valid, test, rules=RULES)
     score = "noisy-or"
     prover = read_config(folders / "questions").prover
-    cfg = ProverTaskConfig(
-        max_height=1,
-        smoothing=prover.smoothing,
-        object_identity=prover.object_identity,
-    )
+    options = {"object_identity": prover.object_identity, "max_height": 1}
+    cfg = ProverTaskConfig(smoothing=prover.smoothing, **options)
     recounted, kept = (
         open_run(folders / "questions", graph=graph, recount=recount)
         for recount in (True, False)
@@ -219,9 +214,8 @@ def test_the_source_is_read_as_it_is_now(folders, tmp_path):
     source.write_text("".join([*lines[1:], "e0\tr\tnew\n"]))
     run = open_run(folder)
     after = run.task.dataset
-    assert any(
-        "facts: 1 new, 1 gone; entities: 1 new" in x for x in run.task.notes
-    )
+    note = "facts: 1 new, 1 gone; entities: 1 new"
+    assert any(note in x for x in run.task.notes)
     for split in ("valid", "test"):
         was, is_ = (set(triples_of(d, [split])[0]) for d in (before, after))
         assert is_ <= was

@@ -27,9 +27,8 @@ def problem(program, questions, **options: Any):
     """Settings, what the score reads, initial params, and the evidence."""
     built, sizes, facts = build(program)
     world = learned.make_world(built, sizes)
-    cfg = AggregationConfig(
-        sizes=sizes, n_shapes=learned.n_shapes(world), **options
-    )
+    options |= {"sizes": sizes, "n_shapes": learned.n_shapes(world)}
+    cfg = AggregationConfig(**options)
     found = collect_from((built, sizes, facts), questions)
     return cfg, world, learned.init(cfg, random.key(0)), found
 
@@ -40,9 +39,8 @@ def scores(cfg, world, params, found):
 
 def random_params(params, seed=1):
     keys = random.split(random.key(seed), len(params))
-    return type(params)(
-        *(random.normal(k, tuple(p.shape)) for k, p in zip(keys, params))
-    )
+    shapes = (tuple(p.shape) for p in params)
+    return type(params)(*map(random.normal, keys, shapes))
 
 
 @pytest.mark.parametrize("power", [1.0, 3.0])
@@ -57,9 +55,8 @@ def test_before_training_powers_of_the_odds_of_confidences_add_up(power):
         at = found.entity.tolist().index(entity)
         total = float((odds[list(rules)] ** power).sum())
         expected = math.log(total + 1e-6)
-        assert float(scores(cfg, world, params, found)[at]) == pytest.approx(
-            expected, abs=1e-5
-        )
+        score = float(scores(cfg, world, params, found)[at])
+        assert score == pytest.approx(expected, abs=1e-5)
 
 
 def test_each_weight_acts_on_its_evidence_alone():
@@ -96,17 +93,15 @@ def test_each_weight_acts_on_its_evidence_alone():
     assert torch.equal(scores(cfg, world, params, found), before)
     weight = params.prior_weight.clone()
     weight[label] = 0.5
-    assert change(prior_weight=weight) == {
-        entity: p / 2 for entity, p in zip(found.entity.tolist(), prior) if p
-    }
+    changed = {x: p for x, p in zip(found.entity.tolist(), prior) if p}
+    halves = {entity: p / 2 for entity, p in changed.items()}
+    assert change(prior_weight=weight) == halves
     # that by a path network
     cfg = replace(cfg, uses_embedding=False, uses_bellman_ford=True)
     params = learned.init(cfg, random.key(0))
     found = found._replace(path_score=2 * prior)
     assert torch.equal(scores(cfg, world, params, found), before)
-    assert change(network_prior_weight=weight) == {
-        entity: p for entity, p in zip(found.entity.tolist(), prior) if p
-    }
+    assert change(network_prior_weight=weight) == changed
     # a weight of another question's label
     assert not change(own_degree_weight=own.roll(1, 0))
 
@@ -166,9 +161,8 @@ def test_a_padded_batch_scores_as_all_candidates_do(program):
     expected = scores(cfg, world, params, found)
     rows = torch.arange(len(found.label)).flip(0)
     size = learned.capacity(found, rows)
-    padded = learned.score(
-        cfg, world, params, learned.gather(found, rows, size)
-    )
+    gathered = learned.gather(found, rows, size)
+    padded = learned.score(cfg, world, params, gathered)
     by_question = padded.view(len(rows), size.n_candidates)
     for question, row in zip(rows.tolist(), by_question):
         first, last = found.candidate_offsets[question : question + 2].tolist()
@@ -206,11 +200,8 @@ def make_world(**options):
 
 
 def loss(cfg, world, size, params, **penalty):
-    return float(
-        learned.listwise_loss(
-            cfg, world, Penalty(**penalty), params, world.question, size
-        )
-    )
+    asked = Penalty(**penalty), params, world.question, size
+    return float(learned.listwise_loss(cfg, world, *asked))
 
 
 def test_the_loss_is_that_of_a_softmax_over_the_candidates_of_the_question():
@@ -229,9 +220,8 @@ def test_the_loss_is_that_of_a_softmax_over_the_candidates_of_the_question():
 
     answer = listed.answer - listed.candidate_offsets[:-1]
     log_p = [math.log(float(p[q, answer[q]])) for q in (0, 1)]
-    assert loss(cfg, world, size, params) == pytest.approx(
-        -sum(log_p) / 2, abs=1e-5
-    )
+    expected = pytest.approx(-sum(log_p) / 2, abs=1e-5)
+    assert loss(cfg, world, size, params) == expected
     heavy = params._replace(rule_weight=torch.full_like(params.rule_weight, 3))
     weighed, free = (
         loss(cfg, world, size, heavy, rule_weight=weight)

@@ -34,10 +34,8 @@ def random_facts(n=24, n_entities=9, seed=0):
 def random_params(cfg, seed=0):
     """Weights none of which is 0, so that each has a part in the logits."""
     params = path_network.init(cfg, random.key(seed))
-    return tree.map(
-        lambda x: x + 0.1 * torch.sin(torch.arange(x.numel())).view_as(x),
-        params,
-    )
+    wave = lambda x: torch.sin(torch.arange(x.numel())).view_as(x)
+    return tree.map(lambda x: x + 0.1 * wave(x), params)
 
 
 def all_questions(cfg):
@@ -65,9 +63,8 @@ def logits_by_loops(cfg, params, facts, label, given):
         change = torch.cat([state, total], 1) @ params.linear[layer]
         change = change + params.bias[layer]
         centred = change - change.mean(1, keepdim=True)
-        change = (
-            centred / (centred.var(1, correction=0, keepdim=True) + 1e-5).sqrt()
-        )
+        variance = centred.var(1, correction=0, keepdim=True)
+        change = centred / (variance + 1e-5).sqrt()
         change = change * params.norm_scale[layer] + params.norm_shift[layer]
         state = (state + change.relu()) * now[:, None]
         is_reached = now
@@ -105,10 +102,8 @@ def test_a_pair_is_left_out_with_all_its_facts():
     edge = int((graph.edge_target == 1).nonzero()[0])
     rest = (graph.edge_group != graph.edge_group[edge]).nonzero().squeeze(1)
     asked = path_network.edge_questions(graph, rest)
-    assert {tuple(x) for x in torch.stack(asked, 1).tolist()} == {
-        (2, 3, 2),
-        (3, 2, 3),
-    }
+    pairs = {tuple(x) for x in torch.stack(asked, 1).tolist()}
+    assert pairs == {(2, 3, 2), (3, 2, 3)}
 
 
 def with_loops():
@@ -381,10 +376,8 @@ def test_messages_along_all_edges_are_those_listed(operator_on_cpu, is_dropped):
     facts, params = with_loops(), random_params(CFG)
     listed = path_network.build_graph(CFG, facts, "fact")
     listed = listed._replace(by_target=())
-    others = [
-        path_network.with_orders(CFG, listed),
-        path_network.with_all_sent(listed),
-    ]
+    others = [path_network.with_orders(CFG, listed)]
+    others.append(path_network.with_all_sent(listed))
     label, given = all_questions(CFG)
     n_edges = len(listed.edge_target)
     row = torch.arange(len(label))

@@ -39,19 +39,16 @@ def test_object_identity_works_with_the_oracle_and_is_refused_otherwise():
     task = prover_task.build_task(
         family, dataclasses.replace(settings_, object_identity=True)
     )
-    lost = plain.least_model.atoms[
-        fixpoint.atom_height(task.least_model, plain.least_model.atoms.long())
-        < 0
-    ]
+    atoms = plain.least_model.atoms
+    lost = atoms[fixpoint.atom_height(task.least_model, atoms.long()) < 0]
     assert len(lost) == 18 and task.fact_selection == "oracle"
     cfg, params = untrained_policy(task)
     how = search_config(task, cfg, "success", **SIZES)
     score = PolicyScore(how, task, params, None)
     assert scoring.score_atoms(task, score, lost, 0).isneginf().all()
     atom = task.least_model.atoms[task.least_model.height > 0][0]
-    assert (
-        explain.most_probable_proof(task, cfg, params, atom.long()) is not None
-    )
+    proof = explain.most_probable_proof(task, cfg, params, atom.long())
+    assert proof is not None
     problem = "object_identity: expected fact_selection=oracle"
     with pytest.raises(ValueError, match=problem):
         prover_task.build_config(small_task(object_identity=True), PPO)
@@ -172,11 +169,9 @@ LEAKY = loaders.from_triples(
 )
 def test_a_fact_is_derived_by_others_alone(height, with_derivations):
     """q(a, b) proves p(a, b); nothing but p(c, d) proves itself. Whether T_P is held or each query derives its own."""
-    task = prover_task.build_task(
-        LEAKY,
-        ProverTaskConfig(max_height=height, smoothing=5.0),
-        with_derivations=with_derivations,
-    )
+    settings = ProverTaskConfig(max_height=height, smoothing=5.0)
+    options = {"with_derivations": with_derivations}
+    task = prover_task.build_task(LEAKY, settings, **options)
     a, b, c, d, g, h = (LEAKY.entities.index(x) + 1 for x in "abcdgh")
     assert task.unproved_facts.tolist() == [[1, c, d]]
     queries = torch.tensor([[1, a, b], [1, c, d], [1, g, h]])
