@@ -84,18 +84,16 @@ def test_a_number_that_is_not_finite_is_null_since_json_has_none(tmp_path):
     logs.truncate(path, 0)
     row = {"update": 1, "loss": float("nan"), "explained_variance": -torch.inf}
     logs.append(path, row)
-    assert logs.read(path) == [
-        {"update": 1, "loss": None, "explained_variance": None}
-    ]
+    row = {"update": 1, "loss": None, "explained_variance": None}
+    assert logs.read(path) == [row]
 
 
 @pytest.mark.parametrize("last_update", [0, 1, 2, 3, 9])
 def test_truncation_drops_the_rows_after_the_checkpoint(last_update, tmp_path):
     path = tmp_path / "metrics.jsonl"
     lines = [{"update": i, "episode_return": 0.5} for i in (1, 2, 3)]
-    path.write_text(
-        "".join(json.dumps(line) + "\n" for line in [{"format": 2}, *lines])
-    )
+    texts = map(json.dumps, [{"format": 2}, *lines])
+    path.write_text("".join(f"{text}\n" for text in texts))
     logs.truncate(path, last_update)
     later = {"update": last_update + 1, "episode_return": 0.75}
     logs.append(path, later)
@@ -190,10 +188,8 @@ def test_tensorboard_has_the_finite_numbers_once_after_a_resume(tmp_path):
     pytest.importorskip("tensorboard")
     write(tmp_path, [*ROWS[:2], {"update": 2, "loss": 9.0}], ["tensorboard"])
     write(tmp_path, ROWS[2:], ["tensorboard"], earlier=ROWS[:2])
-    assert scalars(tmp_path) == {
-        "valid_metric": [(0, 0.25), (2, 0.5)],
-        "loss": [(1, 1.5)],
-    }
+    expected = {"valid_metric": [(0, 0.25), (2, 0.5)], "loss": [(1, 1.5)]}
+    assert scalars(tmp_path) == expected
 
 
 def test_a_run_of_wandb_goes_on_under_its_id(tmp_path, monkeypatch):
@@ -211,11 +207,8 @@ def test_a_run_of_wandb_goes_on_under_its_id(tmp_path, monkeypatch):
     write(tmp_path, ROWS[:2], ["wandb"])
     write(tmp_path, ROWS[2:], ["wandb"], earlier=ROWS[:2])
     assert ids[0] == ids[1]
-    assert lines == [
-        (0, {"valid_metric": 0.25}),
-        (1, {"loss": 1.5}),
-        (2, {"valid_metric": 0.5}),
-    ]
+    values = [("valid_metric", 0.25), ("loss", 1.5), ("valid_metric", 0.5)]
+    assert lines == [(i, {name: x}) for i, (name, x) in enumerate(values)]
 
 
 def test_a_run_of_mlflow_goes_on_under_its_id(tmp_path, monkeypatch):

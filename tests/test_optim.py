@@ -82,9 +82,8 @@ def test_clipping_equals_torch_clip_grad_norm(max_norm):
 
 
 def test_a_zero_gradient_is_clipped_to_zero():
-    clipped, norm = optim.clip_by_global_norm(
-        Params(torch.zeros(2), torch.zeros(1)), 0.5
-    )
+    zeros = Params(torch.zeros(2), torch.zeros(1))
+    clipped, norm = optim.clip_by_global_norm(zeros, 0.5)
     assert float(norm) == 0 and not any(g.any() for g in clipped)
 
 
@@ -101,9 +100,8 @@ def test_schedules_equal_torch(kind, end, warmup):
         decay = lr.CosineAnnealingLR(adam, T_max=n - warmup, eta_min=end)
     schedule = decay
     if warmup:
-        rise = lr.LinearLR(
-            adam, start_factor=1 / (warmup + 1), total_iters=warmup
-        )
+        first = 1 / (warmup + 1)
+        rise = lr.LinearLR(adam, start_factor=first, total_iters=warmup)
         schedule = lr.SequentialLR(adam, [rise, decay], milestones=[warmup])
     want = []
     for _ in range(n):

@@ -35,9 +35,8 @@ def chained_randomness(cfg, world, key):
     _, _, minibatches = EAGER_PARTS.sample_randomness(cfg, world, key)
     keys = torch.stack(actions), *torch.stack(rows).unbind(-2)
     random_inputs = sample_random_inputs(cfg.env, world, *keys)
-    return UpdateRandomness(
-        key, random_inputs, minibatches._replace(rows=torch.cat(orders))
-    )
+    minibatches = minibatches._replace(rows=torch.cat(orders))
+    return UpdateRandomness(key, random_inputs, minibatches)
 
 
 PUREJAXRL = replace(EAGER_PARTS, sample_randomness=chained_randomness)
@@ -58,16 +57,14 @@ def weights(run, prefix, update=...):
         )
 
     hidden = (stacked(layer(0), layer(3)), stacked(layer(1), layer(4)))
-    return networks.MLPParams(
-        hidden=hidden, heads=networks.stack_heads(layer(2), layer(5))
-    )
+    heads = networks.stack_heads(layer(2), layer(5))
+    return networks.MLPParams(hidden=hidden, heads=heads)
 
 
 def replay(run):
     """Each update's outputs of every part, and the state after it."""
-    seed, n_envs, n_steps, n_updates, n_epochs, n_minibatches = run[
-        "config"
-    ].tolist()
+    sizes = run["config"].tolist()
+    seed, n_envs, n_steps, n_updates, n_epochs, n_minibatches = sizes
     cfg = cartpole_config(
         n_envs=n_envs,
         n_steps=n_steps,
@@ -78,9 +75,8 @@ def replay(run):
         bootstrap_truncated=False,
     )
     state = init(cfg, WORLD, random.key(seed))
-    np.testing.assert_array_equal(
-        state.env_state.motion.numpy(), run["init_obs"]
-    )
+    motion = state.env_state.motion.numpy()
+    np.testing.assert_array_equal(motion, run["init_obs"])
     state = state._replace(params=weights(run, "init_params"))
     for _ in range(n_updates):
         log: dict[str, list[Any]] = {name: [] for name in PARTS}
@@ -106,24 +102,20 @@ def updates():
 
 
 def stacked(log, name):
-    return torch.stack(
-        [getattr(transition, name) for _, transition in log["rollout_step"]]
-    ).numpy()
+    steps = [transition for _, transition in log["rollout_step"]]
+    return torch.stack([getattr(x, name) for x in steps]).numpy()
 
 
 def test_resets_actions_ends_and_permutations_are_equal(updates):
     run, steps = updates
     for u, (log, _) in enumerate(steps):
         np.testing.assert_array_equal(stacked(log, "action"), run["action"][u])
-        np.testing.assert_array_equal(
-            stacked(log, "terminated") | stacked(log, "truncated"),
-            run["done"][u],
-        )
+        is_over = stacked(log, "terminated") | stacked(log, "truncated")
+        np.testing.assert_array_equal(is_over, run["done"][u])
         rows = log["sample_randomness"][0].minibatches.rows
-        np.testing.assert_array_equal(
-            rows.reshape(run["permutation"][u].shape).numpy(),
-            run["permutation"][u],
-        )
+        order = run["permutation"][u]
+        found = rows.reshape(order.shape).numpy()
+        np.testing.assert_array_equal(found, order)
         obs, done = stacked(log, "obs"), run["done"][u]
         np.testing.assert_array_equal(
             obs[1:][done[:-1]], run["obs"][u][1:][done[:-1]]

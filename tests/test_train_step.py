@@ -29,9 +29,8 @@ def acted(cfg, state):
     """The actor and the trajectory of the state's next rollout."""
     _, draws, _ = sample_randomness(cfg, WORLD, state.key)
     act = partial(rollout.rollout_step, cfg, WORLD, state.params)
-    return tree.scan(
-        act, RolloutState(state.env_state, state.episode_stats), draws
-    )
+    first = RolloutState(state.env_state, state.episode_stats)
+    return tree.scan(act, first, draws)
 
 
 def fails(*_):
@@ -57,9 +56,8 @@ def test_every_row_is_learnt_from_once_an_epoch_and_in_another_order_each_time()
     epochs = minibatches.rows.view(3, 32)
     assert torch.equal(epochs.sort().values, torch.arange(32).expand(3, 32))
     assert minibatches.ends_epoch.tolist() == [False, True] * 3
-    orders = torch.cat(
-        [epochs, sample_randomness(cfg, WORLD, key)[2].rows.view(3, 32)]
-    )
+    last = sample_randomness(cfg, WORLD, key)[2].rows.view(3, 32)
+    orders = torch.cat([epochs, last])
     assert len(orders.unique(dim=0)) == 6
 
 
@@ -67,14 +65,12 @@ def test_metrics_count_what_was_skipped_and_show_no_loss_where_nothing_was_appli
     """NaN: a loss of 0 would look like one that has converged."""
     cfg = cartpole_config(**SMALL)
     state = init(cfg, WORLD, random.key(0))
-    broken = state._replace(
-        scalars=state.scalars._replace(value_coef=torch.tensor(float("inf")))
-    )
+    infinite = torch.tensor(float("inf"))
+    scalars = state.scalars._replace(value_coef=infinite)
+    broken = state._replace(scalars=scalars)
     after, metrics = train_step(cfg, WORLD, broken)
-    assert (
-        float(metrics.n_nonfinite_minibatches),
-        float(metrics.n_applied_minibatches),
-    ) == (6, 0)
+    assert float(metrics.n_nonfinite_minibatches) == 6
+    assert float(metrics.n_applied_minibatches) == 0
     means = [*tree.leaves(metrics.loss), metrics.grad_norm]
     assert len(means) == 8 and torch.stack(means).isnan().all()
     assert torch.stack(tree.leaves(metrics.rollout)).isfinite().all()
@@ -107,9 +103,8 @@ def test_without_bootstrapping_a_truncation_counts_as_an_end():
         batch, _ = build_batch(
             cfg, WORLD, state.params, actor.env_state, traj, state.scalars
         )
-        final_value = rollout.estimate_final_value(
-            cfg, WORLD, state.params, traj
-        )
+        args = cfg, WORLD, state.params, traj
+        final_value = rollout.estimate_final_value(*args)
         want = 1 + (0.99 * final_value[4] if bootstrap else torch.zeros(4))
         torch.testing.assert_close(batch.value_target.view(8, 4)[4], want)
         assert final_value[4].any() == bootstrap
@@ -127,23 +122,17 @@ def test_an_environment_that_truncates_against_its_word_is_learnt_as_if_it_termi
 
 
 def test_scheduled_scalars_follow_their_schedules_and_leave_the_state_alone():
-    ppo = {
-        **SMALL,
-        "entropy_coef_schedule": Schedule(kind="cosine"),
-        "clip_eps_schedule": Schedule(warmup_updates=1),
-    }
+    ppo = SMALL | {"entropy_coef_schedule": Schedule(kind="cosine")}
+    ppo |= {"clip_eps_schedule": Schedule(warmup_updates=1)}
     cfg = cartpole_config(**ppo)
     base = init(cfg, WORLD, random.key(0)).scalars
     later = apply_schedules(cfg, torch.tensor(5), base)
     assert float(later.learning_rate) == pytest.approx(1e-2 * 0.5)
     assert float(later.entropy_coef) == pytest.approx(0.01 * 0.5)
-    assert float(
-        apply_schedules(cfg, torch.tensor(0), base).clip_eps
-    ) == pytest.approx(0.1)
+    first = apply_schedules(cfg, torch.tensor(0), base)
+    assert float(first.clip_eps) == pytest.approx(0.1)
     state = init(cfg, WORLD, random.key(0))._replace(update=torch.tensor(5))
     state, metrics = train_step(cfg, WORLD, state)
     assert float(metrics.learning_rate) == pytest.approx(5e-3)
-    assert (
-        torch.equal(state.scalars.learning_rate, base.learning_rate)
-        and int(state.update) == 6
-    )
+    assert torch.equal(state.scalars.learning_rate, base.learning_rate)
+    assert int(state.update) == 6

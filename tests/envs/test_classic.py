@@ -66,14 +66,12 @@ def test_a_step_of_cartpole_and_of_pendulum_equals_gymnasiums(dtype):
         ):
             motion = rng.uniform(-1, 1, len(span)) * span
             motion = torch.tensor(motion).to(dtype).double().tolist()
-            ours, theirs, result, expected = step_both(
-                name, motion, action, dtype
-            )
+            both = step_both(name, motion, action, dtype)
+            ours, theirs, result, expected = both
             np.testing.assert_allclose(ours, theirs, tolerance, tolerance)
             # An angle of three turns loses digits when it is wrapped.
-            assert result == pytest.approx(
-                expected, 10 * tolerance, 10 * tolerance
-            )
+            near = pytest.approx(expected, 10 * tolerance, 10 * tolerance)
+            assert result == near
 
 
 @given(
@@ -117,9 +115,8 @@ def test_a_step_of_mountain_cars_is_theirs(position, velocity, action, force):
     ):
         if position >= goal and velocity >= 0:
             continue
-        ours, theirs, result, expected = step_both(
-            name, (position, velocity), taken
-        )
+        motion = position, velocity
+        ours, theirs, result, expected = step_both(name, motion, taken)
         np.testing.assert_allclose(ours, theirs, rtol=0, atol=atol)
         assert result == pytest.approx(expected, abs=1e-12)
 
@@ -162,12 +159,9 @@ def test_resets_are_uniform_where_gymnasium_puts_them(name, low, high):
 def test_the_velocity_of_the_goal_of_mountain_car_is_a_setting():
     env = classic.mountain_car(goal_velocity=0.05)
     for motion, is_reached in (([0.5, 0.02], False), ([0.45, 0.065], True)):
-        state = BodyState(
-            torch.tensor([motion]), torch.zeros(1, dtype=torch.int64)
-        )
-        _, timestep = env.step_functional(
-            env.cfg, WORLD, state, torch.tensor([2]), None
-        )
+        steps, action = torch.zeros(1, dtype=torch.int64), torch.tensor([2])
+        state = BodyState(torch.tensor([motion]), steps)
+        _, timestep = env.step_functional(env.cfg, WORLD, state, action, None)
         assert bool(timestep.terminated) == is_reached
 
 
@@ -224,9 +218,8 @@ def test_a_step_with_a_reset_in_two_parts_equals_one_with_whole_states():
 def test_an_episode_of_recall_by_hand():
     """Three rows of an episode of 3 steps: right at the end, wrong at the end, right before and wrong at the end."""
     env = fp.envs.recall(n_steps=3, n_cues=2)
-    state = env.reset(env.cfg, WORLD, keys(3))._replace(
-        cue=torch.tensor([0, 1, 1])
-    )
+    state = env.reset(env.cfg, WORLD, keys(3))
+    state = state._replace(cue=torch.tensor([0, 1, 1]))
     observed, rewards = [], []
     for action in ([1, 1, 1], [1, 1, 1], [0, 0, 0]):
         observed.append(env.observe(env.cfg, WORLD, state).tolist())

@@ -30,9 +30,8 @@ r(X, e3) :- s(X, e2).
 
 def random_dataset():
     """160 random triples of 4 relations over 14 entities, 20 of them in test."""
-    rows = np.unique(
-        np.random.default_rng(0).integers([14, 4, 14], size=(160, 3)), axis=0
-    )
+    drawn = np.random.default_rng(0).integers([14, 4, 14], size=(160, 3))
+    rows = np.unique(drawn, axis=0)
     order = np.random.default_rng(1).permutation(len(rows))
     triples = [
         (f"e{head}", "pqrs"[relation], f"e{tail}")
@@ -130,9 +129,8 @@ def test_a_score_is_a_probability():
     assert rank_metrics.probability(0) == 0.5
     log_odds = torch.tensor([-40.0, -3.0, 2.0, 12.0], dtype=torch.float64)
     for x, score in zip(log_odds, rank_metrics.quantise(log_odds).tolist()):
-        assert rank_metrics.probability(score) == pytest.approx(
-            float(torch.sigmoid(x)), rel=1e-9
-        )
+        expected = pytest.approx(float(torch.sigmoid(x)), rel=1e-9)
+        assert rank_metrics.probability(score) == expected
 
 
 # -- in names
@@ -161,10 +159,8 @@ def test_each_answer_has_a_name_a_verdict_and_a_proof(answerer):
     (found,) = answerer.answer([query], with_known=True, with_explanations=True)
     assert (found.n_new, found.n_known, found.n_entities) == (1, 1, 5)
     by_name = {answer.entity: answer for answer in found.answers}
-    assert {name: (a.known, a.verdict) for name, a in by_name.items()} == {
-        "b": (True, "derived"),
-        "c": (False, "derived"),
-    }
+    found = {name: (a.known, a.verdict) for name, a in by_name.items()}
+    assert found == {"b": (True, "derived"), "c": (False, "derived")}
     for name, answer in by_name.items():
         lines = answer.explanation.to_lines()
         # In a list the proof is shown, not the data set.

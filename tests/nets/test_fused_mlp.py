@@ -253,9 +253,8 @@ def test_a_compiled_learner_on_a_gpu_has_kernels(name, network):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_kernels_that_compute_other_numbers_are_not_used(monkeypatch):
     learner = make_learner("CartPole-v1", {}, 64, 64)
-    twice = lambda *args: tree.map(
-        lambda x: 2 * x, minibatch.loss_gradient(*args)
-    )
+    gradient, double = minibatch.loss_gradient, lambda x: 2 * x
+    twice = lambda *args: tree.map(double, gradient(*args))
     wrong = partial(minibatch.minibatch_step, gradient_fn=twice)
     kernels = train_step.KernelFunctions(minibatch_step=wrong)
     parts = train_step.StepFunctions(kernels=kernels)

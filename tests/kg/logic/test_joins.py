@@ -20,9 +20,8 @@ rows_of_three = st.sets(row, min_size=1, max_size=20).map(sorted)
 
 
 def view_relation(rows) -> joins.Relation:
-    return joins.Relation(
-        tuple(torch.tensor(rows, dtype=torch.int64).unbind(1))
-    )
+    table = torch.tensor(rows, dtype=torch.int64)
+    return joins.Relation(tuple(table.unbind(1)))
 
 
 def as_rows(columns):

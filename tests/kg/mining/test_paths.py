@@ -65,9 +65,8 @@ def test_walks_are_those_over_sets(facts, length):
 
     middle = len(bodies) // 2
     part = paths.select_bodies(block, 1, middle)
-    assert table_of(paths.joined_pairs(part)) == expected_walks(
-        facts, bodies[1:middle]
-    )
+    expected = expected_walks(facts, bodies[1:middle])
+    assert table_of(paths.joined_pairs(part)) == expected
 
 
 @given(graphs, st.integers(1, 5))
@@ -135,7 +134,6 @@ def test_circular_facts_are_those_that_have_no_path_without_themselves(facts):
                     expected.append((x, y) not in walks(rest, body, [x]))
         if cases:
             table = torch.tensor(cases)
-            found = paths.is_circular(
-                edges, table[:, 0], table[:, 1:], torch.tensor(n_paths)
-            )
+            asked = table[:, 0], table[:, 1:], torch.tensor(n_paths)
+            found = paths.is_circular(edges, *asked)
             assert found.tolist() == expected

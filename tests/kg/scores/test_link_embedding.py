@@ -117,9 +117,8 @@ def test_a_step_is_one_on_the_links_of_its_rows():
     for ours, theirs in zip(got.params, expected.params, strict=True):
         assert torch.equal(ours, theirs)
     with torch.device("meta"):  # none of its values are read by the host
-        link_embedding.train_step(
-            cfg, *tree.map(lambda x: x.to("meta"), (links, rows, rate, state))
-        )
+        args = tree.map(lambda x: x.to("meta"), (links, rows, rate, state))
+        link_embedding.train_step(cfg, *args)
 
 
 def test_a_model_never_sees_the_facts_of_its_fold():
@@ -156,9 +155,8 @@ def test_the_prior_of_a_question_is_of_the_model_without_it(left_out):
 
     nothing = torch.zeros_like(asked.left_out)
     open_ones = asked._replace(left_out=nothing)
-    assert (
-        link_embedding.model_of(params, open_ones, left_out) == n_folds
-    ).all()
+    models = link_embedding.model_of(params, open_ones, left_out)
+    assert (models == n_folds).all()
 
 
 def test_a_symmetric_relation_is_learnt():
@@ -178,9 +176,8 @@ def test_a_symmetric_relation_is_learnt():
     for a, b in pairs[10:]:
         same = torch.ones_like(entities)
         label = evidence.make_label(same, TAIL)
-        priors = link_embedding.prior(
-            state.params, same, label, b * same, entities
-        )
+        asked = same, label, b * same, entities
+        priors = link_embedding.prior(state.params, *asked)
         ranks.append(int((priors > priors[a - 1]).sum()) + 1)
     # a random order has a mean rank of 20
     assert sum(ranks) / len(ranks) < 3

@@ -45,8 +45,9 @@ def searches(seed: int, steps: int):
         action_key, step_key = random.split(random.fold_in(key, t)).unbind()
         mask = prover_env.observe(cfg.env.cfg, world, state).action_mask
         action = random.categorical(action_key, torch.where(mask, 0.0, -1e9))
+        chosen = action, random.split(step_key, 8)
         state, _ = prover_env.step_functional(
-            cfg.env.cfg, world, state, action, random.split(step_key, 8)
+            cfg.env.cfg, world, state, *chosen
         )
     return cfg.env.cfg, world, state
 
@@ -160,9 +161,8 @@ def test_a_proof_worked_by_hand():
     assert obs.query_is_fact.tolist() == [True, True]
     assert obs.remaining_depth.tolist() == [1.0, 1.0]
 
-    state, timestep = step_by(
-        cfg, world, state, [0, cfg.resolve.max_successors]
-    )
+    actions = [0, cfg.resolve.max_successors]
+    state, timestep = step_by(cfg, world, state, actions)
     assert state.status.tolist() == [RUNNING, ENDED]
     assert state.depth.tolist() == [1, 0]
     assert timestep.reward.tolist() == [0.0, -1.0]
