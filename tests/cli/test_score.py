@@ -176,9 +176,8 @@ def test_probabilities_tell_true_from_false_triples(programs, capsys, tmp_path):
 
 
 def test_the_area_under_the_curve_counts_equal_scores_half():
-    found = summarise_labels(
-        [0.9, 0.5, 0.5, 0.1], [True, True, False, False], 0.5
-    )
+    labels = [True, True, False, False]
+    found = summarise_labels([0.9, 0.5, 0.5, 0.1], labels, 0.5)
     assert found == {"auc": 0.875, "accuracy": 0.75, "n_true": 2}
     assert summarise_labels([0.5, None], [True, True], 0.4)["auc"] is None
 

@@ -63,9 +63,8 @@ def test_the_file_that_is_replaced_is_kept_on_request(tmp_path):
 
 
 def test_an_object_is_read_with_or_without_a_byte_order_mark():
-    assert files.parse_object("f", '{"name": "Zoë"}'.encode()) == {
-        "name": "Zoë"
-    }
+    text = '{"name": "Zoë"}'.encode()
+    assert files.parse_object("f", text) == {"name": "Zoë"}
     assert files.parse_object("f", b'\xef\xbb\xbf{"n": 1}\r\n') == {"n": 1}
 
 
@@ -91,9 +90,8 @@ def test_what_is_no_object_is_refused_with_its_place(text, problem):
 def test_names_are_written_as_they_are_but_for_what_cannot_be_seen():
     names = {"seen": "Zoë, 北京 e\u0301 \U0001f600", "lines": ["a\nb", 1]}
     hidden = "\x1b[31m \x7f \x9b \u202e \u200b \u2028 \U000e0041 \ud800"
-    written = json.dumps(
-        {"hidden": hidden, **names}, ensure_ascii=False, indent=2
-    )
+    held = {"hidden": hidden, **names}
+    written = json.dumps(held, ensure_ascii=False, indent=2)
 
     text = files.escape_unprintable(written)
 
@@ -189,6 +187,5 @@ def test_a_file_that_exists_is_replaced_on_request_only(tmp_path):
     for resume in (False, True):
         files.check_writable(path, resume=resume, overwrite=not resume)
     with pytest.raises(ValueError, match="expected a file that can be written"):
-        files.check_writable(
-            tmp_path / "no" / "file", resume=False, overwrite=False
-        )
+        path = tmp_path / "no" / "file"
+        files.check_writable(path, resume=False, overwrite=False)

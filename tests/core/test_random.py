@@ -105,12 +105,10 @@ def test_split_is_fold_in(seed, n):
 def test_a_row_depends_on_its_own_key_alone(seed):
     keys = random.split(random.key(seed), 5)
     for draw in (random.bits, random.uniform, random.normal, random.gumbel):
-        assert torch.equal(
-            draw(keys, (2, 3)), torch.stack([draw(k, (2, 3)) for k in keys])
-        )
-    assert torch.equal(
-        random.split(keys, 3), torch.stack([random.split(k, 3) for k in keys])
-    )
+        alone = torch.stack([draw(k, (2, 3)) for k in keys])
+        assert torch.equal(draw(keys, (2, 3)), alone)
+    alone = torch.stack([random.split(k, 3) for k in keys])
+    assert torch.equal(random.split(keys, 3), alone)
 
 
 @given(SEEDS)
@@ -118,9 +116,8 @@ def test_a_row_depends_on_its_own_key_alone(seed):
 def test_a_masked_action_is_never_drawn(seed):
     mask_key, key = random.split(random.key(seed))
     mask = (random.uniform(mask_key, (64, 7)) < 0.5) | (torch.arange(7) == 3)
-    action = random.categorical(
-        key, torch.where(mask, -30.0, torch.finfo(torch.float32).min)
-    )
+    lowest = torch.finfo(torch.float32).min
+    action = random.categorical(key, torch.where(mask, -30.0, lowest))
     assert mask.gather(1, action[:, None]).all()
 
 

@@ -14,9 +14,8 @@ from tests.learning import assert_trees_equal
 
 
 def params() -> tuple[Dense, torch.Tensor]:
-    return Dense(
-        torch.arange(6.0).view(2, 3), torch.arange(3.0) + 6
-    ), torch.tensor(9.0)
+    weight = torch.arange(6.0).view(2, 3)
+    return Dense(weight, torch.arange(3.0) + 6), torch.tensor(9.0)
 
 
 def test_ravel_by_hand_and_unravel_undoes_it():
@@ -46,10 +45,8 @@ def test_a_registered_dataclass_is_a_tree_for_optree_and_for_pytorch():
     doubled = tree.map(lambda x: 2 * x, pair)
     assert isinstance(doubled, Pair) and doubled.a.tolist() == [2, 2]
     grads = torch.func.grad(lambda p: (p.a**2).sum() + p.b.weight.sum())(pair)
-    assert (
-        grads.a.tolist() == [2, 2]
-        and grads.b.weight.tolist() == [[1, 1, 1]] * 2
-    )
+    assert grads.a.tolist() == [2, 2]
+    assert grads.b.weight.tolist() == [[1, 1, 1]] * 2
 
 
 def test_only_a_dataclass_is_registered():
@@ -108,13 +105,11 @@ def test_a_scan_in_a_graph_equals_the_loop():
     """A running sum and product of 1 to 5, the carry a NamedTuple."""
 
     def step(carry, x):
-        return EpisodeStats(carry.total_reward + x, carry.length * x.long()), {
-            "seen": carry.total_reward
-        }["seen"]
+        stats = EpisodeStats(carry.total_reward + x, carry.length * x.long())
+        return stats, carry.total_reward
 
     start = EpisodeStats(torch.zeros(2), torch.ones(2, dtype=torch.int64))
     xs = torch.arange(1.0, 6.0)
-    got = torch.compile(
-        lambda: graph_scan(step, start, xs), fullgraph=True, backend="eager"
-    )()
+    run = lambda: graph_scan(step, start, xs)
+    got = torch.compile(run, fullgraph=True, backend="eager")()
     assert_trees_equal(got, scan(step, start, xs), rtol=0, atol=0)

@@ -29,9 +29,8 @@ def page_of(client, path, status=200):
 def paths(explorer, n_names):
     """A path of every page, some with hostile names."""
     ids = [explorer.find("entity", name) for name in HOSTILE[:n_names]]
-    relations = [
-        explorer.find("relation", name) for name in (LIKES, INVERSE, ALSO)
-    ]
+    names = LIKES, INVERSE, ALSO
+    relations = [explorer.find("relation", name) for name in names]
     found = ["/", "/graph?offset=1", "/search?q=e", "/api", "/rules"]
     found += [f"/entity?entity_id={i}" for i in ids]
     found += [f"/rules?rule={i}" for i in range(3)]
@@ -65,9 +64,8 @@ def test_pages_with_hostile_names_are_whole(name, n_names, clients, explorers):
         assert invisible.isprintable(), path
         assert "<script>alert" not in text and "<img" not in text
         assert not any("style" in attributes for _, attributes in page.tags)
-        assert [a for t, a in page.tags if t == "script"] == [
-            {"src": "/static/explorer.js", "defer": None}
-        ]
+        scripts = [a for t, a in page.tags if t == "script"]
+        assert scripts == [{"src": "/static/explorer.js", "defer": None}]
         assert max(map(len, page.words)) < 5000
         is_untrained = "no trained policy" in page.text
         assert is_untrained == (name == "untrained")
@@ -92,11 +90,8 @@ def test_names_are_shown_with_escapes_and_kept_in_json(client, explorers):
         page = page_of(client, f"/entity?entity_id={entity}")
         assert display(name) in page.words
         response = client.get("/api/entity", params={"entity_id": entity})
-        assert response.json()["entity"] == {
-            "id": entity,
-            "name": name,
-            "label": name,
-        }
+        expected = {"id": entity, "name": name, "label": name}
+        assert response.json()["entity"] == expected
         assert response.text.isascii() and response.text.isprintable()
         if len(name) < 1000:
             by_name = client.get("/api/entity", params={"entity": name})

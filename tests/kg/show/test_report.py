@@ -70,9 +70,8 @@ def test_reliability_is_that_of_the_scores_of_triples(run):
 
 def test_nothing_to_draw_is_an_error_of_one_line(reports):
     run = reports["questions"]
-    empty = dataclasses.replace(
-        run, log=(), metrics={}, rules=(), reliability={}
-    )
+    nothing = {"log": (), "metrics": {}, "rules": (), "reliability": {}}
+    empty = dataclasses.replace(run, **nothing)
     for kind, words in {
         "results": "expected ranks of test",
         "curves": "expected lines in metrics.jsonl",
