@@ -46,6 +46,7 @@ from funcppo.kg.logic.fixpoint import (
 from funcppo.kg.logic.joins import RowBudget, RowBudgetExceeded
 from funcppo.kg.logic.kb import KnowledgeBase
 from funcppo.kg.logic.prove import Clauses
+from funcppo.kg.logic.resolve import make_resolve_config
 from funcppo.kg.ranking import ranking
 from funcppo.kg.ranking.ranking import (
     ListedQueries,
@@ -62,6 +63,7 @@ from funcppo.kg.run.fit import (
     Training,
 )
 from funcppo.kg.run.run import (
+    BYTES_PER_GOAL,
     DEFAULT_STEPS,
     MAX_VALIDATION_SUCCESSORS,
     MIN_VALIDATION_QUERIES,
@@ -107,6 +109,8 @@ MAX_QUESTIONS = 32_000
 # goals that a guide learns from and is validated on, and the share of the time for sampling them
 N_GUIDE_GOALS, N_GUIDE_VALID, GUIDE_SHARE = 1_000, 100, 0.1
 GUIDE_HEIGHT = 4  # of proofs, unless it is set
+# of the searches of a learner that nobody has set
+MAX_SEARCH_BYTES = 1e8
 # the step of the results table that adds a path network
 NETWORK_ROW = "+ path network"
 # with a smaller share of its steps a training gains little
@@ -950,6 +954,8 @@ def _build_chosen(
         if learner == "auto":
             learner = "questions" if trial.height == 1 else "proofs"
         config = _with_trial(run_config, trial, learner)
+        if run_config.learner == "auto" and trial.height > 1:
+            config = _with_few_successors(config, dataset, run_time)
         return build_run(
             config,
             dataset,
@@ -964,6 +970,26 @@ def _build_chosen(
     if run_config.learner == "auto" and settings.deeper is not None:
         return _try_proofs(run, run_config, settings.deeper, run_time)
     return run
+
+
+def _with_few_successors(
+    run_config: RunConfig, dataset: Dataset, run_time: RunTime
+) -> RunConfig:
+    """Bound the successors of a search, where the largest number would take memory and time that no gain pays."""
+    prover = run_config.prover
+    if prover.max_successors is not None:
+        return run_config
+    kb, sizes = kbase.from_dataset(dataset)
+    shape = make_resolve_config(kb, sizes, prover.max_height or 1)
+    most = MAX_SEARCH_BYTES * (16 if is_cuda(run_config.device) else 1)
+    n_goals = run_config.ppo.n_envs * shape.max_goals
+    bound = max(1, int(most / (n_goals * BYTES_PER_GOAL)))
+    if bound >= shape.max_successors:
+        return run_config
+    run_time.note_cut(
+        f"proofs of height {shape.max_height}: searches keep {bound:,} of up to {shape.max_successors:,} successors"
+    )
+    return replace(run_config, prover=replace(prover, max_successors=bound))
 
 
 def _with_trial(

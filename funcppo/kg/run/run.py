@@ -62,6 +62,7 @@ from funcppo.kg.scores.score import parse
 from funcppo.kg.search import task as prover_task
 from funcppo.kg.search.beam import ScoreName, SearchStep
 from funcppo.kg.search.task import PhaseCallback, ProverTask, ignore_phase
+from funcppo.runtime import memory
 from funcppo.train_step import TrainState
 
 # the row of the results table in which entities that no rule derives are ranked among the others
@@ -86,6 +87,8 @@ MAX_VALIDATION_SUCCESSORS = 1_000_000
 MIN_VALIDATION_QUERIES = 20
 # of a search, before it is tuned for the machine
 BEAM_WIDTH = 64
+# of a goal of a successor, while successors are computed
+BYTES_PER_GOAL = 480
 
 
 class RunState(NamedTuple):
@@ -282,6 +285,7 @@ def build_run(
         state = fitted_state(task, setup, run_config)
     else:
         learner = proof_learner(run_config, task)
+        _check_search_memory(run_config, learner)
         world = prover_task.training_world(task) if for_training else None
         trained = init_train_state(run_config, learner, world)
         state = _state_of(
@@ -328,6 +332,25 @@ def proof_learner(run_config: RunConfig, task: ProverTask) -> Config:
         ppo_config(run_config),
         matmul_dtype=torch.bfloat16 if is_rounded else None,
     )
+
+
+def _check_search_memory(run_config: RunConfig, cfg: Config) -> None:
+    """Check that the searches side by side fit into the memory that is free.
+
+    Raises:
+      ValueError: their successors do not.
+    """
+    shape, n_envs = cfg.env.cfg.resolve, cfg.ppo.n_envs
+    n_goals = n_envs * shape.max_successors * shape.max_goals
+    needed, free = (
+        n_goals * BYTES_PER_GOAL,
+        memory.free_bytes(run_config.device),
+    )
+    if needed > free:
+        raise ValueError(
+            f"{n_envs} searches of {shape.max_successors:,} successors: expected at most {free / 1e9:.1f} GB, "
+            f"got {needed / 1e9:.1f} GB (--set ppo.n_envs=N, prover.max_successors=N)"
+        )
 
 
 def init_train_state(
