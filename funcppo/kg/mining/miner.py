@@ -204,7 +204,7 @@ class _Miner:
     stages: list[StageReport] = field(default_factory=list[StageReport])
 
     def mine(self) -> None:
-        """Search for rules of all lengths, and count those that a sample showed."""
+        """Search for rules of all lengths, count those that a sample showed, then PCA pairs of rules with constants."""
         for length in range(1, self.cfg.max_length + 1):
             share = SEARCH_SHARE
             if length < self.cfg.max_length:
@@ -219,6 +219,7 @@ class _Miner:
             if length == 1 and self.cfg.constants:
                 self._search_constants()
         self._count_sampled()
+        self._count_pca_pairs()
 
     def _stage_share(self) -> float:
         """Return the share of the budget at which the next stage must end, if other stages follow it."""
@@ -321,7 +322,7 @@ class _Miner:
                     self.votes = add_votes(self.votes, found)
 
     def _search_constants(self) -> None:
-        """Search for rules with constants; their counts are exact, and their PCA pairs are not counted."""
+        """Search for rules with constants; all their counts but the PCA pairs are exact."""
         name, share = "rules with constants", self._stage_share()
         if self.budget.is_late(share):
             self.stages.append(StageReport(name=name))
@@ -425,10 +426,31 @@ class _Miner:
             self.votes = add_votes(self.votes, counted)
             self.n_uncounted_samples -= len(found.rules.cost)
 
+    def _count_pca_pairs(self) -> None:
+        """Count the PCA pairs of the rules with constants, the best ones first, as far as the budget goes."""
+        self.votes = compact(self.votes)
+        if self.budget.is_late():
+            return
+        kept = self.votes.rules
+        score = counts.smoothed_confidence(kept)
+        order = row_index.best_first(score)
+        rows = order[kept.pca_pairs[order].isnan()]
+        chosen = select_rows(kept, rows)
+        self.budget.start_stage("PCA confidences", float(chosen.cost.sum()))
+        for part, pca_pairs in rules.count_pca_pairs(
+            self.edges, chosen, self.budget
+        ):
+            kept = self.votes.rules
+            column = kept.pca_pairs.index_copy(0, rows[part], pca_pairs)
+            self.votes = self.votes._replace(
+                rules=kept._replace(pca_pairs=column)
+            )
+
     # -- what was left out
 
     def notes(self) -> list[str]:
         """Return notes on what was sampled, estimated or left out, one line each."""
+        n_unknown = int(compact(self.votes).rules.pca_pairs.isnan().sum())
         found = [
             (
                 self.n_uncounted,
@@ -459,6 +481,10 @@ class _Miner:
                 ),
             ]
         found += [
+            (
+                n_unknown,
+                "{:,} rules have no PCA confidence: the budget did not suffice to count its pairs",
+            ),
             (
                 self.n_uncounted_samples,
                 "{:,} rules that a sample showed were left out: the budget did not suffice to count them",

@@ -612,6 +612,43 @@ def find_constant_rules(
             budget.spend(float(n_bodies[first:last].sum()))
 
 
+def count_pca_pairs(
+    edges: EdgeIndex, rules: MinedRules, budget: Budget
+) -> Iterator[tuple[slice, F64[Tensor, "r"]]]:
+    """Yield the PCA pairs of rules with constants, part by part in their order, until the budget is spent.
+
+    PCA pairs are pairs of the rule whose first argument has some fact of the head's predicate.
+    """
+    # The entities of every feature, by feature.
+    is_first = row_index.first_of_run(
+        edges.source * edges.n_labels + edges.label
+    )
+    label_code = edges.label * edges.n_entity_ids
+    code, order = row_index.sort_keys(
+        torch.cat([_edge_code(edges), label_code[is_first]])
+    )
+    entity = torch.cat([edges.source, edges.source[is_first]])[order]
+    body_code = (
+        rules.labels[:, 1] * edges.n_entity_ids + rules.end_constants[:, 1]
+    )
+    start = torch.searchsorted(code, body_code)
+    count = rules.body_pairs.long()
+    for first, last in paths.pack(rules.body_pairs, CHUNK_ROWS):
+        if budget.is_exhausted():
+            return
+        part = slice(first, last)
+        rule, position = expand_ranges(start[part], count[part])
+        label = rules.labels[part, 0]
+        key = entity[position] * edges.n_labels + label[rule]
+        has_fact, _ = paths.find_keys(edges.starts, key)
+        total = torch.bincount(rule[has_fact], minlength=last - first)
+
+        # Of h(c, X) the first argument is c, which has a fact wherever one is derived.
+        pairs = torch.where(label % 2 == 0, total, count[part]).double()
+        budget.spend(float(rules.body_pairs[part].sum()))
+        yield part, pairs
+
+
 def _edge_code(edges: EdgeIndex) -> Tensor:
     """Return label and target of each edge as one integer."""
     return edges.label * edges.n_entity_ids + edges.target

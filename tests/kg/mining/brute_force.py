@@ -65,7 +65,7 @@ def clauses_of(rules):
 
 
 def brute_force(facts, clauses):
-    """(support, circular, body pairs, PCA pairs or -1) of each clause, over Python sets."""
+    """(support, circular, body pairs, PCA pairs) of each clause, over Python sets."""
     program = Program(6, (2, 2), tuple(facts), tuple(clauses))
     every, left_out = (
         oracles.consequences(program, leave_one_out=flag)
@@ -77,10 +77,6 @@ def brute_force(facts, clauses):
         known = [atom for atom in heads if atom in facts]
         sources = {(p, a) for p, a, _ in facts}
         pca = sum((p, a) in sources for p, a, _ in heads)
-        # They are counted for paths alone.
-        _, first, second = clause[0]
-        if min(first, second) <= program.n_constants or first == second:
-            pca = -1
         assert all(atom[0] == clause[0][0] for atom in heads)
         n_circular = sum((i, atom) not in left_out for atom in known)
         rows.append((len(known), n_circular, len(heads), pca))
@@ -118,7 +114,7 @@ def constant_clauses():
 
 def counts_of(rules):
     columns = rules.support, rules.circular_support, rules.body_pairs
-    columns += (rules.pca_pairs.nan_to_num(-1.0),)
+    columns += (rules.pca_pairs,)
     return [
         tuple(int(v) for v in row)
         for row in zip(*(column.tolist() for column in columns))
