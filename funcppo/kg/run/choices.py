@@ -955,7 +955,7 @@ def _build_chosen(
             learner = "questions" if trial.height == 1 else "proofs"
         config = _with_trial(run_config, trial, learner)
         if run_config.learner == "auto" and trial.height > 1:
-            config = _with_few_successors(config, dataset, run_time)
+            config = with_few_successors(config, dataset, run_time)
         return build_run(
             config,
             dataset,
@@ -972,7 +972,7 @@ def _build_chosen(
     return run
 
 
-def _with_few_successors(
+def with_few_successors(
     run_config: RunConfig, dataset: Dataset, run_time: RunTime
 ) -> RunConfig:
     """Bound the successors of a search, where the largest number would take memory and time that no gain pays."""

@@ -285,7 +285,6 @@ def build_run(
         state = fitted_state(task, setup, run_config)
     else:
         learner = proof_learner(run_config, task)
-        _check_search_memory(run_config, learner)
         world = prover_task.training_world(task) if for_training else None
         trained = init_train_state(run_config, learner, world)
         state = _state_of(
@@ -359,6 +358,7 @@ def init_train_state(
     """Return the training state before the first update; without a world, parameters that are not trained."""
     key = random.key(run_config.seed, run_config.device)
     if world is not None:
+        _check_search_memory(run_config, cfg)
         return train_step.init(cfg, world, key)
     params, none = cfg.agent.init(cfg.agent.cfg, key), cast(Any, ())
     update = key.new_zeros((), dtype=torch.int64)

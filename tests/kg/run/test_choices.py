@@ -45,6 +45,25 @@ from tests.kg.run import runs
 OPEN = ProverTaskConfig(smoothing="auto", object_identity="auto")
 
 
+def test_searches_side_by_side_fit_into_memory():
+    """A user's do or are refused; others keep fewer successors, and say so."""
+    prover = replace(runs.CONFIG.prover, max_height=2)
+    many = replace(runs.CONFIG.ppo, n_envs=10**8)
+    config = replace(runs.CONFIG, prover=prover, ppo=many)
+    with pytest.raises(ValueError, match=r"^100000000 searches of 3 succ.* GB"):
+        runs.new_run(config)
+
+    dataset, run_time = load("countries_s1"), RunTime()
+    for n_envs, expected in ((10, None), (30_000, 2), (10**8, 1)):
+        ppo = replace(runs.CONFIG.ppo, n_envs=n_envs)
+        bounded = choices.with_few_successors(
+            replace(config, ppo=ppo), dataset, run_time
+        )
+        assert bounded.prover.max_successors == expected
+    assert len(run_time.notes) == 2
+    assert "keep 2 of up to 3" in run_time.notes[0]
+
+
 # -- the rule and the loop
 
 
