@@ -226,7 +226,13 @@ def get_or_mine_rules(
     if mined.result.interrupt is not None:
         raise mined.result.interrupt
     if not len(mined.dataset.rules):
-        raise ValueError(no_rules_message(dataset.name, cfg))
+        message = no_rules_message(dataset.name, cfg)
+        if mined.result.is_late:
+            message = (
+                f"{dataset.name}: no rules given, and none found in the {mined.result.seconds:.0f} s that there were "
+                "for mining: expected --rules FILE, or more --seconds"
+            )
+        raise ValueError(message)
     return _keep_rules(mined, path, unkept)
 
 

@@ -136,6 +136,23 @@ def test_neither_order_nor_held_out_names_change_rules(tmp_path):
     assert next(iter(paths)).read_text() in texts
 
 
+def test_time_that_ends_before_a_rule_is_said(tmp_path):
+    """A grid has rules of length 3 alone."""
+    at = lambda i, j: f"{i}-{j}"
+    steps = {"right": (0, 1), "down": (1, 0)}
+    triples = [
+        (at(i, j), name, at(i + down, j + right))
+        for i in range(6)
+        for j in range(6)
+        for name, (down, right) in steps.items()
+    ]
+    grid, cfg = from_triples(triples), MiningConfig(max_length=3)
+    line = "none found in the 0 s that there were for mining: .* more --seconds"
+    with pytest.raises(ValueError, match=line):
+        get_or_mine_rules(grid, cfg, tmp_path, seconds=1e-9)
+    assert "mined in" in get_or_mine_rules(grid, cfg, tmp_path).message
+
+
 def test_data_without_a_pattern_are_an_error(tmp_path):
     none = MiningConfig(max_length=1, min_support=10**6)
     problem = (
