@@ -289,16 +289,11 @@ def batch_firings(n_questions: int, size: Capacity) -> int:
 
 
 def slow_step_seconds(
-    task: ProverTask,
-    cfg: EmbeddingConfig | BellmanFordConfig,
-    too_many: float = math.inf,
+    task: ProverTask, cfg: EmbeddingConfig | BellmanFordConfig
 ) -> float:
     """Count roughly the seconds of a step of link embeddings or of a path network on a CPU core.
 
     It tells whether to time a step at all, which nothing can end.
-
-    Args:
-      too_many: seconds beyond which messages are not counted, which takes time too.
     """
     facts = evidence.binary_facts(task.kb)
     n_entities, n_labels = task.sizes.n_constants, evidence.n_labels(task.sizes)
@@ -307,11 +302,16 @@ def slow_step_seconds(
         width = 2 * cfg.rank * (cfg.n_folds + 1)
         operations = 3 * n_rows * n_entities + 100 * n_rows
         return (operations + 20 * (n_entities + n_labels)) * width / 3e9
-    of_labels = cfg.n_layers * n_labels * cfg.width**2
-    seconds = n_rows * (100 * n_entities + 2 * of_labels) / 1e9
-    if seconds > too_many:
-        return seconds
     sizes = path_network.network_config(cfg, n_entities, n_labels)
     graph = path_network.build_graph(sizes, facts, "fact")
     listed = path_network.count_messages(sizes, graph) * cfg.width
+    seconds = seconds_without_messages(task, cfg)
     return seconds + n_rows * 25 * listed / 1e9
+
+
+def seconds_without_messages(task: ProverTask, cfg: BellmanFordConfig) -> float:
+    """Count the seconds of a step of a path network but for its messages, whose count takes time itself."""
+    n_facts = len(evidence.binary_facts(task.kb))
+    n_rows = min(cfg.batch_size, max(2 * n_facts, 1))
+    of_labels = cfg.n_layers * evidence.n_labels(task.sizes) * cfg.width**2
+    return n_rows * (100 * task.sizes.n_constants + 2 * of_labels) / 1e9

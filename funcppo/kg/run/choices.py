@@ -1424,10 +1424,15 @@ class _Learner:
         """Return the seconds of training a prior, by its first steps, and of what follows on it."""
         left = self.run_time.part().seconds_left
         if not is_cuda(self.run.run_config.device):
-            least = MIN_TRAINING_SHARE * 1e3  # steps
-            of_step = budget.slow_step_seconds(self.run.task, cfg, left / least)
-            if of_step > 0.03 * left:
-                return least * of_step, 1e3 * of_step
+            n_least, of_step = MIN_TRAINING_SHARE * 1e3, 0.0
+            if isinstance(cfg, BellmanFordConfig):
+                of_step = budget.seconds_without_messages(self.run.task, cfg)
+            is_slow = n_least * of_step > left
+            if not is_slow:
+                of_step = budget.slow_step_seconds(self.run.task, cfg)
+                is_slow = of_step > 0.03 * left
+            if is_slow:
+                return n_least * of_step, 1e3 * of_step
         training = self._prior_training(name, cfg)
         after = self._seconds_after(name, cfg, best)
         seconds = training.seconds

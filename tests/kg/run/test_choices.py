@@ -45,6 +45,17 @@ from tests.kg.run import runs
 OPEN = ProverTaskConfig(smoothing="auto", object_identity="auto")
 
 
+def test_no_step_is_timed_of_a_network_that_does_not_fit(monkeypatch):
+    """Its first step would take the time of the others."""
+    monkeypatch.setattr(fit, "network_training", None)
+    bellman_ford = replace(runs.QUESTIONS.bellman_ford, batch_size=4096)
+    config = replace(runs.QUESTIONS, bellman_ford=bellman_ford)
+    run_time = RunTime(1.0, clock=lambda: 0.0)
+    choices.start_run(config, runs.seating(n_tables=40), run_time)
+    row = next(x for x in run_time.choices if x.stage == "path network")
+    assert row.reason.startswith("it takes at least")
+
+
 def test_searches_side_by_side_fit_into_memory():
     """A user's do or are refused; others keep fewer successors, and say so."""
     prover = replace(runs.CONFIG.prover, max_height=2)
