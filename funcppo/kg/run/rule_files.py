@@ -7,11 +7,13 @@ only held-out triples have change it.
 
 from __future__ import annotations
 
+import atexit
 import dataclasses
 import hashlib
 import json
 import math
 import os
+import shutil
 import tempfile
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -242,14 +244,17 @@ def _keep_rules(mined: MinedDataset, path: Path, unkept: str) -> RuleFile:
     if mined.result.is_late:
         unkept = "the time ended before the work"
     if unkept:
-        path = Path(tempfile.mkdtemp(prefix="funcppo-rules-")) / path.name
+        folder = tempfile.mkdtemp(prefix="funcppo-rules-")
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+        path = Path(folder) / path.name
         notes += (f"mined rules are not kept for the next run: {unkept}",)
     # The notes first, so that a rule file is never without them.
     write_file(_notes_path(path), json.dumps(notes))
     write_rule_file(path, mined.dataset, mined.statistics, "tsv")
     return RuleFile(
         path,
-        f"no rules given: {len(mined.dataset.rules)} mined in {mined.result.seconds:.0f} s, {path}",
+        f"no rules given: {len(mined.dataset.rules)} mined in {mined.result.seconds:.0f} s"
+        + (f", {path}" if not unkept else ""),
         notes,
     )
 
