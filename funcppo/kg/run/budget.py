@@ -221,8 +221,7 @@ def _with_time_bounds(run_config: RunConfig, spare_bytes: float) -> RunConfig:
     Args:
       spare_bytes: memory that more firings than the usual ones may take.
     """
-    # A GPU does as much more work than a core in the same time.
-    of_device = 16 if is_cuda(run_config.device) else 1
+    of_device = work_factor(run_config.device)
     # The bounds are for 300 seconds, the default time of a run.
     of_time = max(1.0, (run_config.seconds or 300.0) / 300.0, of_device)
     # In whole units: what is free differs a little from run to run.
@@ -237,6 +236,11 @@ def _with_time_bounds(run_config: RunConfig, spare_bytes: float) -> RunConfig:
         or int(MAX_VALID_FIRINGS * of_valid),
     )
     return replace(run_config, questions=questions)
+
+
+def work_factor(device: str) -> int:
+    """Return how much more work than a core a device does in the same time."""
+    return 16 if is_cuda(device) else 1
 
 
 def memory_share(limit: int, n_triples: int, device: str) -> float:

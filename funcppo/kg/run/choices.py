@@ -46,7 +46,6 @@ from funcppo.kg.logic.fixpoint import (
 from funcppo.kg.logic.joins import RowBudget, RowBudgetExceeded
 from funcppo.kg.logic.kb import KnowledgeBase
 from funcppo.kg.logic.prove import Clauses
-from funcppo.kg.logic.resolve import make_resolve_config
 from funcppo.kg.ranking import ranking
 from funcppo.kg.ranking.ranking import (
     ListedQueries,
@@ -63,7 +62,6 @@ from funcppo.kg.run.fit import (
     Training,
 )
 from funcppo.kg.run.run import (
-    BYTES_PER_GOAL,
     DEFAULT_STEPS,
     MAX_VALIDATION_SUCCESSORS,
     MIN_VALIDATION_QUERIES,
@@ -71,6 +69,7 @@ from funcppo.kg.run.run import (
     PROOF_SCORES,
     Run,
     build_run,
+    bytes_per_successor,
     count_search_successors,
     fitted_state,
     validation_queries,
@@ -980,10 +979,10 @@ def with_few_successors(
     if prover.max_successors is not None:
         return run_config
     kb, sizes = kbase.from_dataset(dataset)
-    shape = make_resolve_config(kb, sizes, prover.max_height or 1)
-    most = MAX_SEARCH_BYTES * (16 if is_cuda(run_config.device) else 1)
-    n_goals = run_config.ppo.n_envs * shape.max_goals
-    bound = max(1, int(most / (n_goals * BYTES_PER_GOAL)))
+    shape = resolve.make_resolve_config(kb, sizes, prover.max_height or 1)
+    most = MAX_SEARCH_BYTES * budget.work_factor(run_config.device)
+    of_each = bytes_per_successor(shape, run_config.ppo.n_envs)
+    bound = max(1, int(most / of_each))
     if bound >= shape.max_successors:
         return run_config
     run_time.note_cut(

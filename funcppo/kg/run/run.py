@@ -46,6 +46,7 @@ from funcppo.kg.graph.dataset import (
 )
 from funcppo.kg.logic.derive import RulePlan
 from funcppo.kg.logic.fixpoint import RuleCounts
+from funcppo.kg.logic.resolve import ResolveConfig
 from funcppo.kg.logic.row_index import select_rows
 from funcppo.kg.ranking import ranking, scoring
 from funcppo.kg.ranking.ranking import (
@@ -333,6 +334,11 @@ def proof_learner(run_config: RunConfig, task: ProverTask) -> Config:
     )
 
 
+def bytes_per_successor(shape: ResolveConfig, n_envs: int) -> int:
+    """Estimate the bytes of one successor of each of the searches side by side, while successors are computed."""
+    return n_envs * shape.max_goals * BYTES_PER_GOAL
+
+
 def _check_search_memory(run_config: RunConfig, cfg: Config) -> None:
     """Check that the searches side by side fit into the memory that is free.
 
@@ -340,11 +346,8 @@ def _check_search_memory(run_config: RunConfig, cfg: Config) -> None:
       ValueError: their successors do not.
     """
     shape, n_envs = cfg.env.cfg.resolve, cfg.ppo.n_envs
-    n_goals = n_envs * shape.max_successors * shape.max_goals
-    needed, free = (
-        n_goals * BYTES_PER_GOAL,
-        memory.free_bytes(run_config.device),
-    )
+    needed = shape.max_successors * bytes_per_successor(shape, n_envs)
+    free = memory.free_bytes(run_config.device)
     if needed > free:
         raise ValueError(
             f"{n_envs} searches of {shape.max_successors:,} successors: expected at most {free / 1e9:.1f} GB, "
